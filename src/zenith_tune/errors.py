@@ -1,0 +1,74 @@
+"""The exception tree.
+
+ZenithTuneError
+├── UsageError (also a ValueError)         bad input: one line, exit code 2
+│   ├── UnknownNameError                   a preset, strategy, evaluator or runner that nobody registered
+│   ├── CommandError                       a training command with no safe place for options
+│   ├── ModelConfigError                   a model whose config.json cannot be had or read
+│   └── StudyError                         a study that cannot be opened, resumed or shared
+├── DiskFullError                          no space left while writing: the study stops, what is recorded stays
+├── TrialExhausted                         the budget of trials is spent
+├── ConsecutiveDuplicateLimitExceeded      a strategy repeats itself
+└── ConsecutivePruneLimitExceeded          a strategy proposes nothing but illegal points
+
+StudyInterrupted (a KeyboardInterrupt)     a signal asked the study to stop
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ZenithTuneError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UsageError(ZenithTuneError, ValueError):
+    """Report bad input: the law, the values and the cure, in one line."""
+
+
+class UnknownNameError(UsageError):
+    """Report an unknown name, list the known ones and guess which was meant."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name, names, n=1)
+        guess = f" did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"unknown {kind} {name!r};{guess} Known: {', '.join(names) or 'none'}.")
+
+
+class CommandError(UsageError):
+    """Report a training command that cannot be edited safely."""
+
+
+class ModelConfigError(UsageError):
+    """Report a model whose config.json cannot be found, fetched or understood."""
+
+
+class StudyError(UsageError):
+    """Report a study that cannot be opened, resumed or shared."""
+
+
+class DiskFullError(ZenithTuneError):
+    """Report that a write failed for lack of space; what was recorded before stays readable."""
+
+
+class TrialExhausted(ZenithTuneError):  # noqa: N818 - the name is part of the documented contract
+    """Tell a strategy that the budget of trials is spent."""
+
+
+class ConsecutiveDuplicateLimitExceeded(ZenithTuneError):  # noqa: N818
+    """Tell a strategy that it repeats itself."""
+
+
+class ConsecutivePruneLimitExceeded(ZenithTuneError):  # noqa: N818
+    """Tell a strategy that it proposes nothing but pruned points."""
+
+
+class StudyInterrupted(KeyboardInterrupt):
+    """Carry the signal that asked the study to stop up to whoever started it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by signal {signum}")
+        self.signum = signum

@@ -1,0 +1,53 @@
+"""The contract of an evaluator: it reads a trial's log and returns its value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from zenith_tune.direction import Direction
+from zenith_tune.parameters import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Hold what one log says: the value, and what stands behind it."""
+
+    value: float
+    unit: str = ""
+    spread: float | None = None
+    """Relative spread of the value over steady iterations: 0.01 is 1%."""
+    num_samples: int | None = None
+    step_s: float | None = None
+    peak_memory_bytes: int | None = None
+    extra: Mapping[str, Value] = field(default_factory=dict)
+
+
+class TuningEvaluator(ABC):
+    """Read a trial's value from its log.
+
+    >>> class LastNumber(TuningEvaluator):
+    ...     def evaluate(self, stdout, metadata):
+    ...         return float(stdout.split()[-1])
+    >>> LastNumber().evaluate("loss 0.5", {})
+    0.5
+    """
+
+    direction: ClassVar[Direction] | Direction = Direction.MINIMIZE
+
+    @abstractmethod
+    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
+        """Return the value, or raise ValueError where it is not there.
+
+        `metadata` has trial_id, command, parameters and duration (seconds).
+        """
+
+    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+        """Return the value together with its spread, step time and memory, where the log tells."""
+        return Measurement(value=self.evaluate(stdout, metadata))
+
+    def describe(self) -> str:
+        """Say in one line what is measured: two studies are comparable if this line is the same."""
+        return f"{type(self).__name__}, {self.direction}"

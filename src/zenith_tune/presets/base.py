@@ -1,0 +1,63 @@
+"""The contract of a preset: it knows one framework's options, and turns a point into a command."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.parameters import Parameter, Value
+from zenith_tune.strategies.base import TuningStrategy
+
+
+class TuningPreset(ABC):
+    """Know what to tune in one framework; a preset writes nothing and starts nothing itself.
+
+    The constructor's keyword arguments are what `--args` takes; their annotations give the types.
+    """
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` is one that this preset is made for."""
+        return False
+
+    @abstractmethod
+    def get_search_space(self) -> dict[str, Parameter]:
+        """Return what is searched."""
+
+    @abstractmethod
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the options that `params` stands for."""
+
+    @abstractmethod
+    def get_recommended_strategy(self) -> TuningStrategy:
+        """Return the strategy used where the user names none."""
+
+    @abstractmethod
+    def evaluator(self) -> TuningEvaluator:
+        """Return the evaluator used where the user names none."""
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return why a point is not worth a trial, in words, or None if it is."""
+        return None
+
+    def prune(self, params: Mapping[str, Value]) -> bool:
+        """Tell whether a point is not worth a trial."""
+        return self.explain(params) is not None
+
+    def layout(self, params: Mapping[str, Value]) -> Layout | None:
+        """Return the parallel layout that `params` stands for, where the framework has one."""
+        return None
+
+    def files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the files that a trial needs beside its command, as relative path and text."""
+        return {}
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words, for a table's cell."""
+        return " ".join(f"{name}={value}" for name, value in params.items())
+
+    def notes(self) -> list[str]:
+        """Return what the user should know before the first trial, one line each."""
+        return []

@@ -1,0 +1,55 @@
+"""One run of the training command: what was asked, how it ended and what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from zenith_tune.parameters import Value
+
+
+class Outcome(StrEnum):
+    """Say how a trial ended."""
+
+    OK = "ok"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    PRUNED = "pruned"
+    DUPLICATE = "duplicate"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Hold one trial; `value` is None unless it went well, so that a failed trial is never best."""
+
+    params: Mapping[str, Value]
+    outcome: Outcome
+    value: float | None = None
+    cause: str | None = None
+    """Why it did not go well, in one line."""
+    number: int | None = None
+    """The trial's number in its study; None for a pruned point, which never ran."""
+    command: str = ""
+    """The exact command, with secrets masked."""
+    folder: Path | None = None
+    duration_s: float | None = None
+    unit: str = ""
+    """The unit of `value`, for people."""
+    spread: float | None = None
+    """Relative spread of the value over steady iterations, or over repeats: 0.01 is 1%."""
+    step_s: float | None = None
+    """Median seconds per training iteration, where the log tells."""
+    peak_memory_bytes: int | None = None
+    num_samples: int | None = None
+    """How many steady iterations stand behind `value`."""
+    is_baseline: bool = False
+    extra: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the trial went well."""
+        return self.outcome is Outcome.OK
