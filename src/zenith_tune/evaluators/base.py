@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.parameters import Value
@@ -35,7 +35,7 @@ class TuningEvaluator(ABC):
     0.5
     """
 
-    direction: ClassVar[Direction] | Direction = Direction.MINIMIZE
+    direction: Direction = Direction.MINIMIZE
 
     @abstractmethod
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ class Job(ABC):
 class Runner(ABC):
     """Start commands."""
 
-    num_slots: ClassVar[int] | int = 1
+    num_slots: int = 1
     """How many jobs may run side by side."""
 
     @abstractmethod
