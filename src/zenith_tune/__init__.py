@@ -1,1 +1,59 @@
 """ZenithTune finds the fastest way to run a large-model training job on the hardware at hand."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zenith_tune.direction import Direction as Direction
+    from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded as ConsecutiveDuplicateLimitExceeded
+    from zenith_tune.errors import ConsecutivePruneLimitExceeded as ConsecutivePruneLimitExceeded
+    from zenith_tune.errors import TrialExhausted as TrialExhausted
+    from zenith_tune.evaluators.base import TuningEvaluator as TuningEvaluator
+    from zenith_tune.evaluators.regex import RegexEvaluator as RegexEvaluator
+    from zenith_tune.parameters import BoolParameter as BoolParameter
+    from zenith_tune.parameters import CategoricalParameter as CategoricalParameter
+    from zenith_tune.parameters import FloatParameter as FloatParameter
+    from zenith_tune.parameters import IntParameter as IntParameter
+    from zenith_tune.parameters import Parameter as Parameter
+    from zenith_tune.presets.base import TuningPreset as TuningPreset
+    from zenith_tune.registry import EvaluatorRegistry as EvaluatorRegistry
+    from zenith_tune.registry import PresetRegistry as PresetRegistry
+    from zenith_tune.registry import RunnerRegistry as RunnerRegistry
+    from zenith_tune.registry import StrategyRegistry as StrategyRegistry
+    from zenith_tune.strategies.base import TuningStrategy as TuningStrategy
+    from zenith_tune.trial import Outcome as Outcome
+    from zenith_tune.trial import Trial as Trial
+    from zenith_tune.tuner import PresetTuner as PresetTuner
+
+__version__ = "0.1.0"
+
+# Imported when first used, so that `import zenith_tune` and `zenithtune --help` stay quick.
+_HOMES = {
+    "zenith_tune.direction": ("Direction",),
+    "zenith_tune.errors": (*("ConsecutiveDuplicateLimitExceeded", "ConsecutivePruneLimitExceeded", "TrialExhausted"),),
+    "zenith_tune.evaluators.base": ("TuningEvaluator",),
+    "zenith_tune.evaluators.regex": ("RegexEvaluator",),
+    "zenith_tune.parameters": (
+        *("BoolParameter", "CategoricalParameter", "FloatParameter", "IntParameter", "Parameter"),
+    ),
+    "zenith_tune.presets.base": ("TuningPreset",),
+    "zenith_tune.registry": ("EvaluatorRegistry", "PresetRegistry", "RunnerRegistry", "StrategyRegistry"),
+    "zenith_tune.strategies.base": ("TuningStrategy",),
+    "zenith_tune.trial": ("Outcome", "Trial"),
+    "zenith_tune.tuner": ("PresetTuner",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

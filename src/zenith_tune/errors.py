@@ -54,15 +54,19 @@ class DiskFullError(ZenithTuneError):
     """Report that a write failed for lack of space; what was recorded before stays readable."""
 
 
-class TrialExhausted(ZenithTuneError):  # noqa: N818 - the name is part of the documented contract
+class StudyLimitReached(ZenithTuneError):  # noqa: N818 - its kin's names are a documented contract
+    """End a study in good order."""
+
+
+class TrialExhausted(StudyLimitReached):
     """Tell a strategy that the budget of trials is spent."""
 
 
-class ConsecutiveDuplicateLimitExceeded(ZenithTuneError):  # noqa: N818
+class ConsecutiveDuplicateLimitExceeded(StudyLimitReached):
     """Tell a strategy that it repeats itself."""
 
 
-class ConsecutivePruneLimitExceeded(ZenithTuneError):  # noqa: N818
+class ConsecutivePruneLimitExceeded(StudyLimitReached):
     """Tell a strategy that it proposes nothing but pruned points."""
 
 

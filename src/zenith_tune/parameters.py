@@ -69,8 +69,8 @@ class FloatParameter(Parameter):
     log: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise ValueError(f"low and high must be finite, but got {self.low} and {self.high}")
+        if not math.isfinite(self.high - self.low):
+            raise ValueError(f"low, high and high - low must be finite, but got {self.low} and {self.high}")
         if self.low > self.high:
             raise ValueError(f"low must not exceed high, but got {self.low} > {self.high}")
         if self.log and self.low <= 0:
@@ -79,14 +79,18 @@ class FloatParameter(Parameter):
     def grid(self, num_points: int) -> list[Value]:
         if not self.log:
             return list(dict.fromkeys(_spread(self.low, self.high, num_points)))
-        logs = _spread(math.log(self.low), math.log(self.high), num_points)
-        return list(dict.fromkeys(min(max(math.exp(x), self.low), self.high) for x in logs))
+        values = [self._from_log(x) for x in _spread(math.log(self.low), math.log(self.high), num_points)]
+        # exp(log(x)) is not quite x, and the ends of a range are what people look for.
+        ends = [self.low, *values[1:-1], self.high] if num_points > 1 else values
+        return list(dict.fromkeys(ends))
 
     def sample(self, rng: random.Random) -> float:
         if not self.log:
-            return rng.uniform(self.low, self.high)
-        drawn = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-        return min(max(drawn, self.low), self.high)
+            return min(rng.uniform(self.low, self.high), self.high)
+        return self._from_log(rng.uniform(math.log(self.low), math.log(self.high)))
+
+    def _from_log(self, logarithm: float) -> float:
+        return min(max(math.exp(logarithm), self.low), self.high)
 
     def contains(self, value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -128,6 +132,6 @@ def _spread(low: float, high: float, num_points: int) -> list[float]:
     if num_points < 1:
         raise ValueError(f"grid_points must be at least 1, but got {num_points}")
     if num_points == 1:
-        return [(low + high) / 2]
+        return [low + (high - low) / 2]
     step = (high - low) / (num_points - 1)
     return [*(low + step * i for i in range(num_points - 1)), high]

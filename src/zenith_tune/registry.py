@@ -64,6 +64,10 @@ class Registry(Generic[T]):
         """Return every known name, built-ins and plugins alike, without importing any."""
         return sorted({*self._built_in, *self._classes, *(point.name for point in self._entry_points())})
 
+    def name_of(self, cls: type[T]) -> str:
+        """Return the name that a class is registered under, or the class's own."""
+        return next((name for name, known in self._classes.items() if known is cls), cls.__name__)
+
     def loadable(self) -> dict[str, type[T]]:
         """Return every class that can be imported; a plugin that cannot is named in a warning and skipped."""
         classes = {}

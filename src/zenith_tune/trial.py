@@ -31,10 +31,14 @@ class Trial:
     value: float | None = None
     cause: str | None = None
     """Why it did not go well, in one line."""
+    failure: str | None = None
+    """What kind of failure it was, such as "out of memory" or "configuration"."""
     number: int | None = None
     """The trial's number in its study; None for a pruned point, which never ran."""
     command: str = ""
     """The exact command, with secrets masked."""
+    identity: str = ""
+    """What was run, apart from where: two points with the same identity are one run under two names."""
     folder: Path | None = None
     duration_s: float | None = None
     unit: str = ""

@@ -68,3 +68,11 @@ class Runner(ABC):
 
         Ends whatever of it still runs. Returns its exit code if it had finished by itself, else None.
         """
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Make every `wait` end its job and return; called from a signal handler. Twice: without any grace."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the runner holds."""

@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: demo test check docs bench clean
+
+demo: $(VENV)/.base  ## tune the bundled fake trainer
+	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
+
+test: $(VENV)/.dev  ## run all tests
+	PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.dev  ## lint, types and documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/generate_cli.py --check
+
+docs: $(VENV)/.dev  ## write docs/cli.md anew from --help
+	$(BIN)/python docs/generate_cli.py
+
+bench: $(VENV)/.base  ## what the tuner itself costs per trial
+	$(BIN)/python benchmarks/overhead.py
+
+$(VENV)/.base: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -e '.[dev]'
+	touch $@ $(VENV)/.base
+
+clean:
+	rm -rf $(VENV) zenithtune-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,198 @@
+"""The command line: parses, calls and prints; heavy parts are imported when a command runs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune import __version__
+from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
+
+if TYPE_CHECKING:
+    from zenith_tune.events import StudyListener
+    from zenith_tune.tuner import PresetTuner
+
+SELECTORS = ("last", "first", "min", "max", "mean", "median")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="zenithtune")
+def cli() -> None:
+    """Find the fastest way to run a large-model training job on the hardware at hand."""
+
+
+@cli.command(short_help="Find the fastest options for a training command by short real trials.")
+@click.option("--preset", metavar="NAME", help="What to tune: demo, megatron. [default: recognised from the command]")
+@click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
+@click.option("--strategy", metavar="NAME", help="How to search: grid, random, optuna, megatron-heuristic.")
+@click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
+@click.option("--evaluator", metavar="NAME", help="How to read a trial's value: megatron, regex, duration.")
+@click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")
+@click.option("--objective", metavar="REGEX", help="Read the value from the log: a pattern with exactly one group.")
+@click.option("--maximize/--minimize", default=None, help="Which way --objective is better. [default: minimize]")
+@click.option("--select", type=click.Choice(SELECTORS), help="Which match of --objective counts. [default: last]")
+@click.option("--n-trials", type=click.IntRange(min=1), metavar="N", help="Budget of trials.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
+@click.option("--timeout", type=float, metavar="S", help="End a trial after S seconds.")
+@click.option("--timeout-dynamic", is_flag=True, help="End a trial once it cannot beat the best one any more.")
+@click.option("--timeout-margin", type=float, default=1.5, show_default=True, metavar="X",
+              help="--timeout-dynamic: how many times the best trial's duration.")  # fmt: skip
+@click.option("--no-baseline", is_flag=True, help="Do not run your own command first.")
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
+@click.option("--study-name", metavar="NAME", help="The study's name. [default: preset and time]")
+@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
+@click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
+@click.option("--max-duplicates", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+              help="Stop a strategy after N repeated points in a row.")  # fmt: skip
+@click.option("--max-prunes", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
+              help="Stop a strategy after N pruned points in a row.")  # fmt: skip
+@click.option("--dump-env", is_flag=True, help="Record the environment, with secrets masked.")
+@click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def optimize(command: tuple[str, ...], **options: Any) -> int:
+    """Run COMMAND again and again with other options, and print the fastest command.
+
+    Everything after -- is the training command that you already use. It is untouched but for the options that the
+    preset sets; where options find no safe place, write {tp}, {mbs} and so on where the values belong.
+
+    \b
+    zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- bash train.sh
+    """
+    tuner = _make_tuner(command, options)
+    if options["dry_run"]:
+        return _dry_run(tuner, options)
+    best_value, _ = tuner.optimize(options["n_trials"])
+    return 0 if best_value is not None else 1
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; every failure is one line on stderr and an exit code."""
+    warnings.showwarning = _show_warning
+    arguments = sys.argv[1:] if argv is None else argv
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    sys.exit(_run(arguments, debug="--debug" in own))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    try:
+        return int(cli.main(args=arguments, prog_name="zenithtune", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "")
+        return 0
+    except click.exceptions.NoSuchOption as error:
+        return _fail(f"{error.format_message()} Options of the training command go after --.", 2, debug)
+    except click.UsageError as error:
+        return _fail(error.format_message(), 2, debug)
+    except UsageError as error:
+        return _fail(str(error), 2, debug)
+    except StudyInterrupted as error:
+        return 128 + error.signum
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except DiskFullError as error:
+        return _fail(str(error), 1, debug)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
+        return 1
+    except Exception as error:
+        return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1, debug)
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    click.echo("zenithtune: " + " ".join(message.split()), err=True)
+    return code
+
+
+def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
+    from zenith_tune.command_line import CommandLine
+    from zenith_tune.evaluation import Limits
+    from zenith_tune.timeouts import Timeouts
+    from zenith_tune.tuner import PresetTuner
+
+    timeouts = Timeouts(
+        fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], margin=options["timeout_margin"]
+    )
+    limits = Limits(consecutive_duplicates=options["max_duplicates"], consecutive_prunes=options["max_prunes"])
+    evaluator, evaluator_args = _evaluator(options)
+    return PresetTuner(
+        command=CommandLine.from_argv(command).text,
+        preset=options["preset"],
+        strategy=options["strategy"],
+        evaluator=evaluator,
+        output_dir=options["output_dir"],
+        study_name=options["study_name"],
+        db_path=options["db"],
+        dump_env=options["dump_env"],
+        tune_args=_pairs(options, "args"),
+        strategy_args=_pairs(options, "strategy_args"),
+        evaluator_args=evaluator_args,
+        timeouts=timeouts,
+        limits=limits,
+        repeats=options["repeats"],
+        baseline=not options["no_baseline"],
+        resume=options["resume"],
+        listener=_listener(options),
+    )
+
+
+def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    given = {"direction": options["maximize"], "selector": options["select"]}
+    args: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options["objective"] is None:
+        if args:
+            raise UsageError("--maximize, --minimize and --select go with --objective REGEX: give one")
+        return options["evaluator"], _pairs(options, "evaluator_args")
+    if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
+        raise UsageError("--objective REGEX is an evaluator of its own: leave --evaluator and --evaluator-args out")
+    from zenith_tune.direction import Direction
+
+    if "direction" in args:
+        args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
+    return "regex", {"pattern": options["objective"], **args}
+
+
+def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
+    from zenith_tune.constructor_args import parse_pairs
+
+    texts = options[name]
+    return parse_pairs(",".join(texts), "--" + name.replace("_", "-")) if texts else {}
+
+
+def _listener(options: dict[str, Any]) -> StudyListener | None:
+    if options["dry_run"]:
+        from zenith_tune.events import StudyListener
+
+        return StudyListener()
+    from rich.console import Console
+
+    from zenith_tune.report.json_lines import JsonLinesReporter
+    from zenith_tune.report.terminal import TerminalReporter
+
+    people = TerminalReporter(Console(stderr=options["as_json"], highlight=False))
+    return JsonLinesReporter(sys.stdout, people) if options["as_json"] else people
+
+
+def _dry_run(tuner: PresetTuner, options: dict[str, Any]) -> int:
+    from zenith_tune.dry_run import dry_run
+    from zenith_tune.report.dry_run_report import DryRunJson, DryRunText
+
+    listener = DryRunJson(sys.stdout) if options["as_json"] else DryRunText(sys.stdout)
+    dry_run(tuner, options["n_trials"], listener)
+    return 0
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    click.echo(f"zenithtune: warning: {message}", err=True)
+
+
+if __name__ == "__main__":
+    main()

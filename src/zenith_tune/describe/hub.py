@@ -1,0 +1,156 @@
+"""A model's config.json from the Hugging Face hub, within a deadline."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zenith_tune.errors import ModelConfigError
+
+TIMEOUT_VARIABLE = "ZENITHTUNE_HUB_TIMEOUT_S"
+DEFAULT_TIMEOUT_S = 20.0
+FILE_NAME = "config.json"
+CURE = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
+
+
+def fetch_config(model_id: str) -> Path:
+    """Return the path of a model's config.json, fetched from the hub or taken from the hub's cache on this machine.
+
+    HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and tokens count as everywhere; ZENITHTUNE_HUB_TIMEOUT_S is the deadline.
+    """
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        law = f"model {model_id!r} is no local path, and fetching it needs huggingface_hub, which is not installed"
+        raise ModelConfigError(f"{law}: pip install 'zenith-tune[hub]', or {CURE}") from None
+    timeout_s = _timeout_s()
+    trouble: list[str] = []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _within(timeout_s, model_id, trouble)
+    except queue.Empty:
+        # A hub that cannot be reached is retried for over a minute before the cache is looked at.
+        cached = try_to_load_from_cache(model_id, FILE_NAME)
+        if isinstance(cached, str):
+            return Path(cached)
+        raise _too_slow(model_id, timeout_s, trouble) from None
+    except Exception as error:  # the hub's own errors, and whatever its HTTP library raises
+        raise ModelConfigError(_explain(error, model_id)) from error
+
+
+def _timeout_s() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        timeout_s = float(text) if text else DEFAULT_TIMEOUT_S
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s <= threading.TIMEOUT_MAX:
+        raise ModelConfigError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, but got {text!r}: change it")
+    return timeout_s
+
+
+def _within(timeout_s: float, model_id: str, trouble: list[str]) -> Path:
+    """Download in a thread of its own, because nothing else ends the hub's retries; raise queue.Empty when too late."""
+    answers: queue.Queue[Path | Exception] = queue.Queue()
+
+    def work() -> None:
+        try:
+            answers.put(_download(model_id, trouble))
+        except Exception as error:  # handed over to the thread that waits
+            answers.put(error)
+
+    threading.Thread(target=work, name="zenith-tune-hub", daemon=True).start()
+    answer = answers.get(timeout=timeout_s)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _download(model_id: str, trouble: list[str]) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with _quiet(trouble):
+        return Path(hf_hub_download(model_id, FILE_NAME))
+
+
+@contextmanager
+def _quiet(trouble: list[str]) -> Iterator[None]:
+    """Keep the hub's progress bars and messages off the terminal, and note the messages in `trouble`."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logger = logging.getLogger("huggingface_hub")
+    handlers, propagate, bars = logger.handlers, logger.propagate, not are_progress_bars_disabled()
+    logger.handlers, logger.propagate = [_Notes(trouble)], False
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = handlers, propagate
+        if bars:
+            enable_progress_bars()
+
+
+class _Notes(logging.Handler):
+    """Keep messages in a list."""
+
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__()
+        self.messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _too_slow(model_id: str, timeout_s: float, trouble: list[str]) -> ModelConfigError:
+    errors = [message for message in trouble if "thrown while requesting" in message]
+    if errors:
+        reason = _one_line(errors[-1].partition(" thrown while requesting")[0])
+        return ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {CURE}")
+    law = f"model {model_id!r}: the hub at {_endpoint()} did not answer within {timeout_s:g} s"
+    return ModelConfigError(f"{law}: raise {TIMEOUT_VARIABLE}, or {CURE}")
+
+
+def _explain(error: Exception, model_id: str) -> str:
+    """Return one line on what went wrong and what to do; the most special errors come first."""
+    from huggingface_hub import constants, errors
+
+    match error:
+        case errors.HFValidationError():
+            law = f"model {model_id!r} is neither a local path nor a valid Hugging Face id such as 'Qwen/Qwen3-8B'"
+            return f"{law}: check its spelling, or {CURE}"
+        case errors.GatedRepoError():
+            law = f"model {model_id!r} is gated: accept its licence at {_endpoint()}/{model_id} and set HF_TOKEN"
+            return f"{law}, or {CURE}"
+        case errors.RepositoryNotFoundError() | errors.RevisionNotFoundError():
+            law = f"model {model_id!r} does not exist at {_endpoint()}, or is private"
+            return f"{law}: check its spelling, set HF_TOKEN if it is private, or {CURE}"
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() if constants.HF_HUB_OFFLINE:
+            law = f"model {model_id!r} is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it"
+            return f"{law}: unset HF_HUB_OFFLINE, or {CURE}"
+        case errors.LocalEntryNotFoundError():
+            return f"{_unreachable(model_id)} ({_one_line(error.__cause__ or error)}): go online, or {CURE}"
+        case errors.EntryNotFoundError():
+            return f"model {model_id!r} has no config.json at {_endpoint()}: {CURE}"
+    return f"{_unreachable(model_id)} ({type(error).__name__}: {_one_line(error)}): go online, or {CURE}"
+
+
+def _unreachable(model_id: str) -> str:
+    return f"model {model_id!r} is no local path, and the hub at {_endpoint()} cannot be reached"
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())

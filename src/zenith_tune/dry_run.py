@@ -1,0 +1,50 @@
+"""Shows what a study would run and what it would leave out, without running or writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zenith_tune.errors import StudyLimitReached
+from zenith_tune.evaluation import Evaluation, Limits
+from zenith_tune.events import StudyListener
+from zenith_tune.parameters import Params, Value
+from zenith_tune.secrets import mask
+from zenith_tune.study import Study
+from zenith_tune.trial import Outcome, Trial
+from zenith_tune.tuner import PresetTuner
+
+ASSUMPTION = "every trial is assumed to go well with the same value; real results may lead elsewhere"
+
+
+class DryRunListener(StudyListener):
+    """Hear of the points of a dry run."""
+
+    def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
+        """Hear of a point that would be a trial."""
+
+    def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
+        """Hear of the end."""
+
+
+def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) -> None:
+    """Walk through the study's points in the strategy's order."""
+    study = Study(tuner.evaluator.direction)
+    limits: Limits = tuner.budget(n_trials)
+
+    def pretend(params: Params) -> Trial:
+        number = len(study.trials) + 1
+        command = mask(tuner.render(params), tuner.secrets)
+        listener.point_would_run(number, tuner.preset.label(params), command, params)
+        trial = Trial(params=params, outcome=Outcome.OK, value=1.0, number=number, command=command)
+        study.add(trial)
+        return trial
+
+    for note in [*tuner.notes(limits), ASSUMPTION]:
+        listener.noted(note)
+    evaluation = Evaluation(tuner.preset, tuner.render, pretend, study, listener, limits, recorded={})
+    why = f"strategy {tuner.strategy_name} came to its end"
+    try:
+        tuner.strategy.optimize(evaluation, tuner.preset.get_search_space(), tuner.evaluator.direction)
+    except StudyLimitReached as limit:
+        why = str(limit)
+    listener.dry_run_ended(len(study.trials), study.num_pruned, why)

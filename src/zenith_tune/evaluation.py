@@ -1,0 +1,172 @@
+"""What a strategy is handed to try points with: prunes, recalls, limits, and only then runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from zenith_tune.errors import (
+    ConsecutiveDuplicateLimitExceeded,
+    ConsecutivePruneLimitExceeded,
+    TrialExhausted,
+    UsageError,
+)
+from zenith_tune.events import StudyListener
+from zenith_tune.parameters import Params, Value
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.study import Study
+from zenith_tune.trial import Outcome, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Hold when a study stops."""
+
+    n_trials: int | None = None
+    consecutive_duplicates: int | None = 100
+    consecutive_prunes: int | None = 1000
+
+
+class Evaluation:
+    """Answer a strategy: from the rules, from the record, or by a real run.
+
+    `identify` names the run that a point stands for: two points with one identity are one run. `recorded` holds the
+    trials of earlier runs of this study by identity; they are answered without running, and their part of the budget
+    is spent already.
+    """
+
+    def __init__(
+        self,
+        preset: TuningPreset,
+        identify: Callable[[Mapping[str, Value]], str],
+        run_point: Callable[[Params], Trial],
+        study: Study,
+        listener: StudyListener,
+        limits: Limits,
+        recorded: Mapping[str, Trial],
+        num_slots: int = 1,
+    ) -> None:
+        self._preset = preset
+        self._space = preset.get_search_space()
+        self._identify = identify
+        self._run_point = run_point
+        self._study = study
+        self._listener = listener
+        self._limits = limits
+        self._recorded = dict(recorded)
+        self._answered: dict[str, Future[Trial]] = {}
+        self._num_counted = len(recorded)
+        self._duplicates = 0
+        self._prunes = 0
+        self._lock = threading.RLock()
+        self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
+
+    def __call__(self, params: Mapping[str, Value]) -> float | None:
+        """Return the point's value, or None where it failed or is pruned."""
+        return self.run(params).value
+
+    def run(self, params: Mapping[str, Value]) -> Trial:
+        """Try a point and return its trial."""
+        return self._answer(dict(params), run_now=True).result()
+
+    def submit(self, params: Mapping[str, Value]) -> Future[Trial]:
+        """Start a trial and return at once."""
+        return self._answer(dict(params), run_now=False)
+
+    def close(self) -> None:
+        """Wait for what was submitted."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _answer(self, params: Params, *, run_now: bool) -> Future[Trial]:
+        self._check(params)
+        with self._lock:
+            reason = why_pruned(self._preset, params)
+            if reason is not None:
+                return _done(self._pruned(params, reason))
+            identity = self._identify(params)
+            if identity in self._answered:
+                return self._repeated(params, self._answered[identity])
+            if identity in self._recorded:
+                return self._recalled(identity)
+            self._take_from_budget()
+            future = self._answered[identity] = Future()
+        if run_now:
+            self._fulfil(future, params)
+        else:
+            self._pool.submit(self._fulfil, future, params)
+        return future
+
+    def _fulfil(self, future: Future[Trial], params: Params) -> None:
+        try:
+            trial = self._run_point(params)
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        future.set_result(trial)
+
+    def _pruned(self, params: Params, reason: str) -> Trial:
+        self._study.num_pruned += 1
+        self._prunes += 1
+        limit = self._limits.consecutive_prunes
+        if limit is not None and self._prunes > limit:
+            raise ConsecutivePruneLimitExceeded(f"{limit} pruned points in a row; the last: {reason}")
+        self._listener.point_pruned(params, self._preset.label(params), reason)
+        return Trial(params=params, outcome=Outcome.PRUNED, cause=reason)
+
+    def _repeated(self, params: Params, first: Future[Trial]) -> Future[Trial]:
+        self._prunes = 0
+        self._study.num_repeated += 1
+        self._duplicates += 1
+        limit = self._limits.consecutive_duplicates
+        if limit is not None and self._duplicates > limit:
+            raise ConsecutiveDuplicateLimitExceeded(f"{limit} points in a row had been tried before")
+        again: Future[Trial] = Future()
+        first.add_done_callback(lambda done: self._repeat(done, params, again))
+        return again
+
+    def _repeat(self, first: Future[Trial], params: Params, again: Future[Trial]) -> None:
+        if (error := first.exception()) is not None:
+            again.set_exception(error)
+            return
+        trial = replace(first.result(), params=params, outcome=Outcome.DUPLICATE)
+        self._listener.point_repeated(trial, self._preset.label(params))
+        again.set_result(trial)
+
+    def _take_from_budget(self) -> None:
+        self._prunes = self._duplicates = 0
+        limit = self._limits.n_trials
+        if limit is not None and self._num_counted >= limit:
+            raise TrialExhausted(f"the budget of {limit} trials is spent")
+        self._num_counted += 1
+
+    def _recalled(self, identity: str) -> Future[Trial]:
+        self._prunes = self._duplicates = 0
+        trial = self._recorded[identity]
+        future = self._answered[identity] = _done(trial)
+        self._listener.trial_recalled(trial, self._preset.label(trial.params))
+        return future
+
+    def _check(self, params: Params) -> None:
+        if params.keys() != self._space.keys():
+            raise UsageError(f"a point must give {', '.join(self._space)}, but got {', '.join(params) or 'nothing'}")
+        for name, value in params.items():
+            if not self._space[name].contains(value):
+                raise UsageError(f"{name} must lie in {self._space[name]}, but got {value!r}")
+
+
+def why_pruned(preset: TuningPreset, params: Mapping[str, Value]) -> str | None:
+    """Return why a point is pruned, also for a preset that only has `prune`."""
+    reason = preset.explain(params)
+    if reason is None and preset.prune(params):
+        return f"pruned by {type(preset).__name__}"
+    return reason
+
+
+def _done(trial: Trial) -> Future[Trial]:
+    future: Future[Trial] = Future()
+    future.set_result(trial)
+    return future

@@ -1,0 +1,71 @@
+"""What a study tells while it runs: whoever shows it, on a terminal or as JSON, subclasses StudyListener."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zenith_tune.parameters import Value
+from zenith_tune.study import Study
+from zenith_tune.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """Hold what is known before the first trial."""
+
+    study_name: str
+    preset: str
+    strategy: str
+    evaluator: str
+    command: str
+    n_trials: int | None
+    """The budget; None: until the strategy ends by itself."""
+    max_trials: int | None
+    """An upper bound on the trials, for the time left."""
+    num_finished: int
+    """Trials found in the record when the study is resumed."""
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyEnd:
+    """Hold what is known after the last trial."""
+
+    study: Study
+    why: str
+    best_command: str | None
+    """The fastest command, ready to paste, secrets masked."""
+    csv_path: Path
+    json_path: Path
+    trials_path: Path
+    database_url: str
+
+
+class StudyListener:
+    """Hear of everything that happens in a study; every method may be left out."""
+
+    def study_started(self, plan: StudyPlan) -> None:
+        """Hear of a study that begins or goes on."""
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
+        """Hear of a trial that starts."""
+
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        """Hear of a trial that ended."""
+
+    def trial_recalled(self, trial: Trial, label: str) -> None:
+        """Hear of a trial that an earlier run of this study finished."""
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        """Hear of a point that is not worth a trial."""
+
+    def point_repeated(self, trial: Trial, label: str) -> None:
+        """Hear of a point that was tried before and is answered from the record."""
+
+    def noted(self, line: str) -> None:
+        """Hear of something that the user should know."""
+
+    def study_ended(self, end: StudyEnd) -> None:
+        """Hear of the end, whatever brought it."""

@@ -1,0 +1,48 @@
+"""Turns Ctrl-C and SIGTERM into an orderly stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from zenith_tune.errors import StudyInterrupted
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """Catch the signals that ask a study to stop, for as long as the block runs.
+
+    A handler that raised would strike between any two instructions, also between a trial's start and its entry in
+    the record; so it only takes note and wakes the runner, and the study stops at the next safe place.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._signum: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for signum in _SIGNALS:
+                # A signal that whoever started us ignores (nohup) stays ignored.
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._take_note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def check(self) -> None:
+        """Raise StudyInterrupted if a signal came."""
+        if self._signum is not None:
+            raise StudyInterrupted(self._signum)
+
+    def _take_note(self, signum: int, frame: FrameType | None) -> None:
+        if self._signum is None:
+            self._signum = signum
+        self._wake()

@@ -1,0 +1,89 @@
+"""The long options among a program's arguments, however they are spelled."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from zenith_tune.shell_tokens import Word
+
+_OPTION = re.compile(r"--([A-Za-z0-9][\w.-]*)(=)?", re.ASCII)
+_NEGATIVE_NUMBER = re.compile(r"-\.?\d")
+
+
+class OptionWord(NamedTuple):
+    """Hold one occurrence of an option and the word that may be its value."""
+
+    name: str
+    """In canonical spelling: two dashes, then hyphens."""
+    word: Word
+    equals: int
+    """Where in the word's value the equals sign stands, or -1."""
+    value: Word | None
+    """The next word, unless that is an option itself."""
+
+
+class Spelling(NamedTuple):
+    """Say how a program's options are written, so that added ones look like those that are there."""
+
+    underscores: bool
+    equals: bool
+
+    def write(self, option: str, value: str | None = None) -> str:
+        """Return an option in this spelling; a value that begins with a minus is always tied to it."""
+        name = "--" + option[2:].replace("-", "_") if self.underscores else option
+        if value is None:
+            return name
+        return f"{name}{self.separator(value)}{shlex.quote(value)}"
+
+    def separator(self, value: str) -> str:
+        """Return what stands between an option and its value: argparse would take a lone `-1` for an option."""
+        return "=" if self.equals or value.startswith("-") else " "
+
+
+def canonical(option: str) -> str:
+    """Return an option's name with two dashes and hyphens.
+
+    >>> canonical("--micro_batch_size")
+    '--micro-batch-size'
+    """
+    return "--" + option.lstrip("-").replace("_", "-")
+
+
+def own_words(words: Sequence[Word], first: int) -> Sequence[Word]:
+    """Return the arguments in which options are read: those before a bare `--`."""
+    for index in range(first, len(words)):
+        if words[index].value == "--":
+            return words[first:index]
+    return words[first:]
+
+
+def read_options(words: Sequence[Word]) -> list[OptionWord]:
+    """Return every long option in order."""
+    found = []
+    for index, word in enumerate(words):
+        match = _OPTION.match(word.value)
+        if match is None or match.end() > word.static or (match[2] is None and match.end() != len(word.value)):
+            continue
+        equals = match.end() - 1 if match[2] else -1
+        following = words[index + 1] if equals < 0 and index + 1 < len(words) else None
+        value = following if following is not None and not _looks_like_option(following) else None
+        found.append(OptionWord("--" + match[1].replace("_", "-"), word, equals, value))
+    return found
+
+
+def _looks_like_option(word: Word) -> bool:
+    value = word.value
+    return len(value) > 1 and value.startswith("-") and not _NEGATIVE_NUMBER.match(value)
+
+
+def spelling_of(options: Iterable[OptionWord]) -> Spelling:
+    """Return how the majority of options are spelled; hyphens and a blank where there is none."""
+    underscores = equals = 0
+    for option in options:
+        name = option.word.value[2:].partition("=")[0]
+        underscores += ("_" in name and "-" not in name) - ("-" in name and "_" not in name)
+        equals += (option.equals >= 0) - (option.value is not None)
+    return Spelling(underscores > 0, equals > 0)

@@ -1,0 +1,63 @@
+"""Placeholders: `{tp}` in a user's command, wherever it stands, gives way to a value."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+
+from zenith_tune.command_line import plain_value
+from zenith_tune.errors import CommandError
+from zenith_tune.parameters import Value
+from zenith_tune.shell_tokens import Operator, Part, Quote, Token, Word
+from zenith_tune.shell_words import lex
+
+# ${name} is the shell's own, and {{name}} belongs to templates of other programs.
+_PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*)\}(?!\})")
+
+
+def placeholder_names(text: str, known: Collection[str]) -> set[str]:
+    """Return which of the known names a text has placeholders for.
+
+    >>> sorted(placeholder_names("python train.py --tp {tp} --out ${mbs} {other}", ["tp", "mbs"]))
+    ['tp']
+    """
+    return {match[1] for match in _PLACEHOLDER.finditer(text)} & set(known)
+
+
+def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[str]]:
+    """Return the text with its placeholders filled, and the names that were used.
+
+    >>> fill_placeholders("MBS={mbs} bash -c 'python train.py --tp {tp}'", {"tp": 4, "mbs": 1, "pp": 2})[0]
+    "MBS=1 bash -c 'python train.py --tp 4'"
+    """
+    values = {name: plain_value(params[name]) for name in placeholder_names(text, params)}
+    needs_quotes = any(shlex.quote(value) != value for value in values.values())
+    unquoted = list(_unquoted_spans(text)) if needs_quotes else []
+
+    def filled(match: re.Match[str]) -> str:
+        value = values.get(match[1])
+        return match[0] if value is None else _safe(value, match, unquoted)
+
+    return _PLACEHOLDER.sub(filled, text), set(values)
+
+
+def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> str:
+    quoted = shlex.quote(value)
+    if quoted == value or any(start <= match.start() and match.end() <= end for start, end in unquoted):
+        return quoted
+    law = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
+    raise CommandError(f"{law}, but got {value!r}: take the quotes around {match[0]} away")
+
+
+def _unquoted_spans(text: str) -> Iterator[tuple[int, int]]:
+    for token in lex(text):
+        for part in _parts(token):
+            if part.quote is Quote.NONE and not part.dynamic:
+                yield part.start, part.end
+
+
+def _parts(token: Token) -> tuple[Part, ...]:
+    if isinstance(token, Operator):
+        return ()
+    return token.parts if isinstance(token, Word) else token.target.parts

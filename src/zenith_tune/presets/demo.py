@@ -1,0 +1,57 @@
+"""The smallest complete preset: read it to write your own, then register yours under another name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.constraints import check_batch
+from zenith_tune.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.strategies.base import TuningStrategy
+
+OPTIONS = {
+    "tp": "--tensor-model-parallel-size",
+    "mbs": "--micro-batch-size",
+    "recompute": "--recompute-granularity",
+}
+
+
+@PresetRegistry.register("demo")
+class DemoPreset(TuningPreset):
+    """Tune three options of the bundled fake trainer; the constructor's keywords are what `--args` takes."""
+
+    def __init__(self, *, n_gpus: int = 8, gbs: int = 16) -> None:
+        for name, value in {"n_gpus": n_gpus, "gbs": gbs}.items():
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+        self.n_gpus = n_gpus
+        self.gbs = gbs
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {
+            "tp": CategoricalParameter([tp for tp in (1, 2, 4, 8) if self.n_gpus % tp == 0]),
+            "mbs": CategoricalParameter([1, 2, 4]),
+            "recompute": CategoricalParameter(["full", "selective"]),
+        }
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        # Points that cannot run are named here, so that they cost no trial.
+        return check_batch(self.gbs, dp=self.n_gpus // int(params["tp"]), mbs=int(params["mbs"]))
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        options = {option: params[name] for name, option in OPTIONS.items()}
+        return CommandLine(command).set({**options, "--global-batch-size": self.gbs}).text
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.grid import GridStrategy
+
+        return GridStrategy()
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.evaluators.megatron import MegatronEvaluator
+
+        return MegatronEvaluator(gbs=self.gbs)

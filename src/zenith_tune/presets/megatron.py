@@ -1,0 +1,163 @@
+"""Fine-tuning and pre-training with Megatron-LM and ms-swift on several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zenith_tune.describe.model_config import ModelConfig, read_model_config
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.megatron_command import edit_command, runs_megatron, runs_pretrain_script
+from zenith_tune.presets.megatron_rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.strategies.base import TuningStrategy
+
+SIZES = ("tp", "pp", "cp", "ep", "etp")
+ONLY_WITH_FULL = ("recompute_method", "recompute_num_layers")
+SELECTIVE_FLAG = "--recompute-activations"
+"""Megatron's short form, which overrides --recompute-granularity."""
+LABELS = {
+    **{name: name.upper() + "{}" for name in SIZES},
+    "mbs": "mbs{}",
+    "recompute_granularity": "{}",
+    "recompute_method": "{}",
+    "recompute_num_layers": "layers{}",
+    "vit_gradient_checkpointing": "vit off",
+}
+UNSAID: Mapping[str, Value] = {
+    **dict.fromkeys(SIZES, 1),
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+    "vit_gradient_checkpointing": "true",
+}
+
+
+@PresetRegistry.register("megatron")
+class MegatronPreset(TuningPreset):
+    """Tune parallel sizes, the micro-batch and recomputation; GPUs and the global batch stay as they are.
+
+    `model` is a Hugging Face id or a local path, from whose config.json the number of layers and of query groups is
+    read; explicit `num_layers` and `num_query_groups` win. `folding` uses the rules of Megatron Core and ms-swift,
+    which lay the experts over the same ranks as the dense layers, in place of the documented ones.
+
+    >>> preset = MegatronPreset(n_gpus=8, gbs=16, num_query_groups=4)
+    >>> preset.get_search_space()["tp"]
+    CategoricalParameter(choices=(1, 2, 4, 8))
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int,
+        mbs_max: int = 8,
+        gbs: int,
+        model: str | None = None,
+        num_layers: int | None = None,
+        num_query_groups: int | None = None,
+        folding: bool = False,
+    ) -> None:
+        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs}
+        given = {"num_layers": num_layers, "num_query_groups": num_query_groups}
+        for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
+            _require_one_or_more(name, value)
+        self.n_gpus = n_gpus
+        self.mbs_max = mbs_max
+        self.gbs = gbs
+        self.folding = folding
+        self.model_config = None if model is None else read_model_config(model)
+        self.rules = _rules(self.model_config, num_layers, num_query_groups)
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer."""
+        return runs_megatron(command)
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        sizes = _powers_of_two(self.n_gpus)
+        micro_batches = [mbs for mbs in _powers_of_two(self.mbs_max) if self.gbs % mbs == 0]
+        return {
+            **{name: CategoricalParameter(sizes) for name in SIZES},
+            "mbs": CategoricalParameter(micro_batches),
+            "recompute_granularity": CategoricalParameter(["full", "selective"]),
+            "recompute_method": CategoricalParameter(RECOMPUTE_METHODS),
+            "recompute_num_layers": CategoricalParameter(range(1, MAX_RECOMPUTE_NUM_LAYERS + 1)),
+            "vit_gradient_checkpointing": CategoricalParameter(["true", "false"]),
+        }
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        rule = self.rules.explain_folding if self.folding else self.rules.explain_documented
+        return rule(self.layout(params), params)
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        sizes = {name: int(params[name]) for name in SIZES}
+        return Layout(num_gpus=self.n_gpus, micro_batch=int(params["mbs"]), global_batch=self.gbs, **sizes)
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
+        values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
+        if not self.folding:
+            return edit_command(command, values)
+        left_out = list(ONLY_WITH_FULL) if params.get("recompute_granularity") == "selective" else []
+        if runs_pretrain_script(command):
+            left_out.append("vit_gradient_checkpointing")
+        return edit_command(
+            command,
+            values,
+            left_out=left_out,
+            flags_left_out=[SELECTIVE_FLAG],
+            sequence_parallel=self._needs_sequence_parallel(params),
+        )
+
+    def _needs_sequence_parallel(self, params: Mapping[str, Value]) -> bool:
+        """Tell whether Megatron would refuse to train without it: experts and tensor parallelism together."""
+        has_experts = self.rules.num_experts is not None or int(params.get("ep", 1)) > 1
+        return has_experts and int(params.get("tp", 1)) > 1
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words; what is 1, or as it is by default, goes without saying."""
+        said = {name: params[name] for name in LABELS if name in params and params[name] != UNSAID.get(name)}
+        return " ".join(LABELS[name].format(value) for name, value in said.items())
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
+
+        return MegatronHeuristicStrategy(n_gpus=self.n_gpus)
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.evaluators.megatron import MegatronEvaluator
+
+        return MegatronEvaluator(gbs=self.gbs)
+
+    def notes(self) -> list[str]:
+        if self.folding or self.model_config is None or self.model_config.num_experts is None:
+            return []
+        return [
+            f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: the documented rule "
+            "takes DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses Megatron's."
+        ]
+
+
+def _rules(config: ModelConfig | None, num_layers: int | None, num_query_groups: int | None) -> MegatronRules:
+    """Return the rules for a model; what the user says wins over what its config says."""
+    if config is None:
+        return MegatronRules(num_layers=num_layers, num_query_groups=num_query_groups)
+    return MegatronRules(
+        num_layers=num_layers or config.num_layers,
+        num_query_groups=num_query_groups or config.num_query_groups,
+        num_attention_heads=config.num_attention_heads,
+        num_experts=config.num_experts,
+        knows_experts=True,
+        is_vision_language=config.is_vision_language,
+    )
+
+
+def _powers_of_two(maximum: int) -> list[int]:
+    return [2**exponent for exponent in range(maximum.bit_length())]
+
+
+def _require_one_or_more(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")

@@ -1,0 +1,73 @@
+"""Writes a study as CSV, as JSON, and its best command as a script."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict
+from typing import Any
+
+from zenith_tune.record.study_folder import StudyFolder
+from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.study import Study
+from zenith_tune.trial import Trial
+from zenith_tune.trial_folder import write_atomically, write_json
+
+_COLUMNS = (
+    *("number", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes", "duration_s"),
+    *("failure", "cause", "command", "folder"),
+)
+
+
+def trial_as_json(trial: Trial) -> dict[str, Any]:
+    """Return a trial as plain values, for files and for `--json`."""
+    plain = {name: getattr(trial, name) for name in _COLUMNS}
+    return {
+        **trial.extra,
+        **plain,
+        "outcome": str(trial.outcome),
+        "is_baseline": trial.is_baseline,
+        "parameters": dict(trial.params),
+        "folder": str(trial.folder) if trial.folder else None,
+    }
+
+
+def export(study: Study, header: StudyHeader, folder: StudyFolder) -> None:
+    """Write trials.csv, study.json and best_command.sh, each as a whole."""
+    write_atomically(folder.csv, _csv(study))
+    write_json(folder.json, _json(study, header))
+    best = study.fastest
+    if best is not None:
+        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{best.command}\n")
+
+
+def _rows(study: Study) -> list[Trial]:
+    return ([study.baseline] if study.baseline else []) + study.trials
+
+
+def _csv(study: Study) -> str:
+    names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
+    head, tail = _COLUMNS[:1], _COLUMNS[1:]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*head, "is_baseline", *names, *tail])
+    for trial in _rows(study):
+        plain = trial_as_json(trial)
+        params = [trial.params.get(name, "") for name in names]
+        writer.writerow([*(plain[c] for c in head), trial.is_baseline, *params, *(plain[c] for c in tail)])
+    return text.getvalue()
+
+
+def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
+    return {
+        **asdict(header),
+        "direction": str(study.direction),
+        "best": trial_as_json(study.best) if study.best else None,
+        "baseline": trial_as_json(study.baseline) if study.baseline else None,
+        "gain": study.gain,
+        "best_command": study.fastest.command if study.fastest else None,
+        "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
+        "num_pruned": study.num_pruned,
+        "num_repeated": study.num_repeated,
+        "trials": [trial_as_json(trial) for trial in _rows(study)],
+    }

@@ -1,0 +1,108 @@
+"""Opens Optuna storage and turns its failures into one clear line."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zenith_tune.errors import DiskFullError, StudyError
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+
+_SQLITE_HEADER = b"SQLite format 3\0"
+
+
+def database_url(db: str | Path) -> str:
+    """Return a storage URL for a path or a URL.
+
+    >>> database_url("out/studies.db")
+    'sqlite:///out/studies.db'
+    """
+    return str(db) if "://" in str(db) else f"sqlite:///{Path(db).expanduser()}"
+
+
+def database_path(url: str) -> Path | None:
+    """Return the file behind an SQLite URL; None for a server."""
+    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+
+
+def open_storage(url: str) -> RDBStorage:
+    """Open or create the database, refusing a file that is none."""
+    path = database_path(url)
+    if path is not None:
+        check_database_file(path)
+    with clear_errors(url), quiet_optuna():
+        from optuna.storages import RDBStorage
+
+        return RDBStorage(url)
+
+
+@contextmanager
+def clear_errors(url: str) -> Iterator[None]:
+    """Turn what the database raises into one line."""
+    import sqlalchemy.exc
+    from optuna.exceptions import StorageInternalError
+
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        raise _explain(error, url) from error
+
+
+@contextmanager
+def full_disk_is_clear(path: Path) -> Iterator[None]:
+    """Turn 'no space left' into the error that stops the study."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise
+
+
+def disk_full(path: Path | str) -> DiskFullError:
+    """Say that the disk is full, and that nothing recorded is lost."""
+    return DiskFullError(f"no space left on the disk of {path}: free some and go on with --resume; no trial is lost")
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Keep Optuna's chatter off the terminal without touching the user's settings for good."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def check_database_file(path: Path) -> None:
+    """Refuse a path that cannot be a database, before anything is written."""
+    if path.is_dir():
+        raise StudyError(f"--db must be a database file, but {path} is a folder")
+    if not path.parent.is_dir():
+        raise StudyError(f"the folder of the database {path} does not exist: make it, or choose another --db")
+    if path.exists() and path.stat().st_size and _first_bytes(path) != _SQLITE_HEADER:
+        raise StudyError(f"{path} is no study database (not an SQLite file): move it away or choose another --db")
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE_HEADER))
+
+
+def _explain(error: Exception, url: str) -> Exception:
+    text = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause)
+    where = database_path(url) or url
+    if "disk is full" in text or "disk I/O error" in text:
+        return disk_full(where)
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if "readonly" in text or "unable to open" in text:
+        return StudyError(f"the database {where} cannot be written ({first}): choose another --db or --output-dir")
+    return StudyError(f"the database {where} cannot be used ({first}): move it away or choose another --db")

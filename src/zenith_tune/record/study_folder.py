@@ -1,0 +1,46 @@
+"""Where a study keeps its files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from zenith_tune.errors import UsageError
+from zenith_tune.trial_folder import TrialFolder
+
+DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
+DATABASE_NAME = "studies.db"
+
+
+class StudyFolder:
+    """Hold the paths of one study: OUTPUT_DIR/STUDY/trials/NNNN beside the database of all studies."""
+
+    def __init__(self, output_dir: Path, study_name: str) -> None:
+        if not re.fullmatch(r"\w[\w.-]{0,99}", study_name):
+            raise UsageError(
+                f"a study name is up to 100 letters, digits, '.', '_' and '-', but got {study_name!r}: "
+                "choose another --study-name"
+            )
+        # A trial runs in the user's own folder and may change it: every path handed to it is absolute.
+        self.output_dir = output_dir.expanduser().absolute()
+        self.path = self.output_dir / study_name
+        self.csv = self.path / "trials.csv"
+        self.json = self.path / "study.json"
+        self.best_command = self.path / "best_command.sh"
+        self.environment = self.path / "environment.json"
+
+    def create(self) -> None:
+        """Make the folder, or say in one line why it cannot be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"the output folder {self.path} cannot be written ({error.strerror}): choose another --output-dir"
+            ) from error
+
+    def trial(self, number: int) -> TrialFolder:
+        """Return the folder of trial `number`."""
+        return TrialFolder(self.path / "trials" / f"{number:04d}")

@@ -1,0 +1,168 @@
+"""The study on Optuna storage: every trial is written as it starts and as it ends, and opens in optuna-dashboard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zenith_tune.direction import Direction
+from zenith_tune.distributions import to_distribution
+from zenith_tune.errors import StudyError
+from zenith_tune.parameters import Parameter, Value
+from zenith_tune.record.storage import clear_errors, open_storage, quiet_optuna
+from zenith_tune.record.study_folder import StudyFolder
+from zenith_tune.trial import Outcome, Trial
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+_HEADER = "zenithtune"
+_RESULT = "result"
+_STORED = ("cause", "failure", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyHeader:
+    """Hold what makes two trials comparable: a study goes on only under the same header."""
+
+    preset: str
+    args: dict[str, str]
+    command: str
+    evaluator: str
+
+    def check_same(self, other: StudyHeader, study_name: str) -> None:
+        """Refuse to go on with a study of another preset, command or objective."""
+        for name, mine in asdict(self).items():
+            theirs = getattr(other, name)
+            if mine != theirs:
+                raise StudyError(
+                    f"study {study_name!r} was made with {name} {theirs!r}, not {mine!r}: its trials cannot be "
+                    f"compared; give the same {name}, or choose another --study-name"
+                )
+
+
+class StudyRecord:
+    """Keep the trials of one study; safe to use from several threads."""
+
+    def __init__(self, url: str, study_name: str, folder: StudyFolder) -> None:
+        self.url = url
+        self.study_name = study_name
+        self._folder = folder
+        self._storage = open_storage(url)
+        self._lock = threading.Lock()
+        self._study_id: int | None = None
+        self._trial_ids: dict[int, int] = {}
+
+    def exists(self) -> bool:
+        """Tell whether the study is there already."""
+        with clear_errors(self.url):
+            return any(study.study_name == self.study_name for study in self._storage.get_all_studies())
+
+    def create(self, header: StudyHeader, direction: Direction) -> None:
+        """Start a new study."""
+        from optuna.study import StudyDirection
+
+        with self._lock, clear_errors(self.url), quiet_optuna():
+            study_id = self._storage.create_new_study([StudyDirection[direction.name]], self.study_name)
+            self._storage.set_study_user_attr(study_id, _HEADER, asdict(header))
+            self._study_id = study_id
+
+    def reopen(self, header: StudyHeader) -> None:
+        """Go on with a study, if it is the same one."""
+        with self._lock, clear_errors(self.url):
+            self._study_id = self._storage.get_study_id_from_name(self.study_name)
+            stored = self._storage.get_study_user_attrs(self._study_id).get(_HEADER)
+        if stored is None:
+            # Killed between the study's creation and its header: there cannot be a trial yet.
+            if self._frozen_trials():
+                raise StudyError(f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name")
+            self._storage.set_study_user_attr(self._study_id, _HEADER, asdict(header))
+            return
+        header.check_same(StudyHeader(**stored), self.study_name)
+
+    def start(
+        self, params: Mapping[str, Value], space: Mapping[str, Parameter], identity: str, *, is_baseline: bool = False
+    ) -> int:
+        """Write a trial that is about to run; returns its number."""
+        from optuna.trial import TrialState, create_trial
+
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=dict(params),
+            distributions={name: to_distribution(space[name]) for name in params},
+            user_attrs={"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path)},
+        )
+        with self._lock, clear_errors(self.url):
+            trial_id = self._storage.create_new_trial(self._require_study(), template_trial=template)
+            number = self._storage.get_trial_number_from_id(trial_id)
+            self._trial_ids[number] = trial_id
+            return number
+
+    def finish(self, trial: Trial) -> None:
+        """Write how a trial ended; its state changes last, so that a finished trial is a whole one."""
+        from optuna.trial import TrialState
+
+        if trial.number is None:
+            raise ValueError("only a trial that was started can be finished")
+        stored = {name: getattr(trial, name) for name in _STORED}
+        result = {"outcome": str(trial.outcome), "command": trial.command, **stored, **trial.extra}
+        state = TrialState.COMPLETE if trial.ok else TrialState.FAIL
+        values = [trial.value] if trial.ok and trial.value is not None else None
+        with self._lock, clear_errors(self.url):
+            trial_id = self._trial_id(trial.number)
+            self._storage.set_trial_user_attr(trial_id, _RESULT, result)
+            self._storage.set_trial_state_values(trial_id, state, values)
+
+    def finished(self) -> list[Trial]:
+        """Return every finished trial, in order."""
+        return [self._to_trial(frozen) for frozen in self._frozen_trials() if frozen.state.is_finished()]
+
+    def unfinished(self) -> list[Trial]:
+        """Return the trials that a killed tuner left behind."""
+        return [self._to_trial(frozen) for frozen in self._frozen_trials() if not frozen.state.is_finished()]
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def _frozen_trials(self) -> list[FrozenTrial]:
+        with self._lock, clear_errors(self.url):
+            return self._storage.get_all_trials(self._require_study())
+
+    def _trial_id(self, number: int) -> int:
+        if number not in self._trial_ids:
+            study_id = self._require_study()
+            self._trial_ids[number] = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        return self._trial_ids[number]
+
+    def _require_study(self) -> int:
+        if self._study_id is None:
+            raise StudyError(f"study {self.study_name!r} is not open")
+        return self._study_id
+
+    def _to_trial(self, frozen: FrozenTrial) -> Trial:
+        result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
+        outcome = Outcome(result.pop("outcome", Outcome.CANCELLED))
+        command = result.pop("command", "")
+        known = {name: result.pop(name, None) for name in _STORED}
+        return Trial(
+            params=frozen.params,
+            outcome=outcome,
+            value=frozen.value if outcome is Outcome.OK else None,
+            number=frozen.number,
+            command=command,
+            identity=frozen.user_attrs.get("identity", ""),
+            folder=self._trial_folder(frozen),
+            is_baseline=frozen.user_attrs.get("is_baseline", False),
+            extra=result,
+            **{**known, "unit": known["unit"] or ""},
+        )
+
+    def _trial_folder(self, frozen: FrozenTrial) -> Path:
+        # A trial stays where it ran, also when the study goes on under another --output-dir.
+        study_folder = Path(frozen.user_attrs.get("study_folder", self._folder.path))
+        return StudyFolder(study_folder.parent, study_folder.name).trial(frozen.number).path

@@ -1,0 +1,61 @@
+"""Prints a dry run: the commands that would run, and why other points would not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO
+
+from zenith_tune.dry_run import DryRunListener
+from zenith_tune.parameters import Value
+
+_MAX_PRUNED_LINES = 20
+
+
+class DryRunText(DryRunListener):
+    """Print for people: every command, and the first of the pruned points."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._num_pruned = 0
+
+    def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
+        self._say(f"trial {number:>4}  {label}\n  {command}")
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        self._num_pruned += 1
+        if self._num_pruned <= _MAX_PRUNED_LINES:
+            self._say(f"pruned      {label}: {reason}")
+        elif self._num_pruned == _MAX_PRUNED_LINES + 1:
+            self._say("pruned      ... more follow; --json lists them all")
+
+    def noted(self, line: str) -> None:
+        self._say(f"note: {line}")
+
+    def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
+        self._say(f"{num_trials} trials would run, {num_pruned} points are pruned; {why}. Nothing was run or written.")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream)
+
+
+class DryRunJson(DryRunListener):
+    """Print for programs: one JSON object per line."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
+        self._write(event="would_run", number=number, label=label, command=command, parameters=dict(params))
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        self._write(event="point_pruned", label=label, parameters=dict(params), reason=reason)
+
+    def noted(self, line: str) -> None:
+        self._write(event="note", text=line)
+
+    def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
+        self._write(event="dry_run_ended", num_trials=num_trials, num_pruned=num_pruned, why=why)
+
+    def _write(self, **content: object) -> None:
+        print(json.dumps(content), file=self._stream)

@@ -1,0 +1,78 @@
+"""Writes a study as it runs, one JSON object per line, for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.parameters import Value
+from zenith_tune.record.export import trial_as_json
+from zenith_tune.study import Study
+from zenith_tune.trial import Trial
+
+
+class JsonLinesReporter(StudyListener):
+    """Write every event to a stream, and pass it on to a listener for people."""
+
+    def __init__(self, stream: IO[str], people: StudyListener) -> None:
+        self._stream = stream
+        self._people = people
+
+    def study_started(self, plan: StudyPlan) -> None:
+        self._write("study_started", asdict(plan))
+        self._people.study_started(plan)
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
+        self._write("trial_started", {"number": number, "label": label, "log": str(log_path), "limit_s": limit_s})
+        self._people.trial_started(number, label, log_path, limit_s)
+
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        best = study.best
+        self._write(
+            "trial_finished",
+            {"label": label, **trial_as_json(trial), "best_value": best.value if best else None},
+        )
+        self._people.trial_finished(trial, label, study)
+
+    def trial_recalled(self, trial: Trial, label: str) -> None:
+        self._write("trial_recalled", {"label": label, **trial_as_json(trial)})
+        self._people.trial_recalled(trial, label)
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        self._write("point_pruned", {"parameters": dict(params), "label": label, "reason": reason})
+        self._people.point_pruned(params, label, reason)
+
+    def point_repeated(self, trial: Trial, label: str) -> None:
+        self._write("point_repeated", {"label": label, **trial_as_json(trial)})
+        self._people.point_repeated(trial, label)
+
+    def noted(self, line: str) -> None:
+        self._write("note", {"text": line})
+        self._people.noted(line)
+
+    def study_ended(self, end: StudyEnd) -> None:
+        study = end.study
+        content = {
+            "why": end.why,
+            "best": trial_as_json(study.best) if study.best else None,
+            "baseline": trial_as_json(study.baseline) if study.baseline else None,
+            "gain": study.gain,
+            "best_command": end.best_command,
+            "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
+            "num_pruned": study.num_pruned,
+            "num_repeated": study.num_repeated,
+            "csv": str(end.csv_path),
+            "json": str(end.json_path),
+            "trials": str(end.trials_path),
+            "database": end.database_url,
+        }
+        self._write("study_ended", content)
+        self._people.study_ended(end)
+
+    def _write(self, event: str, content: Mapping[str, Any]) -> None:
+        # NaN is no JSON: a value is finite or None, so a NaN here is a bug that must be seen.
+        print(json.dumps({"event": event, **content}, allow_nan=False, default=str), file=self._stream, flush=True)

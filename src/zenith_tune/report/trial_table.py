@@ -1,0 +1,80 @@
+"""The table of trials that a study ends with, and its failures grouped by cause."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from zenith_tune.study import Study
+from zenith_tune.trial import Outcome, Trial
+from zenith_tune.units import format_bytes, format_gain, format_seconds, format_value
+
+MAX_ROWS = 60
+STYLES = {Outcome.OK: "green", Outcome.OOM: "red", Outcome.ERROR: "red", Outcome.TIMEOUT: "yellow"}
+_MAX_CAUSE = 90
+_MAX_NUMBERS = 8
+
+
+def trial_table(study: Study, labels: dict[int, str]) -> Table:
+    """Return the trials as a table that fits 80 columns; of a long study, the best ones."""
+    rows = ([study.baseline] if study.baseline else []) + _chosen(study)
+    unit = next((trial.unit for trial in rows if trial.unit), "")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=f"value in {unit}" if unit else None)
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("layout", overflow="fold", min_width=16)
+    for name in ("outcome", "value", "gain", "memory", "time"):
+        table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
+    for trial in rows:
+        table.add_row(*_cells(trial, study, labels), style="bold" if trial is study.best else "")
+    return table
+
+
+def failure_lines(study: Study) -> list[str]:
+    """Return one line per kind of failure: how many, an example of the cause, and which trials."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in study.trials:
+        if trial.cause is not None:
+            groups.setdefault(trial.failure or str(trial.outcome), []).append(trial)
+    return [f"  {len(trials)} {kind} (trial {_numbers(trials)}): {trials[0].cause}" for kind, trials in groups.items()]
+
+
+def shortened(cause: str | None) -> str:
+    """Return the beginning of a cause, for one line among many."""
+    text = cause or ""
+    return text if len(text) <= _MAX_CAUSE else text[: _MAX_CAUSE - 1] + "…"
+
+
+def _numbers(trials: list[Trial]) -> str:
+    shown = ", ".join(str(trial.number) for trial in trials[:_MAX_NUMBERS])
+    return shown if len(trials) <= _MAX_NUMBERS else f"{shown}, ..."
+
+
+def _chosen(study: Study) -> list[Trial]:
+    if len(study.trials) <= MAX_ROWS:
+        return study.trials
+    ok = [trial for trial in study.trials if trial.value is not None]
+    ok.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction.better(2.0, than=1.0))
+    return ok[: MAX_ROWS // 2]
+
+
+def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
+    base = study.baseline.value if study.baseline else None
+    gain = study.direction.gain(trial.value, over=base) if trial.value and base and not trial.is_baseline else None
+    number = "base" if trial.is_baseline else str(trial.number)
+    label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
+    return [
+        Text(f"* {number}" if trial is study.best else number),
+        Text(label),
+        Text(str(trial.outcome), style=STYLES.get(trial.outcome, "")),
+        Text(_value(trial)),
+        Text(format_gain(gain) if gain is not None else ""),
+        Text(format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""),
+        Text(format_seconds(trial.duration_s) if trial.duration_s is not None else ""),
+    ]
+
+
+def _value(trial: Trial) -> str:
+    if trial.value is None:
+        return ""
+    spread = f" ±{trial.spread * 100:.1f}%" if trial.spread is not None else ""
+    return format_value(trial.value) + spread

@@ -1,0 +1,165 @@
+"""Runs trials on this machine: each one is a process group with a log and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.registry import RunnerRegistry
+from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
+from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree
+from zenith_tune.trial_folder import TrialFolder
+
+# The trial's own shell notes who it is before the command starts and how it ended after, because both must be
+# known to a tuner that resumes after this one was killed. `read` and `printf` are built in: nothing is forked.
+_SHELL = """
+read -r boot < /proc/sys/kernel/random/boot_id; read -r stat < /proc/$$/stat
+printf '%s\\n%s\\n' "$boot" "$stat" > "$ZENITHTUNE_TRIAL_FOLDER/process"
+"$@"
+code=$?
+printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
+exit "$code"
+"""
+
+
+@RunnerRegistry.register("local")
+class LocalRunner(Runner):
+    """Run trials as process groups of this machine, one at a time.
+
+    >>> job = LocalRunner().submit("echo hello", Path("trial"), Resources())  # doctest: +SKIP
+    >>> job.wait().exit_code  # doctest: +SKIP
+    0
+    """
+
+    def __init__(self, *, grace_s: float = 5.0) -> None:
+        self.grace_s = grace_s
+        """Seconds between SIGTERM and SIGKILL when a trial is ended."""
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._interrupts = 0
+
+    def submit(self, command: str, folder: Path, resources: Resources, *, timeout_s: float | None = None) -> Job:
+        return LocalJob(self, command, folder, timeout_s)
+
+    def interrupt(self) -> None:
+        self._interrupts += 1
+        os.write(self._stop_writer, b"!")
+
+    def in_a_hurry(self) -> bool:
+        """Tell whether the user asked twice: then nothing gets time to end by itself."""
+        return self._interrupts > 1
+
+    def recover(self, folder: Path) -> int | None:
+        files = TrialFolder(folder)
+        identity = ProcessIdentity.parse(files.read(files.process))
+        leader = identity.pid if identity and identity.is_alive() else None
+        ProcessTree(folder, leader).end(self.grace_s)
+        code = files.read(files.exit_code).strip()
+        return int(code) if code.isdigit() else None
+
+    def close(self) -> None:
+        os.close(self._stop_reader)
+        os.close(self._stop_writer)
+
+    def wait_for_stop(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
+        """Sleep until the process exits (False), or until an interrupt or the timeout (True)."""
+        with _Pidfd(process.pid) as pidfd:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.register(self._stop_reader, select.POLLIN)
+            ready = [fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)]
+        return pidfd not in ready
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell whether the runner was told to stop."""
+        return self._interrupts > 0
+
+
+class LocalJob(Job):
+    """Stand for one process group."""
+
+    def __init__(self, runner: LocalRunner, command: str, folder: Path, timeout_s: float | None) -> None:
+        self._runner = runner
+        files = TrialFolder(folder)
+        self.log_path = files.log
+        self._start = time.monotonic()
+        self._deadline = None if timeout_s is None else self._start + timeout_s
+        self._result: JobResult | None = None
+        self._process = _start(command, files)
+        self._tree = ProcessTree(folder, self._process.pid)
+
+    def poll(self) -> JobResult | None:
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if self._result is None and os.waitid(os.P_PID, self._process.pid, flags) is not None:
+            self._finish(End.EXITED)
+        return self._result
+
+    def wait(self) -> JobResult:
+        while self._result is None:
+            left_s = None if self._deadline is None else self._deadline - time.monotonic()
+            if not self._runner.wait_for_stop(self._process, left_s):
+                self._finish(End.EXITED)
+            elif self._runner.interrupted:
+                self.cancel()
+            else:
+                self._end(End.TIMED_OUT)
+        return self._result
+
+    def cancel(self) -> None:
+        if self._result is None:
+            self._end(End.CANCELLED)
+
+    def _end(self, end: End) -> None:
+        self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)
+        self._finish(end)
+
+    def _finish(self, end: End) -> None:
+        duration_s = time.monotonic() - self._start
+        # The command is over, but it may have left something running in the background. That is ended before the
+        # leader is reaped: until then nobody else can be given its pid.
+        self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)
+        code = self._process.wait()
+        self._result = JobResult(end=end, exit_code=code if end is End.EXITED else None, duration_s=duration_s)
+
+
+class _Pidfd:
+    """Hold a file descriptor that becomes readable when the process exits."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.pidfd_open(pid)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _start(command: str, files: TrialFolder) -> subprocess.Popen[bytes]:
+    line = CommandLine(command)
+    environment = {**os.environ, MARK: str(files.path)}
+    if line.needs_shell:
+        argv = _shell_argv(command)
+    else:
+        argv = line.argv()
+        environment |= line.assignments()
+    with files.log.open("ab") as log:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _SHELL, "zenithtune-trial", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _shell_argv(command: str) -> list[str]:
+    """Run shell text by bash with pipefail, so that `train | tee log` fails when the training does."""
+    bash = shutil.which("bash")
+    return [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command]

@@ -1,0 +1,203 @@
+"""Secrets: finds the tokens, keys and passwords that a command holds, and masks them wherever they are written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from zenith_tune.errors import CommandError
+from zenith_tune.secret_names import Secrecy, secrecy_of
+from zenith_tune.shell_tokens import Operator, Word
+from zenith_tune.shell_words import lex
+
+MASK = "***"
+
+_SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_WELL_KNOWN = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+    r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
+    r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
+)
+_IN_CONTEXT = re.compile(
+    r"://[^/\s:@'\"]*:([^@/\s'\"]+)@"
+    r"|://([^/\s:@'\"]{16,})@"
+    r"|(?i:authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+([\w.~+/=-]{3,}))"
+    r"|\b[Bb]earer\s+([\w.~+/=-]{6,})"
+    r"|\bwandb\s+login\s+(?:--\S+\s+)*(\w{20,})"
+)
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
+_PAIR = re.compile(r"([A-Za-z_][\w.-]*)=")
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}]*)\}")
+_QUOTED_PAIR = re.compile(r"""["']([A-Za-z_][\w.-]*)\\?["']\s*[:=]\s*\\?["']([^"'\\]+)""")
+_QUERY = re.compile(r"[?&]([A-Za-z_][\w.-]*)=([^&\s'\"]+)")
+_HEADER = re.compile(r"([A-Za-z][\w-]*):\s*(\S+)")
+_LOOSE = re.compile(r"""(?:--([\w.-]+)(?:=|\s+)|([A-Za-z_][\w.-]*)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s"',;&|)}\]]+)""")
+_NOT_A_SECRET = frozenset(("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"))
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+_MIN_SECRET_CHARS = 3
+_MIN_LITERAL_CHARS = 6
+_CHUNK_BYTES = 1 << 20
+
+
+def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which values of secret-sounding names, and secrets inside others, are masked.
+
+    >>> mask_environment({"HF_TOKEN": "abc", "HOME": "/root"})
+    {'HF_TOKEN': '***', 'HOME': '/root'}
+    """
+    return {
+        name: MASK if _SECRET_VARIABLE.search(name) else mask(value, list(_by_shape(value)))
+        for name, value in env.items()
+    }
+
+
+def find_secrets(command_text: str) -> list[str]:
+    """Return the secret values that a command holds, in the order found.
+
+    >>> find_secrets("WANDB_API_KEY=abc123 python train.py --hub_token=xyz789 --eos-token '</s>'")
+    ['abc123', 'xyz789']
+    """
+    return list(dict.fromkeys([*_in_shell_text(command_text), *_by_shape(command_text)]))
+
+
+def _by_shape(text: str) -> Iterator[str]:
+    """Yield what looks like a secret wherever it stands."""
+    for match in _WELL_KNOWN.finditer(text):
+        yield match[0]
+    for match in _IN_CONTEXT.finditer(text):
+        secret = match[match.lastindex or 0]
+        if not secret.startswith("$") and not _PLACEHOLDER.fullmatch(secret):
+            yield secret
+    for pattern in (_DEFAULT, _QUOTED_PAIR, _QUERY):
+        for match in pattern.finditer(text):
+            yield from _if_secret(match[1], [match[2]])
+
+
+def _in_shell_text(text: str) -> Iterator[str]:
+    """Yield the values of options and assignments whose names tell, also in shell texts within words."""
+    try:
+        tokens = lex(text)
+    except CommandError:
+        yield from _in_loose_text(text)
+        return
+    words = [token for token in tokens if isinstance(token, Word)]
+    for index, word in enumerate(words):
+        yield from _in_word(word, words[index + 1] if index + 1 < len(words) else None)
+    end = 0
+    for token in tokens:
+        # Between the tokens there are blanks, or the body of a here-document.
+        yield from _in_loose_text(text[end : token.start])
+        end = token.start if isinstance(token, Operator) and token.text == "#" else token.end
+    yield from _in_loose_text(text[end:])
+
+
+def _in_word(word: Word, following: Word | None) -> Iterator[str]:
+    pair = _PAIR.match(word.value)
+    option = _OPTION.match(word.value)
+    if pair:
+        yield from _if_secret(pair[1], _literals(word, pair.end()))
+    elif option and option[2]:
+        yield from _if_secret(option[1], _literals(word, option.end()))
+    elif option and option.end() == len(word.value) and following and not following.value.startswith("--"):
+        yield from _if_secret(option[1], _literals(following, 0))
+    elif header := _HEADER.fullmatch(word.value):
+        yield from _if_secret(header[1], [header[2]])
+    yield from _nested(word)
+
+
+def _nested(word: Word) -> Iterator[str]:
+    start = word.value.find("=") + 1 if _PAIR.match(word.value) or _OPTION.match(word.value) else 0
+    if re.search(r"\s", word.value[start:]) and word.end - word.start > len(word.value):
+        yield from _in_shell_text(word.value[start:])
+    for part in word.parts:
+        if part.dynamic and part.value.startswith(("$(", "`", "<(", ">(", "(")):
+            yield from _in_shell_text(part.value[part.value.find("(") + 1 : -1])
+
+
+def _in_loose_text(text: str) -> Iterator[str]:
+    if not text.strip(" \t\n\\"):
+        return
+    for match in _LOOSE.finditer(text):
+        yield from _if_secret(match[1] or match[2], [match[3].strip("\"'")])
+
+
+def _literals(word: Word, start: int) -> list[str]:
+    """Return what is written out of a word's value from `start` on."""
+    if word.is_static:
+        return [word.value[start:]]
+    pieces, position = [], 0
+    for part in word.parts:
+        if not part.dynamic:
+            pieces.append(part.value[max(0, start - position) :])
+        position += len(part.value)
+    return [piece for piece in pieces if len(piece) >= _MIN_LITERAL_CHARS]
+
+
+def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
+    secrecy = secrecy_of(name)
+    # Variables are written in capitals; one that is called a token or key is taken at its word.
+    is_told = secrecy is Secrecy.SECRET or (secrecy is Secrecy.UNSURE and re.search(r"(TOKEN|KEY)$", name))
+    for value in values:
+        is_real = len(value) >= _MIN_SECRET_CHARS and value.lower() not in _NOT_A_SECRET
+        is_written_out = not value.startswith("$") and not _PLACEHOLDER.fullmatch(value) and value.strip("*")
+        if is_real and is_written_out and (is_told or (secrecy is Secrecy.UNSURE and _RANDOM.fullmatch(value))):
+            yield value
+
+
+def mask(text: str, secrets: Sequence[str]) -> str:
+    """Return a text in which every secret is `***`, also where it is written with escapes.
+
+    >>> mask("python train.py --hf-token hf_abc", ["hf_abc"])
+    'python train.py --hf-token ***'
+    """
+    forms = _forms(secrets)
+    # A replacement can bring the ends of a secret together, where that holds asterisks itself.
+    while any(form in text for form in forms):
+        for form in forms:
+            text = text.replace(form, MASK)
+    return text
+
+
+def _forms(secrets: Iterable[str]) -> list[str]:
+    """Return the secrets as they are, as shells quote them and as JSON escapes them, the longest first."""
+    forms: set[str] = set()
+    for secret in secrets:
+        if not secret.strip("*"):
+            continue
+        bare = re.sub(r"^'(.*)'$", r"\1", shlex.quote(secret), flags=re.DOTALL)
+        written = (secret, bare, secret.replace("'", "'\\''"), re.sub(r'([\\"$`])', r"\\\1", secret))
+        forms.update(written)
+        forms.update(json.dumps(form, ensure_ascii=ascii)[1:-1] for form in written for ascii in (True, False))
+    return sorted(forms, key=len, reverse=True)
+
+
+def mask_file(path: Path, secrets: Sequence[str]) -> int:
+    """Overwrite every secret in a file with as many asterisks, whatever the file's size, and return how many."""
+    forms = [form.encode() for form in _forms(secrets)]
+    if not forms:
+        return 0
+    pattern, longest = re.compile(b"|".join(map(re.escape, forms))), len(max(forms, key=len))
+    count = base = 0
+    data = b""
+    with path.open("r+b") as file:
+        while True:
+            chunk = file.read(_CHUNK_BYTES)
+            data += chunk
+            # What begins nearer to the end than the longest secret may go on in the next chunk.
+            settled = len(data) - longest + 1 if chunk else len(data)
+            for match in pattern.finditer(data):
+                if match.start() >= settled:
+                    break
+                file.seek(base + match.start())
+                file.write(b"*" * len(match[0]))
+                settled = max(settled, match.end())
+                count += 1
+            if not chunk:
+                return count
+            settled = max(settled, 0)
+            base, data = base + settled, data[settled:]
+            file.seek(base + len(data))

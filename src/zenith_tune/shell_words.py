@@ -1,0 +1,264 @@
+"""The words and operators of a shell text, each with its exact place: nothing is expanded and nothing is run."""
+
+from __future__ import annotations
+
+import re
+
+from zenith_tune.errors import CommandError
+from zenith_tune.shell_tokens import Operator, Part, Quote, Redirection, Token, Word
+
+_BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
+_COMMENT = re.compile(r"#[^\n]*")
+_REDIRECTION = re.compile(r"(?:\d+|\{[A-Za-z_]\w*\})?(&>>|&>|<<-|<<<|<<|<>|<&|>&|>>|>\||[<>](?!\())")
+_DESCRIPTOR = re.compile(r"\d+-?|-")
+_OPERATOR = re.compile(r";;&|;;|;&|&&|&|\|\||\|&|[|;()\n]")
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+(?=[ \t\n;|&<>)]|\Z)")
+_ORDINARY = re.compile(r"[^ \t\n'\"\\$`*?\[~<>|&;()]+")
+_IN_DOUBLE = re.compile(r'[^"\\$`]+')
+_IN_ANSI = re.compile(r"[^'\\]+")
+_ANSI_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{1,4}|U[0-9A-Fa-f]{1,8}|[0-7]{1,3}|c.|.)", re.DOTALL)
+_ANSI_NAMED = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
+_PARAMETER = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z", re.ASCII)
+_BRACE_LIST = re.compile(r",|\.\.")
+_WORD_ENDS = frozenset(" \t\n;|&()<>")
+
+
+def lex(text: str) -> list[Token]:
+    """Return the tokens of a shell text, or raise `CommandError` where a quote or bracket is never closed.
+
+    >>> [token.value for token in lex("python 'my train.py' --lr=$LR") if isinstance(token, Word)]
+    ['python', 'my train.py', '--lr=$LR']
+    """
+    return _Lexer(text).tokens()
+
+
+class _Lexer:
+    """Read a text from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.heredocs: list[tuple[str, bool]] = []
+
+    def tokens(self) -> list[Token]:
+        found: list[Token] = []
+        while (token := self._token()) is not None:
+            found.append(token)
+        return found
+
+    def _token(self) -> Token | None:
+        text = self.text
+        if blanks := _BLANKS.match(text, self.at):
+            self.at = blanks.end()
+        start = self.at
+        if start >= len(text):
+            return None
+        if word := _PLAIN_WORD.match(text, start):
+            # Digits that touch a redirection are its file descriptor, not a word.
+            if text[word.end() : word.end() + 1] not in ("<", ">") or not word.group().isdigit():
+                return self._plain_word(word)
+        elif comment := _COMMENT.match(text, start):
+            self.at = comment.end()
+            return Operator(start, self.at, "#")
+        if redirection := _REDIRECTION.match(text, start):
+            return self._redirection(redirection)
+        if operator := _OPERATOR.match(text, start):
+            return self._operator(operator)
+        return self._word()
+
+    def _plain_word(self, match: re.Match[str]) -> Word:
+        value, start, self.at = match.group(), match.start(), match.end()
+        return Word(start, self.at, value, len(value), (Part(Quote.NONE, False, start, self.at, value),))
+
+    def _operator(self, match: re.Match[str]) -> Operator:
+        self.at = match.end()
+        if match.group() == "\n":
+            while self.heredocs:
+                self._skip_heredoc(*self.heredocs.pop(0))
+        return Operator(match.start(), match.end(), match.group())
+
+    def _skip_heredoc(self, delimiter: str, strips_tabs: bool) -> None:
+        tabs = r"\t*" if strips_tabs else ""
+        end = re.compile(rf"^{tabs}{re.escape(delimiter)}$\n?", re.MULTILINE).search(self.text, self.at)
+        self.at = end.end() if end else len(self.text)
+
+    def _redirection(self, match: re.Match[str]) -> Redirection:
+        self.at, operator = match.end(), match.group(1)
+        descriptor = _DESCRIPTOR.match(self.text, self.at) if operator in (">&", "<&") else None
+        target = self._plain_word(descriptor) if descriptor else self._token()
+        if not isinstance(target, Word):
+            raise CommandError(f"a redirection needs a file, but {match.group()!r} in the training command has none")
+        if operator in ("<<", "<<-"):
+            self.heredocs.append((target.value, operator == "<<-"))
+        return Redirection(match.start(), target.end, operator, target)
+
+    def _word(self) -> Word:
+        text, start = self.text, self.at
+        parts: list[Part] = []
+        while self.at < len(text) and (text[self.at] not in _WORD_ENDS or self._opens_brackets(start)):
+            self._read_part(start, parts)
+        return _joined(start, self.at, tuple(parts))
+
+    def _opens_brackets(self, start: int) -> bool:
+        """Tell whether a process substitution `<(..)` or the list of an array `A=(..)` begins here."""
+        if self.text[self.at] in "<>":
+            return self.text.startswith("(", self.at + 1)
+        return self.text[self.at] == "(" and _ARRAY.match(self.text[start : self.at]) is not None
+
+    def _read_part(self, start: int, parts: list[Part]) -> None:
+        char = self.text[self.at]
+        if char == "'":
+            self._read_single(parts)
+        elif char == '"':
+            self._read_double(parts)
+        elif char == "\\":
+            self._read_escape(parts)
+        elif char in "$`":
+            self._read_dollar(Quote.NONE, parts)
+        elif char in "<>(":
+            self._add(parts, Quote.NONE, True, self._closing(self.at + (char != "(")))
+        elif char in "*?[~":
+            expands = char != "~" or self.at == start or self.text[self.at - 1] in "=:"
+            self._add(parts, Quote.NONE, expands, self.at + 1)
+        else:
+            match = _ORDINARY.match(self.text, self.at)
+            self._add(parts, Quote.NONE, False, match.end() if match else self.at + 1)
+
+    def _add(self, parts: list[Part], quote: Quote, dynamic: bool, end: int, value: str | None = None) -> None:
+        source = self.text[self.at : end]
+        parts.append(Part(quote, dynamic, self.at, end, source if value is None else value))
+        self.at = end
+
+    def _read_single(self, parts: list[Part]) -> None:
+        end = self.text.find("'", self.at + 1)
+        if end < 0:
+            raise self._unclosed(self.at)
+        self.at += 1
+        self._add(parts, Quote.SINGLE, False, end)
+        self.at = end + 1
+
+    def _read_double(self, parts: list[Part]) -> None:
+        text, opening = self.text, self.at
+        self.at += 1
+        self._add(parts, Quote.DOUBLE, False, self.at)
+        while not text.startswith('"', self.at):
+            if match := _IN_DOUBLE.match(text, self.at):
+                self._add(parts, Quote.DOUBLE, False, match.end())
+            elif self.at + 1 >= len(text):
+                raise self._unclosed(opening)
+            elif text[self.at] == "\\":
+                self._read_double_escape(parts)
+            else:
+                self._read_dollar(Quote.DOUBLE, parts)
+        self.at += 1
+
+    def _read_double_escape(self, parts: list[Part]) -> None:
+        escaped = self.text[self.at + 1]
+        if escaped in '$`"\\\n':
+            self._add(parts, Quote.DOUBLE, False, self.at + 2, escaped.strip("\n"))
+        else:
+            self._add(parts, Quote.DOUBLE, False, self.at + 1)
+
+    def _read_escape(self, parts: list[Part]) -> None:
+        if self.at + 1 >= len(self.text):
+            raise CommandError("the training command ends in a backslash: remove it, or give what should follow it")
+        self._add(parts, Quote.NONE, False, self.at + 2, self.text[self.at + 1].strip("\n"))
+
+    def _read_dollar(self, quote: Quote, parts: list[Part]) -> None:
+        text, start = self.text, self.at
+        if text[start] == "`":
+            self._add(parts, quote, True, self._after_backquote(start))
+        elif text[start + 1 : start + 2] in ("(", "{"):
+            self._add(parts, quote, True, self._closing(start + 1, quote))
+        elif quote is Quote.NONE and text.startswith("'", start + 1):
+            self._read_ansi(parts)
+        elif quote is Quote.NONE and text.startswith('"', start + 1):
+            self.at += 1
+            self._read_double(parts)
+        else:
+            match = _PARAMETER.match(text, start)
+            # A name may follow on the next line: $\<newline>name.
+            expands = match is not None or text.startswith("\\\n", start + 1)
+            self._add(parts, quote, expands, match.end() if match else start + 1)
+
+    def _read_ansi(self, parts: list[Part]) -> None:
+        opening = self.at
+        self.at += 2
+        self._add(parts, Quote.ANSI, False, self.at)
+        while not self.text.startswith("'", self.at):
+            if match := _IN_ANSI.match(self.text, self.at):
+                self._add(parts, Quote.ANSI, False, match.end())
+            elif escape := _ANSI_ESCAPE.match(self.text, self.at):
+                value = _ansi_value(escape.group()[1:])
+                self._add(parts, Quote.ANSI, value is None, escape.end(), value)
+            else:
+                raise self._unclosed(opening)
+        self.at += 1
+
+    def _closing(self, opening: int, quote: Quote = Quote.NONE) -> int:
+        """Return the offset after the bracket that closes the one at `opening`."""
+        text, at = self.text, opening + 1
+        closers = [")" if text[opening] == "(" else "}"]
+        while at < len(text):
+            char = text[at]
+            if char == closers[-1]:
+                closers.pop()
+                if not closers:
+                    return at + 1
+            elif char == "(" and (closers[-1] == ")" or text[at - 1] == "$"):
+                closers.append(")")
+            elif char == "{" and text[at - 1] == "$":
+                closers.append("}")
+            # An apostrophe in "${name:-it's}" is only a letter.
+            elif char in '\\"`' or (char == "'" and (quote is Quote.NONE or ")" in closers)):
+                at = self._after_quoted(at)
+                continue
+            at += 1
+        raise self._unclosed(opening)
+
+    def _after_quoted(self, at: int) -> int:
+        if self.text[at] == "\\":
+            return at + 2
+        inner = _Lexer(self.text)
+        inner.at = at
+        inner._read_part(at, [])
+        return inner.at
+
+    def _after_backquote(self, opening: int) -> int:
+        at = opening + 1
+        while at < len(self.text) and self.text[at] != "`":
+            at += 2 if self.text[at] == "\\" else 1
+        if at >= len(self.text):
+            raise self._unclosed(opening)
+        return at + 1
+
+    def _unclosed(self, at: int) -> CommandError:
+        # What stands before the quote tells where it is; what follows might be a secret.
+        before = " ".join(self.text[max(0, at - 30) : at + 1].split())
+        return CommandError(f"every quote and bracket of the training command must be closed, but one is not: {before}")
+
+
+def _ansi_value(escape: str) -> str | None:
+    """Return the character of an escape in `$'..'`, or None for a byte or control that is left to the shell."""
+    if escape[0] in "xuU01234567":
+        code = int(escape, 8) if escape[0].isdigit() else int(escape[1:] or "0", 16)
+        is_letter = escape[0] in "uU" or code < 0x80
+        return chr(code) if is_letter and 0 < code < 0x110000 and len(escape) > (escape[0] in "xuU") else None
+    if escape[0] == "c":
+        return None
+    return _ANSI_NAMED.get(escape, f"\\{escape}")
+
+
+def _joined(start: int, end: int, parts: tuple[Part, ...]) -> Word:
+    value, static, brace = "", -1, -1
+    for part in parts:
+        if part.dynamic and static < 0:
+            static = len(value)
+        if part.quote is Quote.NONE and part.end - part.start == len(part.value):
+            # The shell turns an unquoted {a,b} or {1..4} into several words; {tp} it leaves alone.
+            brace = len(value) + part.value.find("{") if brace < 0 and "{" in part.value else brace
+            if brace >= 0 and static < 0 and _BRACE_LIST.search(part.value, max(0, brace - len(value))):
+                static = brace
+        value += part.value
+    return Word(start, end, value, len(value) if static < 0 else static, parts)

@@ -1,0 +1,44 @@
+"""Every point of a grid, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
+from zenith_tune.parameters import Parameter, Value
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+
+
+@StrategyRegistry.register("grid")
+class GridStrategy(TuningStrategy):
+    """Try every choice, and `grid_points` values of each numeric parameter; the last parameter turns fastest.
+
+    >>> from zenith_tune.parameters import CategoricalParameter
+    >>> space = {"tp": CategoricalParameter([1, 2]), "mbs": CategoricalParameter([1, 2, 4])}
+    >>> GridStrategy().max_trials(space)
+    6
+    """
+
+    ends_by_itself = True
+
+    def __init__(self, *, grid_points: int = 5) -> None:
+        if grid_points < 1:
+            raise UsageError(f"grid_points must be at least 1, but got {grid_points}: give 1 or more")
+        self.grid_points = grid_points
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        for values in self._points(search_space):
+            eval_fn(dict(zip(search_space, values, strict=True)))
+
+    def max_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        return math.prod(len(axis) for axis in self._axes(search_space))
+
+    def _points(self, search_space: Mapping[str, Parameter]) -> Iterator[tuple[Value, ...]]:
+        return itertools.product(*self._axes(search_space))
+
+    def _axes(self, search_space: Mapping[str, Parameter]) -> list[list[Value]]:
+        return [parameter.grid(self.grid_points) for parameter in search_space.values()]

@@ -1,0 +1,131 @@
+"""The two-stage heuristic for Megatron: find what fits first, then make it fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
+from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+
+SEARCHED = ("tp", "ep", "mbs")
+"""Parallel sizes and the micro-batch, taken from the search space's own choices."""
+FIXED: Mapping[str, Value] = {
+    "pp": 1,
+    "cp": 1,
+    "etp": 1,
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+    "vit_gradient_checkpointing": "true",
+}
+NEEDED: tuple[tuple[str, Value], ...] = (
+    *FIXED.items(),
+    ("mbs", 1),
+    ("recompute_granularity", "full"),
+    ("recompute_granularity", "selective"),
+)
+
+
+@StrategyRegistry.register("megatron-heuristic")
+class MegatronHeuristicStrategy(TuningStrategy):
+    """Search tensor and expert parallelism first, then the micro-batch and recomputation; always in the same order.
+
+    Stage 1 tries every (tp, ep) that divides the GPUs at micro-batch 1 with full recomputation and keeps the best ep
+    of each tp. Stage 2 takes each of these pairs and raises the micro-batch until a trial fails, first with selective
+    recomputation, then with full. A parameter that the strategy does not know keeps its first choice.
+    """
+
+    ends_by_itself = True
+
+    def __init__(self, *, n_gpus: int, **kwargs: object) -> None:
+        if n_gpus < 1 or n_gpus & (n_gpus - 1):
+            cure = "use a power of two, or --strategy optuna or grid"
+            raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}: {cure}")
+        self.n_gpus = n_gpus
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        climb = _Climb(eval_fn, _choices(search_space), direction)
+        best_ep = {}
+        for tp, eps in self._pairs(climb.choices).items():
+            ep = climb.best({ep: climb.run(tp=tp, ep=ep, mbs=1, recompute_granularity="full") for ep in eps})
+            if ep is not None:
+                best_ep[tp] = ep
+        for tp, ep in best_ep.items():
+            best_mbs = climb.raise_mbs(tp=tp, ep=ep, granularity="selective", start=1)
+            # Stage 1 ran micro-batch 1 with full recomputation.
+            climb.raise_mbs(tp=tp, ep=ep, granularity="full", start=max(best_mbs or 1, 2))
+
+    def max_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        choices = _choices(search_space)
+        pairs = self._pairs(choices)
+        per_tp = 2 * len(_from(1, choices["mbs"])) - 1
+        return sum(len(eps) + per_tp for eps in pairs.values() if eps)
+
+    def _pairs(self, choices: Mapping[str, tuple[Value, ...]]) -> dict[int, list[int]]:
+        """Return the ep choices, ascending, that go with each tp choice, descending."""
+        eps = _from(1, choices["ep"])
+        return {tp: [ep for ep in eps if self.n_gpus % (tp * ep) == 0] for tp in reversed(_from(1, choices["tp"]))}
+
+
+class _Climb:
+    """Run points of one search space and remember which are better."""
+
+    def __init__(self, eval_fn: EvalFunction, choices: Mapping[str, tuple[Value, ...]], direction: Direction) -> None:
+        self.eval_fn = eval_fn
+        self.choices = choices
+        self.direction = direction
+
+    def run(self, **searched: Value) -> float | None:
+        """Try the point that has these values, the fixed ones, and the first choice of any other parameter."""
+        known = {**FIXED, **searched}
+        point: Params = {name: known.get(name, choices[0]) for name, choices in self.choices.items()}
+        return self.eval_fn(point)
+
+    def raise_mbs(self, *, tp: int, ep: int, granularity: str, start: int) -> int | None:
+        """Raise the micro-batch from `start` until a trial fails, and return the best one."""
+        values: dict[int, float | None] = {}
+        for mbs in _from(start, self.choices["mbs"]):
+            values[mbs] = self.run(tp=tp, ep=ep, mbs=mbs, recompute_granularity=granularity)
+            if values[mbs] is None:
+                break
+        return self.best(values)
+
+    def best(self, values: Mapping[int, float | None]) -> int | None:
+        """Return the key of the best value, the first of equals, or None where every trial failed."""
+        best: int | None = None
+        best_value = 0.0
+        for key, value in values.items():
+            if value is not None and (best is None or self.direction.better(value, than=best_value)):
+                best, best_value = key, value
+        return best
+
+
+def _from(start: int, choices: tuple[Value, ...]) -> list[int]:
+    return sorted(choice for choice in choices if isinstance(choice, int) and choice >= start)
+
+
+def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ...]]:
+    """Return each parameter's choices, or say which parameter lacks what the strategy needs."""
+    choices = {}
+    for name, parameter in search_space.items():
+        if not isinstance(parameter, CategoricalParameter):
+            raise _lack(f"{name!r} to be a CategoricalParameter", f"it is a {type(parameter).__name__}")
+        choices[name] = parameter.choices
+    for name, value in NEEDED:
+        if name not in search_space:
+            raise _lack(f"{name!r} to hold {value!r}", "it is not in the search space")
+        if not search_space[name].contains(value):
+            raise _lack(f"{name!r} to hold {value!r}", f"its choices are {list(choices[name])}")
+    for name in SEARCHED:
+        if name not in search_space:
+            raise _lack(f"{name!r} to hold the sizes to try", "it is not in the search space")
+        if not all(type(choice) is int and choice >= 1 for choice in choices[name]):
+            raise _lack(f"{name!r} to hold whole numbers from 1", f"its choices are {list(choices[name])}")
+    return choices
+
+
+def _lack(law: str, values: str) -> UsageError:
+    cure = "change the search space, or use --strategy optuna or grid"
+    return UsageError(f"megatron-heuristic needs {law}, but {values}: {cure}")

@@ -1,0 +1,142 @@
+"""Any of Optuna's samplers, TPE by default."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState, create_trial
+
+from zenith_tune.direction import Direction
+from zenith_tune.distributions import to_distribution
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.parameters import Parameter
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+
+NEEDS_ARGUMENTS = {"BaseSampler", "BaseGASampler", "GridSampler", "PartialFixedSampler"}
+"""Samplers that cannot be made from a name alone; a grid is a strategy of its own."""
+NEEDS_PACKAGES = {"CmaEsSampler": ("cmaes",), "GPSampler": ("torch", "scipy"), "QMCSampler": ("scipy",)}
+"""Packages that Optuna does not install with itself, and that some samplers import only after some trials."""
+
+
+@StrategyRegistry.register("optuna")
+class OptunaStrategy(TuningStrategy):
+    """Ask an Optuna sampler for points and tell it their values.
+
+    The study that the sampler sees lives in memory and depends on nothing but the seed and the values told. A resumed
+    study is therefore asked the same points again, answers them from its record, and goes on where it stopped.
+
+    >>> OptunaStrategy(sampler="cma-es", seed=1).sampler
+    'cma-es'
+    """
+
+    def __init__(self, *, sampler: str | BaseSampler = "tpe", seed: int = 0) -> None:
+        self.sampler = sampler
+        self.seed = seed
+        _check_packages(_sampler_class(sampler) if isinstance(sampler, str) else type(sampler))
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        distributions = {name: to_distribution(parameter) for name, parameter in search_space.items()}
+        with _quiet():
+            study = optuna.create_study(sampler=self._make_sampler(), direction=direction.value)
+        teller = _Teller(study)
+        while not teller.exhausted:
+            with _quiet():
+                trial = study.ask(distributions)
+            value = eval_fn({name: trial.params[name] for name in search_space})
+            with _quiet():
+                teller.tell(trial, value)
+
+    def _make_sampler(self) -> BaseSampler:
+        if isinstance(self.sampler, BaseSampler):
+            return self.sampler
+        cls = _sampler_class(self.sampler)
+        seed: dict[str, Any] = {"seed": self.seed} if "seed" in inspect.signature(cls).parameters else {}
+        return cls(**seed)
+
+
+def sampler_names() -> dict[str, str]:
+    """Return the samplers that can be named, and their classes' names: `tpe` is `TPESampler`."""
+    classes = [name for name in optuna.samplers.__all__ if name.endswith("Sampler") and name not in NEEDS_ARGUMENTS]
+    return {_short(name): name for name in classes}
+
+
+def _short(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").removesuffix("sampler")
+
+
+def _sampler_class(name: str) -> type[BaseSampler]:
+    known = sampler_names()
+    if _short(name) not in known:
+        raise UnknownNameError("Optuna sampler", name, known)
+    cls: type[BaseSampler] = getattr(optuna.samplers, known[_short(name)])
+    return cls
+
+
+def _check_packages(cls: type[BaseSampler]) -> None:
+    missing = [name for name in NEEDS_PACKAGES.get(cls.__name__, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        packages = " ".join(missing)
+        cure = f"pip install {packages}, or use sampler=tpe"
+        raise UsageError(f"Optuna's {cls.__name__} needs {packages}, which is not installed: {cure}")
+
+
+class _Teller:
+    """Tell a study how its points did, so that a sampler learns from the failures as well.
+
+    A sampler leaves a FAIL trial out, and may propose it again. TPE counts PRUNED trials among the bad, but takes the
+    oldest of them for good as long as nothing better is known: failures are PRUNED from the first success on.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.exhausted = False
+        self._study = study
+        self._has_success = False
+        self._early_failures: list[optuna.trial.FrozenTrial] = []
+
+    def tell(self, trial: optuna.Trial, value: float | None) -> None:
+        try:
+            if value is None or math.isnan(value):
+                self._tell_failure(trial)
+            else:
+                self._tell_success(trial, value)
+        except RuntimeError as error:
+            # A sampler that has tried everything stops the study, which only Study.optimize allows.
+            if "Study.stop" not in str(error):
+                raise
+            self.exhausted = True
+
+    def _tell_failure(self, trial: optuna.Trial) -> None:
+        if self._has_success:
+            self._study.tell(trial, state=TrialState.PRUNED)
+            return
+        pruned = create_trial(state=TrialState.PRUNED, params=trial.params, distributions=trial.distributions)
+        self._early_failures.append(pruned)
+        self._study.tell(trial, state=TrialState.FAIL)
+
+    def _tell_success(self, trial: optuna.Trial, value: float) -> None:
+        self._has_success = True
+        while self._early_failures:
+            self._study.add_trial(self._early_failures.pop(0))
+        self._study.tell(trial, value)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna's own messages off the terminal, and leave the user's settings as they were."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)

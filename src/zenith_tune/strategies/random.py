@@ -1,0 +1,24 @@
+"""Points drawn at random, the same ones for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from zenith_tune.direction import Direction
+from zenith_tune.parameters import Parameter
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+
+
+@StrategyRegistry.register("random")
+class RandomStrategy(TuningStrategy):
+    """Draw points until the budget is spent; a resumed study draws the same ones again and goes on from there."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.seed = seed
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        rng = random.Random(self.seed)
+        while True:
+            eval_fn({name: parameter.sample(rng) for name, parameter in search_space.items()})

@@ -1,0 +1,64 @@
+"""A study in memory: its trials, the best of them, and the gain over the user's own command."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+
+from zenith_tune.direction import Direction
+from zenith_tune.trial import Outcome, Trial
+
+
+class Study:
+    """Hold the trials of a study in the order in which they ended."""
+
+    def __init__(self, direction: Direction) -> None:
+        self.direction = direction
+        self.trials: list[Trial] = []
+        self.baseline: Trial | None = None
+        self.best: Trial | None = None
+        """The best trial; a trial that failed is never it, whatever its duration."""
+        self.num_pruned = 0
+        self.num_repeated = 0
+
+    def add(self, trial: Trial) -> None:
+        """Take in a finished trial."""
+        if trial.is_baseline:
+            self.baseline = trial
+            return
+        self.trials.append(trial)
+        if trial.ok and trial.value is not None and self._beats_best(trial.value):
+            self.best = trial
+
+    @property
+    def fastest(self) -> Trial | None:
+        """Return the best of all runs that went well, the user's own command included."""
+        base, best = self.baseline, self.best
+        if base is None or base.value is None:
+            return best
+        if best is None or best.value is None:
+            return base
+        return best if self.direction.better(best.value, than=base.value) else base
+
+    @property
+    def gain(self) -> float | None:
+        """Return how much faster the best trial is than the user's own command, as a fraction."""
+        best, base = self.best, self.baseline
+        if best is None or base is None or best.value is None or base.value is None:
+            return None
+        return self.direction.gain(best.value, over=base.value) if best.value and base.value else None
+
+    def counts(self) -> Counter[Outcome]:
+        """Count the trials by outcome."""
+        return Counter(trial.outcome for trial in self.trials)
+
+    def time_left_s(self, num_left: int | None) -> float | None:
+        """Estimate the seconds for `num_left` more trials, from those that ran."""
+        durations = [trial.duration_s for trial in self.trials if trial.duration_s is not None]
+        if num_left is None or not durations:
+            return None
+        return num_left * statistics.fmean(durations)
+
+    def _beats_best(self, value: float) -> bool:
+        best = self.best
+        return best is None or best.value is None or self.direction.better(value, than=best.value)

@@ -1,0 +1,200 @@
+"""One study while it is tuned: holds its lock, its record and its folder, and runs its trials."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.evaluators.failures import FailureKind
+from zenith_tune.events import StudyListener
+from zenith_tune.interruption import Interruption
+from zenith_tune.parameters import Params, Value
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.export import export
+from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.storage import database_path, full_disk_is_clear
+from zenith_tune.record.study_folder import StudyFolder
+from zenith_tune.record.study_record import StudyHeader, StudyRecord
+from zenith_tune.secrets import mask, mask_environment
+from zenith_tune.study import Study
+from zenith_tune.timeouts import Timeouts
+from zenith_tune.trial import Outcome, Trial
+from zenith_tune.trial_execution import TrialExecution, TrialRequest
+from zenith_tune.trial_folder import TrialFolder, write_json
+
+_MAX_RUNS_WITHOUT_METRIC = 3
+_FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlace:
+    """Hold where a study lives and whether it may be there already."""
+
+    folder: StudyFolder
+    database_url: str
+    study_name: str
+    resume: bool
+
+
+class StudySession:
+    """Run the trials of one study and keep its record, from the lock to the last export."""
+
+    def __init__(
+        self,
+        place: StudyPlace,
+        header: StudyHeader,
+        direction: Direction,
+        preset: TuningPreset,
+        execution: TrialExecution,
+        timeouts: Timeouts,
+        secrets: list[str],
+        listener: StudyListener,
+    ) -> None:
+        self.place = place
+        self.header = header
+        self.study = Study(direction)
+        self.recorded: dict[str, Trial] = {}
+        """The finished trials of earlier runs of this study, by identity."""
+        self._preset = preset
+        self._space = preset.get_search_space()
+        self._execution = execution
+        self._timeouts = timeouts
+        self._secrets = secrets
+        self._listener = listener
+        self._lock = StudyLock(database_path(place.database_url) or place.folder.path / "study", place.study_name)
+        self._record: StudyRecord | None = None
+
+    def open(self) -> None:
+        """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
+        folder = self.place.folder
+        folder.create()
+        self._lock.acquire()
+        with full_disk_is_clear(folder.path):
+            record = self._record = StudyRecord(self.place.database_url, self.place.study_name, folder)
+            if not record.exists():
+                record.create(self.header, self.study.direction)
+            elif self.place.resume:
+                record.reopen(self.header)
+                self._recover(record)
+                self._load(record)
+            else:
+                raise StudyError(
+                    f"study {self.place.study_name!r} is in {self.place.database_url} already: "
+                    "go on with it by --resume, or choose another --study-name"
+                )
+
+    def close(self) -> None:
+        """Let go of the study."""
+        if self._record is not None:
+            self._record.close()
+        self._lock.release()
+
+    def run_baseline(self, command: str, interruption: Interruption) -> None:
+        """Run the user's own command, unless an earlier run of the study did."""
+        if self.study.baseline is not None:
+            return
+        trial = self._run({}, command, mask(command, self._secrets), interruption, is_baseline=True)
+        if trial.failure == FailureKind.METRIC:
+            raise UsageError(f"your own command ran to its end, but {trial.cause} (log: {trial.folder}/log.txt)")
+
+    def run_point(self, params: Params, command: str, interruption: Interruption) -> Trial:
+        """Run a point that was never run."""
+        trial = self._run(params, command, self.identify(params, command), interruption)
+        self._check_metric()
+        return trial
+
+    def identify(self, params: Mapping[str, Value], command: str) -> str:
+        """Name the run that a point stands for: its command and its files."""
+        files = self._preset.files(params)
+        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16] if files else ""
+        return mask(command, self._secrets) + (f" # files {digest}" if digest else "")
+
+    def export(self) -> None:
+        """Write CSV, JSON and the best command."""
+        with full_disk_is_clear(self.place.folder.path):
+            export(self.study, self.header, self.place.folder)
+
+    def dump_environment(self) -> None:
+        """Write the environment, with the values of secrets masked."""
+        write_json(self.place.folder.environment, mask_environment(os.environ))
+
+    def _run(
+        self, params: Params, command: str, identity: str, interruption: Interruption, *, is_baseline: bool = False
+    ) -> Trial:
+        interruption.check()
+        record = self._require_record()
+        number = record.start(params, self._space, identity, is_baseline=is_baseline)
+        folder = self.place.folder.trial(number)
+        limit_s = None if is_baseline else self._timeouts.limit_s(self.study)
+        if is_baseline:
+            limit_s = self._timeouts.fixed_s
+        label = self._label(params, is_baseline)
+        self._listener.trial_started(number, label, folder.log, limit_s)
+        request = TrialRequest(
+            number=number,
+            params=params,
+            command=command.replace("{trial_folder}", shlex.quote(str(folder.path))),
+            identity=identity,
+            files=self._preset.files(params) if params else {},
+            is_baseline=is_baseline,
+        )
+        with full_disk_is_clear(folder.path):
+            trial = self._execution.run(request, folder, limit_s)
+        self._finish(record, trial, label)
+        if trial.outcome is Outcome.CANCELLED:
+            interruption.check()
+        return trial
+
+    def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
+        record.finish(trial)
+        if trial.outcome is not Outcome.CANCELLED:
+            self.study.add(trial)
+        self._listener.trial_finished(trial, label, self.study)
+
+    def _recover(self, record: StudyRecord) -> None:
+        """End what a killed tuner left running; keep what had finished by itself."""
+        for left in record.unfinished():
+            folder = TrialFolder(left.folder or self.place.folder.path)
+            command = folder.read(folder.command).partition("\n")[2].strip()
+            request = TrialRequest(
+                number=left.number or 0,
+                params=left.params,
+                command=command,
+                identity=left.identity,
+                is_baseline=left.is_baseline,
+            )
+            trial = self._execution.recover(request, folder)
+            what = f"trial {left.number}, left by a tuner that was killed,"
+            self._listener.noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
+            record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
+
+    def _load(self, record: StudyRecord) -> None:
+        for trial in record.finished():
+            if trial.outcome not in _FINISHED:
+                continue
+            self.study.add(trial)
+            if not trial.is_baseline:
+                self.recorded[trial.identity] = trial
+
+    def _check_metric(self) -> None:
+        """Stop a study whose every run ends well and prints no value."""
+        trials = self.study.trials
+        if len(trials) >= _MAX_RUNS_WITHOUT_METRIC and all(t.failure == FailureKind.METRIC for t in trials):
+            last = trials[-1]
+            raise UsageError(
+                f"the first {len(trials)} trials ran to their end, but {last.cause} (log: {last.folder}/log.txt)"
+            )
+
+    def _label(self, params: Params, is_baseline: bool) -> str:
+        return "your command" if is_baseline else self._preset.label(params)
+
+    def _require_record(self) -> StudyRecord:
+        if self._record is None:
+            raise StudyError("the study is not open")
+        return self._record

@@ -1,0 +1,172 @@
+"""Runs one point: starts the command, waits for it, says how it ended and what it measured."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.evaluators.failures import Failure, FailureKind, classify
+from zenith_tune.parameters import Value
+from zenith_tune.record.export import trial_as_json
+from zenith_tune.record.storage import disk_full
+from zenith_tune.runners.base import End, JobResult, Resources, Runner
+from zenith_tune.secrets import mask, mask_file
+from zenith_tune.trial import Outcome, Trial
+from zenith_tune.trial_folder import TrialFolder, write_json
+from zenith_tune.trial_log import TrialLog, clean_line
+
+_FULL_DISK_BYTES = 64 * 1024
+_CANNOT_BE_JUDGED = (FailureKind.METRIC, FailureKind.DISK_FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """Hold what one trial is to run."""
+
+    number: int
+    params: Mapping[str, Value]
+    command: str
+    identity: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    is_baseline: bool = False
+
+
+class TrialExecution:
+    """Turn a request into a finished Trial."""
+
+    def __init__(self, runner: Runner, evaluator: TuningEvaluator, secrets: list[str], repeats: int) -> None:
+        if repeats < 1:
+            raise UsageError(f"repeats must be at least 1, but got {repeats}")
+        self._runner = runner
+        self._evaluator = evaluator
+        self._secrets = secrets
+        self._repeats = repeats
+
+    def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
+        """Run the command, as often as repeats are asked for, and write the trial's files."""
+        self._prepare(request, folder)
+        trials: list[Trial] = []
+        for index in range(1, self._repeats + 1):
+            files = folder.run(index, self._repeats)
+            files.path.mkdir(parents=True, exist_ok=True)
+            job = self._runner.submit(request.command, files.path, Resources(), timeout_s=timeout_s)
+            trials.append(self._read(request, files, job.wait()))
+            if not trials[-1].ok:
+                return self._close(folder, trials[-1])
+        return self._close(folder, _merge(trials))
+
+    def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
+        """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
+        codes = [(files, self._runner.recover(files.path)) for files in folder.runs()]
+        done = [(files, code) for files, code in codes if code is not None]
+        if len(done) != self._repeats:
+            return None
+        readings = [self._read_result(request, files, _result_from_files(files, code)) for files, code in done]
+        if any(failure is not None and failure.kind in _CANNOT_BE_JUDGED for _, failure in readings):
+            return None
+        failed = [trial for trial, _ in readings if not trial.ok]
+        return self._close(folder, failed[0] if failed else _merge([trial for trial, _ in readings]))
+
+    def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.command.write_text(f"#!/usr/bin/env bash\n{mask(request.command, self._secrets)}\n")
+        write_json(folder.trial, {"number": request.number, "parameters": dict(request.params), "outcome": "running"})
+        for name, text in request.files.items():
+            path = folder.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult) -> Trial:
+        trial, failure = self._read_result(request, files, result)
+        if failure is not None and _is_full(files):
+            raise disk_full(files.path)
+        return trial
+
+    def _read_result(
+        self, request: TrialRequest, files: TrialFolder, result: JobResult
+    ) -> tuple[Trial, Failure | None]:
+        if self._secrets:
+            mask_file(files.log, self._secrets)
+        if result.end is End.CANCELLED:
+            return self._trial(request, files, result, Outcome.CANCELLED, cause="interrupted"), None
+        text = TrialLog(files.log).text()
+        failure = classify(text, result.exit_code, timed_out=result.end is End.TIMED_OUT)
+        measured = self._measure(text, request, result) if failure is None else failure
+        if isinstance(measured, Failure):
+            told = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
+            return self._trial(request, files, result, measured.outcome, **told), measured
+        fields = {name: getattr(measured, name) for name in measured.__slots__}
+        return self._trial(request, files, result, Outcome.OK, **fields), None
+
+    def _measure(self, text: str, request: TrialRequest, result: JobResult) -> Measurement | Failure:
+        metadata = {
+            "trial_id": request.number,
+            "command": request.command,
+            "parameters": dict(request.params),
+            "duration": result.duration_s,
+        }
+        try:
+            return self._evaluator.measure(text, metadata)
+        except ValueError as error:
+            return _hidden_failure(text) or Failure(
+                outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(str(error))
+            )
+
+    def _trial(
+        self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
+    ) -> Trial:
+        return Trial(
+            params=request.params,
+            outcome=outcome,
+            number=request.number,
+            command=mask(request.command, self._secrets),
+            identity=request.identity,
+            folder=files.path,
+            duration_s=result.duration_s,
+            is_baseline=request.is_baseline,
+            **fields,
+        )
+
+    def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
+        write_json(folder.trial, trial_as_json(trial))
+        return trial
+
+
+def _hidden_failure(text: str) -> Failure | None:
+    """Find why a run that exited with 0 has no value: `bash train.sh` with a pipe inside hides the exit code."""
+    failure = classify(text, 1)
+    return None if failure is None or failure.kind is FailureKind.CRASH else failure
+
+
+def _result_from_files(files: TrialFolder, exit_code: int) -> JobResult:
+    duration_s = files.exit_code.stat().st_mtime - files.process.stat().st_mtime
+    return JobResult(end=End.EXITED, exit_code=exit_code, duration_s=max(duration_s, 0.0))
+
+
+def _is_full(files: TrialFolder) -> bool:
+    disk = os.statvfs(files.path)
+    return disk.f_bavail * disk.f_frsize < _FULL_DISK_BYTES
+
+
+def _merge(trials: list[Trial]) -> Trial:
+    """Make one trial of several runs of the same command: the median, and the spread between the runs."""
+    if len(trials) == 1:
+        return trials[0]
+    values = [trial.value for trial in trials if trial.value is not None]
+    middle = statistics.median(values)
+    steps = [trial.step_s for trial in trials if trial.step_s is not None]
+    return replace(
+        trials[0],
+        value=middle,
+        spread=(max(values) - min(values)) / 2 / abs(middle) if middle else None,
+        step_s=statistics.median(steps) if steps else None,
+        num_samples=sum(trial.num_samples or 1 for trial in trials),
+        peak_memory_bytes=max(trial.peak_memory_bytes or 0 for trial in trials) or None,
+        duration_s=statistics.fmean(trial.duration_s or 0.0 for trial in trials),
+        folder=trials[0].folder.parent if trials[0].folder else None,
+    )

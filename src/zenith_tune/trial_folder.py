@@ -1,0 +1,56 @@
+"""The names of all files of a trial, in one place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class TrialFolder:
+    """Hold one run's files: what was run, its log, how it ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.command = path / "command.sh"
+        """The exact command, secrets masked."""
+        self.trial = path / "trial.json"
+        """Parameters, outcome, cause and value."""
+        self.log = path / "log.txt"
+        """Standard output and standard error together."""
+        self.process = path / "process"
+        """Which process runs it: boot id, pid and start time, written by the trial itself."""
+        self.exit_code = path / "exit_code"
+        """How the command exited, written by the trial itself: it outlives a killed tuner."""
+
+    def run(self, index: int, num_runs: int) -> TrialFolder:
+        """Return the folder of one of several repeats; a single run lives in the trial's own folder."""
+        return self if num_runs == 1 else TrialFolder(self.path / f"run-{index}")
+
+    def runs(self) -> list[TrialFolder]:
+        """Return the folders in which something may have run."""
+        return [self, *(TrialFolder(path) for path in sorted(self.path.glob("run-*")))]
+
+    def read(self, path: Path) -> str:
+        """Return a file's text, or nothing if there is no such file."""
+        try:
+            return path.read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file as a whole: a reader, or a full disk, never sees half of it."""
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file as a whole."""
+    write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")

@@ -1,0 +1,137 @@
+"""A trial's log, read within bounds: a log is written by strangers and may be huge, torn or hostile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_MIB = 2**20
+_MAX_LINE_BYTES = 64 * 1024
+_TAIL_BYTES = 256 * 1024
+
+# CSI and OSC sequences, then any other two-character escape.
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+# C0, C1, zero-width and text-direction characters, and halves of surrogate pairs: each can make a terminal lie.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]+")
+# A log that was truncated while open begins with zeros.
+_BLANK = "\x00 \t\r\n"
+
+
+class TrialLog:
+    """Read the log of one trial; a log that is not there reads as an empty one.
+
+    >>> TrialLog(Path("no such file")).text()
+    ''
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def text(self, limit_bytes: int = 32 * _MIB) -> str:
+        """Return the log with `\\n` line ends; of a log above the limit, its first quarter and last three quarters."""
+        try:
+            data = self._head_and_tail(limit_bytes)
+        except FileNotFoundError:
+            return ""
+        return _cut_long_lines(data).decode("utf-8", errors="replace")
+
+    def tail_lines(self, count: int) -> list[str]:
+        """Return the last `count` lines that are not blank, fit for a terminal."""
+        try:
+            size = self.path.stat().st_size
+            data = _one_line_end(self._read(max(0, size - _TAIL_BYTES), size))
+        except FileNotFoundError:
+            return []
+        lines = (clean_line(line.decode("utf-8", errors="replace")) for line in data.split(b"\n"))
+        return [line for line in lines if line][-count:] if count > 0 else []
+
+    def _head_and_tail(self, limit_bytes: int) -> bytes:
+        size = self.path.stat().st_size
+        if size <= limit_bytes:
+            return _one_line_end(self._read(0, size))
+        head_bytes = limit_bytes // 4
+        head = _up_to_last_line_end(self._read(0, head_bytes))
+        # One byte more, so that a tail that starts just behind a line end keeps its first line.
+        tail = _from_first_line_end(self._read(size - (limit_bytes - head_bytes) - 1, size))
+        left_out = size - len(head) - len(tail)
+        head, tail = _one_line_end(head), _one_line_end(tail)
+        return b"%b\n[... %d bytes left out ...]\n%b" % (head.removesuffix(b"\n"), left_out, tail)
+
+    def _read(self, start: int, end: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+
+def clean_line(text: str, limit: int = 300) -> str:
+    """Return `text` as one line without escapes or control characters, shortened to `limit` characters.
+
+    >>> clean_line("\\x1b[31mred\\x1b[0m\\tand\\nblack")
+    'red and black'
+    """
+    # Cut first, so that a line of many megabytes costs nothing; escapes rarely outweigh the text sixteen to one.
+    seen = _UNSEEN.sub(" ", without_escapes(text.lstrip(_BLANK)[: limit * 16]))
+    line = " ".join(seen.split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def without_escapes(text: str) -> str:
+    """Return `text` without the sequences that colour a terminal."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """Yield the lines that are not empty, one at a time, each cut to 64 KiB so that a regex stays quick."""
+    start = 0
+    while start < len(text):
+        # A piece at a time: a list of all lines of a large log would outweigh the log many times.
+        end = text.find("\n", start + _MIB)
+        end = len(text) if end < 0 else end
+        for line in text[start:end].replace("\r", "\n").split("\n"):
+            if line:
+                yield line if len(line) <= _MAX_LINE_BYTES else _head_and_tail_of_text(line)
+        start = end + 1
+
+
+def _up_to_last_line_end(data: bytes) -> bytes:
+    """Drop the line torn at the end, which could show half a number as a whole one."""
+    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+    return data[:end] if end else data
+
+
+def _from_first_line_end(data: bytes) -> bytes:
+    """Drop the line torn at the start."""
+    ends = [position for position in (data.find(b"\n"), data.find(b"\r")) if position >= 0]
+    return data[min(ends) + 1 :] if ends else data
+
+
+def _one_line_end(data: bytes) -> bytes:
+    """Return `data` with a newline for every carriage return: a progress bar redraws itself with those."""
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
+
+
+def _cut_long_lines(data: bytes) -> bytes:
+    """Cut each line above 64 KiB to its head and tail; steps from newline to far newline, not line by line."""
+    pieces: list[bytes] = []
+    start = kept = 0
+    while len(data) - start > _MAX_LINE_BYTES:
+        newline = data.rfind(b"\n", start, start + _MAX_LINE_BYTES + 1)
+        if newline >= 0:
+            start = newline + 1
+            continue
+        end = data.find(b"\n", start)
+        end = len(data) if end < 0 else end
+        pieces += [data[kept:start], _head_and_tail_of(data[start:end])]
+        start = kept = end
+    return b"".join([*pieces, data[kept:]])
+
+
+def _head_and_tail_of(line: bytes) -> bytes:
+    half = _MAX_LINE_BYTES // 2
+    return b"%b [... %d bytes left out ...] %b" % (line[:half], len(line) - 2 * half, line[-half:])
+
+
+def _head_and_tail_of_text(line: str) -> str:
+    half = _MAX_LINE_BYTES // 2
+    return f"{line[:half]} [... {len(line) - 2 * half} characters left out ...] {line[-half:]}"

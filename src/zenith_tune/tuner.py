@@ -1,0 +1,282 @@
+"""PresetTuner: the one loop that joins preset, strategy, runner, evaluator and record."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.constructor_args import construct
+from zenith_tune.errors import DiskFullError, StudyInterrupted, StudyLimitReached, UsageError
+from zenith_tune.evaluation import Evaluation, Limits
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.interruption import Interruption
+from zenith_tune.parameters import Params
+from zenith_tune.placeholders import placeholder_names
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.storage import check_database_file, database_path, database_url
+from zenith_tune.record.study_folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
+from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.registry import EvaluatorRegistry, PresetRegistry, RunnerRegistry, StrategyRegistry
+from zenith_tune.runners.base import Runner
+from zenith_tune.secrets import find_secrets, mask
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study_session import StudyPlace, StudySession
+from zenith_tune.timeouts import Timeouts
+from zenith_tune.trial_execution import TrialExecution
+
+
+class PresetTuner:
+    """Find the fastest way to run a training command.
+
+    >>> tuner = PresetTuner(  # doctest: +SKIP
+    ...     command="python examples/fake_megatron_train.py",
+    ...     preset="megatron",
+    ...     tune_args={"n_gpus": "8", "gbs": "16"},
+    ... )
+    >>> best_value, best_params = tuner.optimize(n_trials=30)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        command: str,
+        preset: str | TuningPreset | None = None,
+        strategy: str | TuningStrategy | None = None,
+        evaluator: str | TuningEvaluator | None = None,
+        output_dir: str | Path | None = None,
+        study_name: str | None = None,
+        db_path: str | Path | None = None,
+        dump_env: bool = False,
+        tune_args: Mapping[str, Any] | None = None,
+        *,
+        strategy_args: Mapping[str, Any] | None = None,
+        evaluator_args: Mapping[str, Any] | None = None,
+        runner: str | Runner = "local",
+        timeouts: Timeouts | None = None,
+        limits: Limits | None = None,
+        repeats: int = 1,
+        baseline: bool = True,
+        resume: bool = False,
+        listener: StudyListener | None = None,
+    ) -> None:
+        self.command = command
+        self._line = CommandLine(command)
+        self._tune_args = dict(tune_args or {})
+        self.preset_name, self.preset = self._make_preset(preset)
+        self.strategy_name, self.strategy = self._make_strategy(strategy, strategy_args)
+        self.evaluator = self._make_evaluator(evaluator, evaluator_args)
+        self._runner = runner
+        RunnerRegistry.get(runner) if isinstance(runner, str) else None
+        self.secrets = find_secrets(command)
+        self.listener = listener if listener is not None else _terminal()
+        self._timeouts = timeouts or Timeouts()
+        self._limits = limits or Limits()
+        self._dump_env = dump_env
+        self._baseline = baseline
+        self._check_command()
+        self._repeats = repeats
+        self._place = self._make_place(output_dir, study_name, db_path, resume)
+
+    def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
+        """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
+        limits = self.budget(n_trials)
+        header = StudyHeader(
+            preset=self.preset_name,
+            args={name: str(value) for name, value in sorted(self._tune_args.items())},
+            command=mask(self.command, self.secrets),
+            evaluator=self.evaluator.describe(),
+        )
+        runner = self._runner if isinstance(self._runner, Runner) else RunnerRegistry.get(self._runner)()
+        session = StudySession(
+            self._place,
+            header,
+            self.evaluator.direction,
+            self.preset,
+            TrialExecution(runner, self.evaluator, self.secrets, self._repeats),
+            self._timeouts,
+            self.secrets,
+            self.listener,
+        )
+        try:
+            with Interruption(runner.interrupt) as interruption:
+                session.open()
+                self._place = replace(self._place, resume=True)  # a second call goes on where this one stops
+                self._run(session, limits, interruption, runner.num_slots)
+        finally:
+            session.close()
+            runner.close()
+        best = session.study.best
+        return (best.value, dict(best.params)) if best else (None, None)
+
+    def render(self, params: Mapping[str, Any]) -> str:
+        """Return the command that a point stands for."""
+        return self.preset.apply_parameters(self.command, params)
+
+    def _run(self, session: StudySession, limits: Limits, interruption: Interruption, num_slots: int) -> None:
+        self.listener.study_started(self._plan(session, limits))
+        if self._dump_env:
+            session.dump_environment()
+        evaluation = Evaluation(
+            preset=self.preset,
+            identify=lambda params: session.identify(params, self.render(params)),
+            run_point=lambda params: session.run_point(params, self.render(params), interruption),
+            study=session.study,
+            listener=self.listener,
+            limits=limits,
+            recorded=session.recorded,
+            num_slots=num_slots,
+        )
+        why = "it failed"
+        try:
+            if self._runs_baseline:
+                session.run_baseline(self.command, interruption)
+            self.strategy.optimize(evaluation, self.preset.get_search_space(), self.evaluator.direction)
+            why = f"strategy {self.strategy_name} came to its end"
+        except StudyLimitReached as limit:
+            why = str(limit)
+        except StudyInterrupted as error:
+            why = f"interrupted by {signal.Signals(error.signum).name}"
+            raise
+        except (UsageError, DiskFullError) as error:
+            why = str(error)
+            raise
+        finally:
+            evaluation.close()
+            self._end(session, why)
+
+    def _end(self, session: StudySession, why: str) -> None:
+        fastest, folder = session.study.fastest, session.place.folder
+        end = StudyEnd(
+            study=session.study,
+            why=why,
+            best_command=fastest.command if fastest else None,
+            csv_path=folder.csv,
+            json_path=folder.json,
+            trials_path=folder.path / "trials",
+            database_url=session.place.database_url,
+        )
+        try:
+            session.export()
+        finally:
+            self.listener.study_ended(end)
+
+    def _plan(self, session: StudySession, limits: Limits) -> StudyPlan:
+        bounds = [limits.n_trials, self.strategy.max_trials(self.preset.get_search_space())]
+        return StudyPlan(
+            study_name=session.place.study_name,
+            preset=self.preset_name,
+            strategy=self.strategy_name,
+            evaluator=self.evaluator.describe(),
+            command=mask(self.command, self.secrets),
+            n_trials=limits.n_trials,
+            max_trials=min((bound for bound in bounds if bound is not None), default=None),
+            num_finished=len(session.recorded),
+            notes=self.notes(limits),
+        )
+
+    def notes(self, limits: Limits) -> list[str]:
+        """Return what the user should know before the first trial."""
+        notes = [*self.preset.notes(), *self._line.warnings()]
+        if self.secrets:
+            notes.append("secrets in the command are masked as *** in every file and in the best command")
+        if self._baseline and not self._runs_baseline:
+            notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
+        if limits.n_trials is None:
+            notes.append(f"no --n-trials: {self.strategy_name} runs until it ends by itself")
+        timeouts = self._timeouts.describe()
+        return [*notes, timeouts] if timeouts else notes
+
+    @property
+    def _runs_baseline(self) -> bool:
+        known = {*self.preset.get_search_space(), "gbs", "n_gpus", "trial_folder"}
+        return self._baseline and not placeholder_names(self.command, known)
+
+    def budget(self, n_trials: int | None) -> Limits:
+        """Return the limits of a study of `n_trials`, or of the strategy's own length."""
+        if n_trials is not None and n_trials < 1:
+            raise UsageError(f"--n-trials must be at least 1, but got {n_trials}")
+        if self.strategy.ends_by_itself:
+            return replace(self._limits, n_trials=n_trials, consecutive_prunes=None, consecutive_duplicates=None)
+        return replace(self._limits, n_trials=n_trials or self.strategy.default_n_trials)
+
+    def _make_preset(self, preset: str | TuningPreset | None) -> tuple[str, TuningPreset]:
+        if isinstance(preset, TuningPreset):
+            return type(preset).__name__, preset
+        name = preset or self._recognise()
+        return name, construct(PresetRegistry.get(name), self._tune_args, f"preset {name}")
+
+    def _recognise(self) -> str:
+        for name, cls in PresetRegistry.loadable().items():
+            if cls.recognises(self.command):
+                return name
+        known = ", ".join(PresetRegistry.names())
+        raise UsageError(f"no preset recognises the command {self.command!r}: choose one by --preset ({known})")
+
+    def _make_strategy(
+        self, strategy: str | TuningStrategy | None, args: Mapping[str, Any] | None
+    ) -> tuple[str, TuningStrategy]:
+        if isinstance(strategy, str):
+            cls = StrategyRegistry.get(strategy)
+            return strategy, construct(cls, args or {}, f"strategy {strategy}", defaults=self._tune_args)
+        if args:
+            raise UsageError("--strategy-args belong to a strategy: name it by --strategy")
+        chosen = strategy or self.preset.get_recommended_strategy()
+        return StrategyRegistry.name_of(type(chosen)), chosen
+
+    def _make_evaluator(
+        self, evaluator: str | TuningEvaluator | None, args: Mapping[str, Any] | None
+    ) -> TuningEvaluator:
+        if isinstance(evaluator, str):
+            return construct(
+                EvaluatorRegistry.get(evaluator), args or {}, f"evaluator {evaluator}", defaults=self._tune_args
+            )
+        if args:
+            raise UsageError("--evaluator-args belong to an evaluator: name it by --evaluator")
+        return evaluator or self.preset.evaluator()
+
+    def _make_place(
+        self, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, resume: bool
+    ) -> StudyPlace:
+        file = database_path(database_url(db)) if db else None
+        if file is not None:
+            check_database_file(file)
+        root = Path(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
+        name = study_name or (_latest_study(root) if resume else None) or _new_name(root, self.preset_name)
+        folder = StudyFolder(root, name)
+        url = database_url(db) if db else database_url(folder.output_dir / DATABASE_NAME)
+        return StudyPlace(folder=folder, database_url=url, study_name=name, resume=resume)
+
+    def _check_command(self) -> None:
+        """Find out before the first trial what would fail every one of them."""
+        first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
+        self.render(first)
+        program = self._line.program
+        if program is not None and "{" not in program and shutil.which(program) is None:
+            raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")
+
+
+def _terminal() -> StudyListener:
+    from zenith_tune.report.terminal import TerminalReporter
+
+    return TerminalReporter()
+
+
+def _new_name(root: Path, preset_name: str) -> str:
+    stem = name = f"{preset_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    count = 1
+    while (root / name).exists():
+        count += 1
+        name = f"{stem}-{count}"
+    return name
+
+
+def _latest_study(root: Path) -> str | None:
+    """Return the study that ran last in `root`, for `--resume` without a name."""
+    studies = [path for path in root.glob("*/trials") if path.is_dir()]
+    return max(studies, key=lambda path: path.stat().st_mtime).parent.name if studies else None

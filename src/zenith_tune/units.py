@@ -1,0 +1,50 @@
+"""Where numbers become words for people: GiB and ms are made only here."""
+
+from __future__ import annotations
+
+GIB = 2**30
+MIB = 2**20
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Write bytes as GiB.
+
+    >>> format_bytes(3 * 2**29)
+    '1.5 GiB'
+    """
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in the unit that a person would use.
+
+    >>> format_seconds(0.0123), format_seconds(3.21), format_seconds(200), format_seconds(7300)
+    ('12 ms', '3.2 s', '3m20s', '2h01m')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def format_value(value: float, unit: str = "") -> str:
+    """Write a measured value with four significant digits and its unit.
+
+    >>> format_value(123.456, "TFLOP/s/GPU")
+    '123.5 TFLOP/s/GPU'
+    """
+    digits = f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return f"{digits} {unit}".strip()
+
+
+def format_gain(fraction: float) -> str:
+    """Write a gain as a signed percentage.
+
+    >>> format_gain(0.25)
+    '+25.0%'
+    """
+    return f"{fraction * 100:+.1f}%"

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.describe.fake_hub import fake_hub
+
+SCRIPT = """
+import sys
+from zenith_tune.describe.model_config import read_model_config
+from zenith_tune.errors import ModelConfigError
+try:
+    print(read_model_config(sys.argv[1]))
+except ModelConfigError as error:
+    print("ModelConfigError:", error)
+"""
+LOCAL_CURE = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
+Read = Callable[..., str]
+
+
+def _require_hub() -> None:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        required = os.environ.get("ZENITHTUNE_REQUIRE", "")
+        if required == "all" or "hub" in required:
+            pytest.fail("huggingface_hub is required, but not installed")
+        pytest.skip("huggingface_hub is not installed")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    _require_hub()
+    with fake_hub() as address:
+        yield address
+
+
+@pytest.fixture
+def read(endpoint: str, tmp_path: Path) -> Read:
+    """Return a function that reads a model's config in a process of its own: the hub's settings are read at import."""
+
+    def run(model: str, python_code: str = SCRIPT, **settings: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+        env = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1", **settings}
+        command = [sys.executable, "-W", "error", "-c", python_code, model]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+        assert done.returncode == 0
+        [line] = done.stdout.splitlines()
+        return line
+
+    return run
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_model_is_read_from_the_hub_without_a_word_on_the_terminal(read: Read) -> None:
+    line = read("org/good")
+    assert "num_layers=36, num_query_groups=8, num_attention_heads=32, num_experts=None" in line
+    assert "source='org/good'" in line
+
+
+def test_a_gated_model_says_to_accept_its_licence(read: Read, endpoint: str) -> None:
+    assert read("org/gated") == (
+        "ModelConfigError: model 'org/gated' is gated: "
+        f"accept its licence at {endpoint}/org/gated and set HF_TOKEN, or {LOCAL_CURE}"
+    )
+
+
+def test_a_missing_model_says_to_check_its_spelling(read: Read, endpoint: str) -> None:
+    assert read("org/missing") == (
+        f"ModelConfigError: model 'org/missing' does not exist at {endpoint}, or is private: "
+        f"check its spelling, set HF_TOKEN if it is private, or {LOCAL_CURE}"
+    )
+
+
+def test_a_private_model_is_read_with_its_token_only(read: Read) -> None:
+    assert "set HF_TOKEN if it is private" in read("org/private")
+    assert "num_layers=36" in read("org/private", HF_TOKEN="hf_right")
+
+
+def test_a_repository_without_config_says_so(read: Read, endpoint: str) -> None:
+    assert read("org/weights-only") == (
+        f"ModelConfigError: model 'org/weights-only' has no config.json at {endpoint}: {LOCAL_CURE}"
+    )
+
+
+def test_an_id_that_cannot_be_one_is_named(read: Read) -> None:
+    line = read("not/a/model")
+    assert line.startswith("ModelConfigError: model 'not/a/model' is neither a local path nor a valid Hugging Face id")
+
+
+def test_a_slow_hub_is_given_up_at_the_deadline(read: Read, endpoint: str) -> None:
+    start = time.monotonic()
+    assert read("org/slow", ZENITHTUNE_HUB_TIMEOUT_S="0.5") == (
+        f"ModelConfigError: model 'org/slow': the hub at {endpoint} did not answer within 0.5 s: "
+        f"raise ZENITHTUNE_HUB_TIMEOUT_S, or {LOCAL_CURE}"
+    )
+    assert time.monotonic() - start < 10
+
+
+def test_an_unreachable_hub_is_given_up_at_the_deadline(read: Read) -> None:
+    address = f"http://127.0.0.1:{_closed_port()}"
+    start = time.monotonic()
+    line = read("org/good", HF_ENDPOINT=address, ZENITHTUNE_HUB_TIMEOUT_S="2")
+    assert line.startswith(
+        f"ModelConfigError: model 'org/good' is no local path, and the hub at {address} cannot be reached ("
+    )
+    assert "refused" in line
+    assert line.endswith(f"go online, or {LOCAL_CURE}")
+    assert time.monotonic() - start < 12
+
+
+def test_a_cached_model_is_read_though_the_hub_cannot_be_reached(read: Read) -> None:
+    fresh = read("org/good")
+    address = f"http://127.0.0.1:{_closed_port()}"
+    assert read("org/good", HF_ENDPOINT=address, ZENITHTUNE_HUB_TIMEOUT_S="1") == fresh
+
+
+def test_offline_mode_reads_the_cache_and_says_what_it_forbids(read: Read) -> None:
+    assert read("org/good", HF_HUB_OFFLINE="1") == (
+        "ModelConfigError: model 'org/good' is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it: "
+        f"unset HF_HUB_OFFLINE, or {LOCAL_CURE}"
+    )
+    fresh = read("org/good")
+    assert read("org/good", HF_HUB_OFFLINE="1") == fresh
+
+
+def test_a_deadline_that_is_no_number_of_seconds_is_named(read: Read) -> None:
+    for text in ("soon", "0", "-1", "nan", "inf"):
+        line = read("org/good", ZENITHTUNE_HUB_TIMEOUT_S=text)
+        assert f"ZENITHTUNE_HUB_TIMEOUT_S must be a number of seconds above 0, but got {text!r}" in line
+
+
+def test_without_huggingface_hub_the_message_says_what_to_install(read: Read) -> None:
+    blocked = "import sys; sys.modules['huggingface_hub'] = None\n" + SCRIPT
+    assert read("org/good", blocked) == (
+        "ModelConfigError: model 'org/good' is no local path, and fetching it needs huggingface_hub, "
+        f"which is not installed: pip install 'zenith-tune[hub]', or {LOCAL_CURE}"
+    )
+
+
+def test_the_hubs_own_settings_are_left_as_they_were(read: Read) -> None:
+    script = """
+import logging, sys
+from huggingface_hub import hf_hub_download
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from zenith_tune.describe.hub import fetch_config
+logger = logging.getLogger("huggingface_hub")
+before = (list(logger.handlers), logger.propagate, logger.level, are_progress_bars_disabled())
+fetch_config(sys.argv[1])
+print(before == (list(logger.handlers), logger.propagate, logger.level, are_progress_bars_disabled()))
+"""
+    assert read("org/good", script) == "True"

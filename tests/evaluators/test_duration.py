@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zenith_tune.direction import Direction
+from zenith_tune.evaluators.duration import DurationEvaluator
+from zenith_tune.registry import EvaluatorRegistry
+
+
+def test_the_value_is_the_duration_in_seconds_and_smaller_is_better() -> None:
+    evaluator = EvaluatorRegistry.get("duration")()
+    measurement = evaluator.measure("whatever", {"duration": 12.5})
+    assert isinstance(evaluator, DurationEvaluator)
+    assert (measurement.value, measurement.unit) == (12.5, "s")
+    assert evaluator.evaluate("", {"duration": 3}) == 3.0
+    assert evaluator.direction is Direction.MINIMIZE
+
+
+@pytest.mark.parametrize("metadata", [{}, {"duration": None}, {"duration": float("nan")}, {"duration": "12"}])
+def test_a_duration_that_nobody_took_is_no_value(metadata: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="duration must be a number"):
+        DurationEvaluator().evaluate("", metadata)

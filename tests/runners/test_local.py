@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from zenith_tune.runners.base import End, Resources
+from zenith_tune.runners.local import LocalRunner
+from zenith_tune.testing import RunnerContract
+
+
+class TestLocalRunner(RunnerContract):
+    def make(self) -> LocalRunner:
+        return LocalRunner(grace_s=0.5)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if callable(condition) and condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
+children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=own) for own in (False, True)]
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(sys.argv[1] + ".daemon", "w").write(str(os.getpid()))
+        time.sleep(1000)
+    os._exit(0)
+while not os.path.exists(sys.argv[1] + ".daemon"):
+    time.sleep(0.01)
+with open(sys.argv[1] + ".tmp", "w") as file:
+    file.write(" ".join(str(p.pid) for p in children) + " " + str(os.getpid()))
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+time.sleep(1000)
+"""
+
+
+def start_stubborn(tmp_path: Path) -> tuple[str, Path]:
+    """Write a program that ignores SIGTERM, has children that do, one in its own session, and a daemon."""
+    script, pids = tmp_path / "stubborn.py", tmp_path / "pids"
+    script.write_text(STUBBORN)
+    return f"{sys.executable} {script} {pids}", pids
+
+
+def read_pids(path: Path) -> list[int]:
+    daemon = int(Path(f"{path}.daemon").read_text())
+    return [daemon, *map(int, path.read_text().split())]
+
+
+def test_a_timeout_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_path: Path) -> None:
+    command, pids = start_stubborn(tmp_path)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    runner = LocalRunner(grace_s=0.3)
+    job = runner.submit(command, folder, Resources(), timeout_s=3)
+    wait_until(pids.exists)
+    found = read_pids(pids)
+    assert all(is_running(pid) for pid in found)
+    assert job.wait().end is End.TIMED_OUT
+    assert [pid for pid in found if is_running(pid)] == []
+
+
+def test_what_a_finished_command_left_in_the_background_is_ended(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    command = f"bash -c 'setsid sleep 1000 & echo $! > {left}; sleep 1000 & echo $! >> {left}; exit 0'"
+    result = LocalRunner(grace_s=0.3).submit(command, tmp_path, Resources()).wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 0)
+    pids = [int(line) for line in left.read_text().split()]
+    assert len(pids) == 2
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_a_process_that_is_not_the_trials_is_left_alone(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        LocalRunner(grace_s=0.2).submit("sleep 1000", tmp_path, Resources(), timeout_s=0.2).wait()
+        assert is_running(stranger.pid)
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_an_orphan_of_a_killed_tuner_is_recognised_and_ended(tmp_path: Path) -> None:
+    command, pids = start_stubborn(tmp_path)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    code = (
+        "import sys, time; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
+        "from zenith_tune.runners.base import Resources; "
+        "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
+    )
+    tuner = subprocess.Popen([sys.executable, "-c", code, command, str(folder)])
+    wait_until(pids.exists)
+    tuner.send_signal(signal.SIGKILL)
+    tuner.wait()
+    found = read_pids(pids)
+    assert all(is_running(pid) for pid in found)
+    assert LocalRunner(grace_s=0.3).recover(folder) is None
+    assert [pid for pid in found if is_running(pid)] == []
+
+
+def test_another_process_with_the_orphans_pid_is_not_touched(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        fields = Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")
+        rest = fields[2].split()
+        rest[19] = "1"  # another start time: the pid was given anew
+        (tmp_path / "process").write_text(f"{boot}{fields[0]}) {' '.join(rest)}\n")
+        assert LocalRunner(grace_s=0.2).recover(tmp_path) is None
+        assert is_running(stranger.pid)
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_second_interrupt_ends_a_deaf_trial_at_once(tmp_path: Path) -> None:
+    command, pids = start_stubborn(tmp_path)
+    runner = LocalRunner(grace_s=60)
+    job = runner.submit(command, tmp_path, Resources())
+    wait_until(pids.exists)
+    runner.interrupt()
+    threading.Timer(0.5, runner.interrupt).start()
+    start = time.monotonic()
+    assert job.wait().end is End.CANCELLED
+    assert time.monotonic() - start < 20
+
+
+def test_a_failure_in_front_of_a_pipe_is_a_failure(tmp_path: Path) -> None:
+    assert LocalRunner().submit("false | cat", tmp_path, Resources()).wait().exit_code == 1
+
+
+def test_assignments_in_front_and_quotes_reach_the_program(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['A'], sys.argv[1:])"
+    job = LocalRunner().submit(f'A="x  y" {sys.executable} -c "{code}" "b c" \'$HOME\'', tmp_path, Resources())
+    assert job.wait().exit_code == 0
+    assert job.log_path.read_text() == "x  y ['b c', '$HOME']\n"
+
+
+def test_a_command_that_reads_its_input_finds_none(tmp_path: Path) -> None:
+    assert LocalRunner().submit("cat", tmp_path, Resources(), timeout_s=10).wait().end is End.EXITED
+
+
+@pytest.mark.slow
+def test_a_log_of_two_gigabytes_without_newlines_neither_fills_memory_nor_stalls(tmp_path: Path) -> None:
+    import resource
+
+    from zenith_tune.trial_log import TrialLog
+
+    if os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize < 4 * 2**30:
+        pytest.skip("less than 4 GiB free")
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        job = LocalRunner().submit("head -c 2147483648 /dev/zero | tr '\\0' 'x'", tmp_path, Resources(), timeout_s=200)
+        assert job.wait().exit_code == 0
+        assert job.log_path.stat().st_size == 2**31
+        start = time.monotonic()
+        text = TrialLog(job.log_path).text()
+        assert time.monotonic() - start < 10
+        assert len(text) < 64 * 2**20
+    finally:
+        (tmp_path / "log.txt").unlink()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 400 * 1024

@@ -1,0 +1,103 @@
+"""Holds the house together: imports run one way, heavy parts stay outside, public names are pinned."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import zenith_tune
+
+SOURCE = Path(zenith_tune.__file__).parent
+
+# From the ground up: a module may import from its own layer and from those above it in this list.
+LAYERS: list[list[str]] = [
+    ["errors", "direction", "units", "parameters"],
+    ["registry", "shell_words", "splices", "shell_target", "option_words", "launcher_catalog", "launchers"],
+    ["command_line", "placeholders", "secrets", "constructor_args", "distributions"],
+    ["trial", "trial_folder", "trial_log", "study"],
+    ["describe"],
+    ["layouts"],
+    ["evaluators"],
+    ["strategies"],
+    ["presets"],
+    ["events"],
+    ["runners", "record"],
+    ["interruption", "timeouts", "trial_execution", "evaluation"],
+    ["study_session"],
+    ["tuner"],
+    ["dry_run"],
+    ["report"],
+    ["testing", "cli"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+# A registry names classes for the type checker only; a tuner without a listener prints to the terminal.
+ALLOWED_UPWARD = {("registry", plug) for plug in ("evaluators", "presets", "runners", "strategies")}
+ALLOWED_UPWARD |= {("tuner", "report")}
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports() -> list[tuple[str, str]]:
+    """Return every import between parts of the package, as (importer, imported)."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        here = path.relative_to(SOURCE).with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("zenith_tune."):
+                found.append((here, part(node.module)))
+    return [(a, b) for a, b in found if a not in ("__init__",) and a != b]
+
+
+def test_every_part_has_its_layer() -> None:
+    parts = {path.relative_to(SOURCE).with_suffix("").parts[0] for path in SOURCE.rglob("*.py")} - {"__init__"}
+    assert parts == set(RANK)
+
+
+def test_imports_run_one_way() -> None:
+    upward = {(a, b) for a, b in imports() if RANK[b] > RANK[a]} - ALLOWED_UPWARD
+    assert upward == set()
+
+
+def test_parts_of_one_layer_do_not_import_one_another_in_circles() -> None:
+    edges = set(imports()) - ALLOWED_UPWARD
+    assert {(a, b) for a, b in edges if (b, a) in edges} == set()
+
+
+def test_runners_and_the_record_stand_side_by_side() -> None:
+    assert not {("runners", "record"), ("record", "runners"), ("evaluators", "record")} & set(imports())
+
+
+def test_layouts_and_description_know_neither_torch_nor_optuna() -> None:
+    for folder in ("layouts", "describe"):
+        for path in (SOURCE / folder).rglob("*.py"):
+            text = path.read_text()
+            assert "import torch" not in text and "optuna" not in text, path
+
+
+def test_public_names_are_these() -> None:
+    assert zenith_tune.__all__ == [
+        "BoolParameter",
+        "CategoricalParameter",
+        "ConsecutiveDuplicateLimitExceeded",
+        "ConsecutivePruneLimitExceeded",
+        "Direction",
+        "EvaluatorRegistry",
+        "FloatParameter",
+        "IntParameter",
+        "Outcome",
+        "Parameter",
+        "PresetRegistry",
+        "PresetTuner",
+        "RegexEvaluator",
+        "RunnerRegistry",
+        "StrategyRegistry",
+        "Trial",
+        "TrialExhausted",
+        "TuningEvaluator",
+        "TuningPreset",
+        "TuningStrategy",
+    ]
+    assert all(getattr(zenith_tune, name) is not None for name in zenith_tune.__all__)
