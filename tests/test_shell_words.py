@@ -82,6 +82,8 @@ def test_operators_and_redirections_stand_apart_from_words(text: str, expected: 
         ("\\$b", 2),
         ("*.py", 0),
         ("'*'.py", 4),
+        ("a[12]b", 1),
+        ("[", 1),
         ("~/x", 0),
         ("a~", 2),
         ("x={a,b}", 2),

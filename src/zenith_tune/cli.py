@@ -68,7 +68,10 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     tuner = _make_tuner(command, options)
     if options["dry_run"]:
         return _dry_run(tuner, options)
-    best_value, _ = tuner.optimize(options["n_trials"])
+    try:
+        best_value, _ = tuner.optimize(options["n_trials"])
+    except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
+        return 128 + error.signum
     return 0 if best_value is not None else 1
 
 
@@ -92,8 +95,6 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return _fail(error.format_message(), 2, debug)
     except UsageError as error:
         return _fail(str(error), 2, debug)
-    except StudyInterrupted as error:
-        return 128 + error.signum
     except (KeyboardInterrupt, click.Abort):
         return 130
     except DiskFullError as error:

@@ -20,6 +20,8 @@ _ANSI_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{1,4}|U[0-9A-Fa-f
 _ANSI_NAMED = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
 _PARAMETER = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z", re.ASCII)
+_CLOSERS = {"(": ")", "{": "}", "[": "]"}
+_BRACKETS = re.compile(r"\[\S+\]")
 _BRACE_LIST = re.compile(r",|\.\.")
 _WORD_ENDS = frozenset(" \t\n;|&()<>")
 
@@ -119,11 +121,18 @@ class _Lexer:
         elif char in "<>(":
             self._add(parts, Quote.NONE, True, self._closing(self.at + (char != "(")))
         elif char in "*?[~":
-            expands = char != "~" or self.at == start or self.text[self.at - 1] in "=:"
-            self._add(parts, Quote.NONE, expands, self.at + 1)
+            self._add(parts, Quote.NONE, self._expands(start), self.at + 1)
         else:
             match = _ORDINARY.match(self.text, self.at)
             self._add(parts, Quote.NONE, False, match.end() if match else self.at + 1)
+
+    def _expands(self, start: int) -> bool:
+        """Tell whether the shell would make file names or a home folder of the sign here."""
+        char = self.text[self.at]
+        if char == "~":
+            return self.at == start or self.text[self.at - 1] in "=:"
+        # Without its other half, as in `[ -f x ]`, a bracket is only a letter.
+        return char != "[" or _BRACKETS.match(self.text, self.at) is not None
 
     def _add(self, parts: list[Part], quote: Quote, dynamic: bool, end: int, value: str | None = None) -> None:
         source = self.text[self.at : end]
@@ -169,7 +178,7 @@ class _Lexer:
         text, start = self.text, self.at
         if text[start] == "`":
             self._add(parts, quote, True, self._after_backquote(start))
-        elif text[start + 1 : start + 2] in ("(", "{"):
+        elif text[start + 1 : start + 2] in ("(", "{", "["):
             self._add(parts, quote, True, self._closing(start + 1, quote))
         elif quote is Quote.NONE and text.startswith("'", start + 1):
             self._read_ansi(parts)
@@ -199,7 +208,7 @@ class _Lexer:
     def _closing(self, opening: int, quote: Quote = Quote.NONE) -> int:
         """Return the offset after the bracket that closes the one at `opening`."""
         text, at = self.text, opening + 1
-        closers = [")" if text[opening] == "(" else "}"]
+        closers = [_CLOSERS[text[opening]]]
         while at < len(text):
             char = text[at]
             if char == closers[-1]:

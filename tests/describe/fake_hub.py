@@ -19,7 +19,18 @@ REFUSALS = {
 }
 
 
+class _Hub(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.closing = threading.Event()
+        self.served: set[str] = set()
+
+
 class _Handler(BaseHTTPRequestHandler):
+    server: _Hub
+
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
 
@@ -28,8 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         repo = self.path.strip("/").removesuffix("/resolve/main/config.json")
-        if repo == "org/slow":
-            self.server.closing.wait()  # type: ignore[attr-defined]
+        # The slow one never answers; the tired one answers once.
+        if repo == "org/slow" or (repo == "org/tired" and repo in self.server.served):
+            self.server.closing.wait()
         status, code = REFUSALS.get(repo, (200, ""))
         if repo == "org/private" and self.headers.get("Authorization") == "Bearer hf_right":
             status, code = 200, ""
@@ -44,6 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if with_body:
             self.wfile.write(body)
+            self.server.served.add(repo)
 
     def log_message(self, *_: Any) -> None:
         """Stay quiet."""
@@ -52,13 +65,11 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fake_hub() -> Iterator[str]:
     """Serve on a free port and yield the address for HF_ENDPOINT."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.closing = threading.Event()  # type: ignore[attr-defined]
+    server = _Hub()
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        server.closing.set()  # type: ignore[attr-defined]
+        server.closing.set()
         server.shutdown()
         server.server_close()

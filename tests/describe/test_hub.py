@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -126,6 +127,28 @@ def test_a_cached_model_is_read_though_the_hub_cannot_be_reached(read: Read) -> 
     fresh = read("org/good")
     address = f"http://127.0.0.1:{_closed_port()}"
     assert read("org/good", HF_ENDPOINT=address, ZENITHTUNE_HUB_TIMEOUT_S="1") == fresh
+
+
+def test_a_cached_model_is_read_though_the_hub_no_longer_answers(read: Read) -> None:
+    fresh = read("org/tired")
+    start = time.monotonic()
+    assert read("org/tired", ZENITHTUNE_HUB_TIMEOUT_S="0.5") == fresh
+    assert time.monotonic() - start < 8
+
+
+def test_no_progress_bar_is_drawn_on_a_terminal(endpoint: str, tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "TERM": "xterm", "NO_PROXY": "127.0.0.1"}
+    env.pop("HF_HUB_DISABLE_PROGRESS_BARS", None)
+    try:
+        command = [sys.executable, "-c", SCRIPT, "org/good"]
+        done = subprocess.run(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=slave, timeout=60)
+        os.write(slave, b"END")
+        assert os.read(master, 10_000) == b"END"
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert b"num_layers=36" in done.stdout
 
 
 def test_offline_mode_reads_the_cache_and_says_what_it_forbids(read: Read) -> None:

@@ -73,7 +73,7 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_omni_models_thinker_is_its_language_part(tmp_path: Path) -> None:
-    config = read(tmp_path, QWEN3_OMNI)
+    config = read(tmp_path, {"side_config": QWEN3_8B, **QWEN3_OMNI})
     assert (config.num_layers, config.num_query_groups, config.num_attention_heads) == (48, 4, 32)
     assert config.num_experts == 128
     assert config.is_vision_language

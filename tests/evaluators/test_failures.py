@@ -166,11 +166,11 @@ def test_of_a_chain_of_exceptions_the_last_one_is_told() -> None:
 def test_side_shows_are_not_the_cause() -> None:
     log = (
         traceback("ModuleNotFoundError: No module named 'apex'")
+        + "Exception ignored in: <function Pool.__del__>\n"
+        + traceback("AttributeError: 'NoneType'")
         + "Exception in thread Thread-7 (_pin_memory_loop):\n"
         + traceback("OSError: queue is gone")
         + traceback("ZeroDivisionError: by zero")
-        + "Exception ignored in: <function Pool.__del__>\n"
-        + traceback("AttributeError: 'NoneType'")
     )
     assert failure(log).message == "ZeroDivisionError: by zero"
     assert failure(traceback("ModuleNotFoundError: No module named 'apex'")).message.endswith("No module named 'apex'")
@@ -179,6 +179,15 @@ def test_side_shows_are_not_the_cause() -> None:
 def test_a_coloured_traceback_is_read() -> None:
     log = traceback("\x1b[1;35mLookupError\x1b[0m: \x1b[35mlost\x1b[0m", "\x1b[32m[rank4]:\x1b[0m ")
     assert failure(log).message == "rank 4: LookupError: lost"
+
+
+def test_a_traceback_behind_a_progress_bar_is_read() -> None:
+    assert failure("10%|#   |\r20%|##  |\r" + traceback("LookupError: lost")).message == "LookupError: lost"
+
+
+def test_a_traceback_that_only_torchrun_shows_is_read() -> None:
+    recorded = traceback("LookupError: lost").rstrip().replace("\n", "\n  ")
+    assert failure(torchrun_report(6, 1, recorded)).message == "rank 6: LookupError: lost"
 
 
 def test_an_exception_of_any_name_ends_a_traceback() -> None:
@@ -237,6 +246,10 @@ def test_an_assertion_without_words_is_quoted_from_its_source() -> None:
 def test_a_command_line_that_is_refused_is_a_configuration_error(line: str) -> None:
     found = failure(f"usage: pretrain_gpt.py [-h]\n{line}\n" + torchrun_report(0, 2), 1)
     assert (found.kind, found.message) == (FailureKind.CONFIGURATION, line)
+
+
+def test_a_refused_command_line_in_the_midst_of_training_is_some_other_programs() -> None:
+    assert failure(ITERATION + "plot.py: error: unrecognized arguments: --x\n").kind is FailureKind.CRASH
 
 
 def test_a_compilers_error_is_not_about_the_command_line() -> None:

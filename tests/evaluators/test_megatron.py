@@ -223,6 +223,8 @@ def test_iterations_skipped_at_the_start_are_warm_up() -> None:
     )
     measurement = MegatronEvaluator("step_time").measure(log, {})
     assert (measurement.value, measurement.num_samples) == (0.5, 3)
+    without_loss = log.replace(" lm loss: 1.234567E+01 |", "", 4)
+    assert MegatronEvaluator("step_time").evaluate(without_loss, {}) == 0.5
 
 
 def test_iterations_are_counted_not_lines() -> None:

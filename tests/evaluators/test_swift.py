@@ -80,6 +80,10 @@ def test_an_elapsed_time_that_makes_no_sense_is_not_believed() -> None:
     assert [found.seconds for found in read_swift_lines(line(5, 2.0, "0s") + line(10, 2.0, "0s"))] == [2.0, 2.0]
 
 
+def test_a_line_before_the_first_step_has_no_speed() -> None:
+    assert [found.iteration for found in read_swift_lines(line(1, 0.0) + line(5, 2.0))] == [5]
+
+
 def test_only_the_last_start_counts_after_a_restart() -> None:
     assert [found.iteration for found in read_swift_lines(line(5, 9.0) + line(10, 9.0) + line(5, 3.0))] == [5]
 

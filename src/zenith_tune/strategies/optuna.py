@@ -34,8 +34,8 @@ class OptunaStrategy(TuningStrategy):
     The study that the sampler sees lives in memory and depends on nothing but the seed and the values told. A resumed
     study is therefore asked the same points again, answers them from its record, and goes on where it stopped.
 
-    >>> OptunaStrategy(sampler="cma-es", seed=1).sampler
-    'cma-es'
+    >>> OptunaStrategy(sampler="NSGA-II", seed=1).sampler
+    'NSGA-II'
     """
 
     def __init__(self, *, sampler: str | BaseSampler = "tpe", seed: int = 0) -> None:
