@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zenith_tune.errors import CommandError
 from zenith_tune.secret_names import Secrecy, secrecy_of
-from zenith_tune.shell_tokens import Operator, Word
+from zenith_tune.shell_tokens import Operator, Quote, Word
 from zenith_tune.shell_words import lex
 
 MASK = "***"
@@ -96,9 +96,8 @@ def _in_shell_text(text: str) -> Iterator[str]:
 
 
 def _in_word(word: Word, following: Word | None) -> Iterator[str]:
-    pair = _PAIR.match(word.value)
     option = _OPTION.match(word.value)
-    if pair:
+    if pair := _pair(word):
         yield from _if_secret(pair[1], _literals(word, pair.end()))
     elif option and option[2]:
         yield from _if_secret(option[1], _literals(word, option.end()))
@@ -109,8 +108,14 @@ def _in_word(word: Word, following: Word | None) -> Iterator[str]:
     yield from _nested(word)
 
 
+def _pair(word: Word) -> re.Match[str] | None:
+    """Return the name of an assignment; a quoted one with blanks is a shell text that begins with an assignment."""
+    is_text = word.parts[0].quote is not Quote.NONE and re.search(r"\s", word.value)
+    return None if is_text else _PAIR.match(word.value)
+
+
 def _nested(word: Word) -> Iterator[str]:
-    start = word.value.find("=") + 1 if _PAIR.match(word.value) or _OPTION.match(word.value) else 0
+    start = word.value.find("=") + 1 if _pair(word) or _OPTION.match(word.value) else 0
     if re.search(r"\s", word.value[start:]) and word.end - word.start > len(word.value):
         yield from _in_shell_text(word.value[start:])
     for part in word.parts:

@@ -182,7 +182,8 @@ def test_a_coloured_traceback_is_read() -> None:
 
 
 def test_a_traceback_behind_a_progress_bar_is_read() -> None:
-    assert failure("10%|#   |\r20%|##  |\r" + traceback("LookupError: lost")).message == "LookupError: lost"
+    log = "10%|#   |\r20%|##  |\r" + traceback("AssertionError", "[rank2]: ", "assert x")
+    assert failure(log).message == "rank 2: AssertionError: assert x"
 
 
 def test_a_traceback_that_only_torchrun_shows_is_read() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _HEADER = "zenithtune"
+_RUN = "run"
 _RESULT = "result"
 _STORED = ("cause", "failure", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples")
 
@@ -55,6 +56,7 @@ class StudyRecord:
         self._lock = threading.Lock()
         self._study_id: int | None = None
         self._trial_ids: dict[int, int] = {}
+        self._num_trials = 0
 
     def exists(self) -> bool:
         """Tell whether the study is there already."""
@@ -82,6 +84,7 @@ class StudyRecord:
             self._storage.set_study_user_attr(self._study_id, _HEADER, asdict(header))
             return
         header.check_same(StudyHeader(**stored), self.study_name)
+        self._frozen_trials()
 
     def start(
         self, params: Mapping[str, Value], space: Mapping[str, Parameter], identity: str, *, is_baseline: bool = False
@@ -93,11 +96,16 @@ class StudyRecord:
             state=TrialState.RUNNING,
             params=dict(params),
             distributions={name: to_distribution(space[name]) for name in params},
-            user_attrs={"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path)},
+            # One attribute, not three: each costs the database several statements.
+            user_attrs={
+                _RUN: {"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path)}
+            },
         )
         with self._lock, clear_errors(self.url):
             trial_id = self._storage.create_new_trial(self._require_study(), template_trial=template)
-            number = self._storage.get_trial_number_from_id(trial_id)
+            # The study is locked for this tuner, so the numbers are known without asking the database.
+            number = self._num_trials
+            self._num_trials += 1
             self._trial_ids[number] = trial_id
             return number
 
@@ -131,7 +139,9 @@ class StudyRecord:
 
     def _frozen_trials(self) -> list[FrozenTrial]:
         with self._lock, clear_errors(self.url):
-            return self._storage.get_all_trials(self._require_study())
+            trials = self._storage.get_all_trials(self._require_study())
+            self._num_trials = len(trials)
+            return trials
 
     def _trial_id(self, number: int) -> int:
         if number not in self._trial_ids:
@@ -146,6 +156,7 @@ class StudyRecord:
 
     def _to_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
+        run: dict[str, Any] = frozen.user_attrs.get(_RUN, {})
         outcome = Outcome(result.pop("outcome", Outcome.CANCELLED))
         command = result.pop("command", "")
         known = {name: result.pop(name, None) for name in _STORED}
@@ -155,14 +166,14 @@ class StudyRecord:
             value=frozen.value if outcome is Outcome.OK else None,
             number=frozen.number,
             command=command,
-            identity=frozen.user_attrs.get("identity", ""),
+            identity=run.get("identity", ""),
             folder=self._trial_folder(frozen),
-            is_baseline=frozen.user_attrs.get("is_baseline", False),
+            is_baseline=run.get("is_baseline", False),
             extra=result,
             **{**known, "unit": known["unit"] or ""},
         )
 
     def _trial_folder(self, frozen: FrozenTrial) -> Path:
         # A trial stays where it ran, also when the study goes on under another --output-dir.
-        study_folder = Path(frozen.user_attrs.get("study_folder", self._folder.path))
+        study_folder = Path(frozen.user_attrs.get(_RUN, {}).get("study_folder", self._folder.path))
         return StudyFolder(study_folder.parent, study_folder.name).trial(frozen.number).path

@@ -1,0 +1,191 @@
+"""Tells what a command is: whether it has a safe place for options, needs a shell, and which program it starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.errors import CommandError
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("for i in 1 2; do python t.py; done", "'for'"),
+        ("while true; do python t.py; done", "'while'"),
+        ("until false; do python t.py; done", "'until'"),
+        ("if true; then python t.py; fi", "'if'"),
+        ("case x in a) python t.py;; esac", "'case'"),
+        ("function f { python t.py; }", "'function'"),
+        ("f() { python t.py; }; f", "'f()'"),
+        ("python t.py | while read x; do echo $x; done", "'while'"),
+        ("python t.py &", "'python ... &'"),
+        ("(python t.py) &", "'... &'"),
+        ("nvidia-smi & python t.py", "'nvidia-smi ... &'"),
+        ("python t.py <<EOF\nx\nEOF", "'<<EOF'"),
+        ("python <<EOF\nprint(1)\nEOF", "'<<EOF'"),
+        ("bash <<'EOF'\npython t.py\nEOF", "'<<EOF'"),
+        ("eval python t.py", "'eval'"),
+        ("echo 1 | xargs python t.py", "'xargs'"),
+        ("parallel python t.py ::: 1 2", "'parallel'"),
+        ("make train", "'make'"),
+        ("$CMD", "'$CMD'"),
+        ('bash -c "$CMD"', "'$CMD'"),
+        ("python < t.py", "'python'"),
+        ("python -", "'python'"),
+        ("cat t.sh | bash", "'bash'"),
+        ("bash", "'bash'"),
+        ("python a.py && python b.py", "starts 2 (python a.py; python b.py)"),
+        ("python a.py || python b.py", "starts 2"),
+        ("bash -c 'python a.py; python b.py'", "starts 2"),
+        ("cd x && ls", "starts none (cd x; ls)"),
+        ("A=1", "starts none"),
+        ("# nothing", "starts none"),
+    ],
+)
+def test_without_a_safe_place_the_law_the_part_and_placeholders_are_told_in_one_line(command: str, part: str) -> None:
+    line = CommandLine(command)
+    with pytest.raises(CommandError) as caught:
+        line.set({"--k": 1})
+    message = str(caught.value)
+    assert part in message and "\n" not in message
+    assert message.endswith(
+        "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
+    )
+    for edit in (line.remove, line.add_flag):
+        with pytest.raises(CommandError, match=re.escape(message)):
+            edit("--k")
+
+
+def test_a_command_without_a_safe_place_can_still_be_looked_at() -> None:
+    line = CommandLine("for tp in 1 2; do python t.py --tp $tp; done")
+    assert (line.get("--tp"), line.has("--tp"), line.program, line.warnings()) == (None, False, None, [])
+    assert line.needs_shell
+
+
+def test_the_words_of_programs_beyond_the_first_two_stay_out_of_messages() -> None:
+    with pytest.raises(CommandError) as caught:
+        CommandLine("A=hush python a.py --token hush; python b.py --token hush").set({"--k": 1})
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n\t"])
+def test_an_empty_command_is_refused_with_the_cure(text: str) -> None:
+    with pytest.raises(CommandError, match="^the training command is empty: give it after --$"):
+        CommandLine(text)
+    with pytest.raises(CommandError, match="^the training command is empty: give it after --$"):
+        CommandLine.from_argv([text])
+
+
+def test_no_words_at_all_are_an_empty_command() -> None:
+    with pytest.raises(CommandError, match="give it after --"):
+        CommandLine.from_argv([])
+
+
+@pytest.mark.parametrize("text", ["python 'a", 'python "a', "python $(a", "python t.py \\"])
+def test_an_unbalanced_command_is_refused_at_once_in_one_line(text: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        CommandLine(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "assignments"),
+    [
+        ("python t.py --k 1", ["python", "t.py", "--k", "1"], {}),
+        ("A=1 B=\"x y\" C= python 't t.py'", ["python", "t t.py"], {"A": "1", "B": "x y", "C": ""}),
+        ("bash -c 'a | b'", ["bash", "-c", "a | b"], {}),
+        ("python \\\n t.py --x={tp}", ["python", "t.py", "--x={tp}"], {}),
+        ("python t.py A=1", ["python", "t.py", "A=1"], {}),
+    ],
+)
+def test_a_command_without_shell_syntax_runs_by_its_words(
+    text: str, argv: list[str], assignments: dict[str, str]
+) -> None:
+    line = CommandLine(text)
+    assert not line.needs_shell
+    assert (line.argv(), line.assignments()) == (argv, assignments)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a | b", "a && b", "a; b", "a &", "(a)", "a > f", "a 2>&1", "a < f", "a <<E\nE", "a # b", "a\nb"),
+        *("a $X", 'a "$X"', "a `b`", "a $(b)", "a ${X}", "a ~/x", "a *.py", "a ?", "a [x]", "a {b,c}", "A=$X a"),
+        *("A=~/x a", "if a; then b; fi", "time a", "! a", "{ a; }", "exec a", "cd x", "source x", ". x", "A=1"),
+        *("A+=1 a", "A[0]=1 a", "A=(1 2) a", "[ -f x ]", "ulimit -n 1", "eval a"),
+    ],
+)
+def test_shell_syntax_needs_a_shell(text: str) -> None:
+    line = CommandLine(text)
+    assert line.needs_shell
+    for words in (line.argv, line.assignments):
+        with pytest.raises(CommandError, match="bash -c"):
+            words()
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("python t.py", "python"),
+        ("A=1 /usr/bin/python t.py", "/usr/bin/python"),
+        ("'my prog' x", "my prog"),
+        ("cd x && python t.py | tee log", "python"),
+        ("bash -c 'python t.py'", "bash"),
+        ("(exec python t.py)", "python"),
+        ("time -p python t.py", "python"),
+        ("nohup python t.py", "nohup"),
+        ("~/bin/python t.py", None),
+        ("$CMD x", None),
+    ],
+)
+def test_the_program_is_what_the_shell_will_look_for(text: str, program: str | None) -> None:
+    assert CommandLine(text).program == program
+
+
+def test_several_words_are_taken_literally() -> None:
+    words = ["python", "my train.py", "--x", "$HOME", "a;b", "it's", "", "{tp}"]
+    assert CommandLine.from_argv(words).argv() == words
+
+
+def test_one_word_is_shell_text() -> None:
+    assert CommandLine.from_argv(["cd x && python t.py"]).text == "cd x && python t.py"
+
+
+def test_one_word_that_names_a_file_is_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my train.sh").touch()
+    monkeypatch.chdir(tmp_path)
+    assert CommandLine.from_argv(["my train.sh"]).argv() == ["my train.sh"]
+    assert CommandLine.from_argv(["other train.sh"]).argv() == ["other", "train.sh"]
+
+
+def test_options_for_words_from_the_command_line_go_inside_their_nested_command() -> None:
+    line = CommandLine.from_argv(["bash", "-c", "python t.py --name 'a b'"]).set({"--k": 1})
+    assert line.argv() == ["bash", "-c", "python t.py --name 'a b' --k 1"]
+
+
+REMARK = '{} does not seem to pass its arguments on ("$@"): the options that are added may have no effect'
+
+
+@pytest.mark.parametrize("command", ["bash {}", "sh -x {}", "sbatch -N 2 {}", "bash -c 'bash {}'", "srun bash {} a b"])
+def test_a_script_that_ignores_its_arguments_is_remarked(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text('ARGS=(--lr 1)\npython t.py "${ARGS[@]}" $0\n')
+    assert CommandLine(command.format(script)).warnings() == [REMARK.format(script)]
+
+
+@pytest.mark.parametrize("body", ['python t.py "$@"', "python t.py $*", "python t.py ${1:-4}", "python t.py ${@:2}"])
+def test_a_script_that_passes_its_arguments_on_is_not_remarked(body: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(body)
+    assert CommandLine(f"bash {script}").warnings() == []
+
+
+@pytest.mark.parametrize("command", ["bash none.sh", "bash $S", "python t.py", "cd x && bash train.sh", "bash ."])
+def test_what_cannot_be_read_is_not_remarked(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.sh").write_text("python t.py")
+    monkeypatch.chdir(tmp_path)
+    assert CommandLine(command).warnings() == []
