@@ -74,9 +74,9 @@ def test_the_words_of_programs_beyond_the_first_two_stay_out_of_messages() -> No
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
 def test_an_empty_command_is_refused_with_the_cure(text: str) -> None:
-    with pytest.raises(CommandError, match="^the training command is empty: give it after --$"):
+    with pytest.raises(CommandError, match="is empty: give it after --"):
         CommandLine(text)
-    with pytest.raises(CommandError, match="^the training command is empty: give it after --$"):
+    with pytest.raises(CommandError, match="is empty: give it after --"):
         CommandLine.from_argv([text])
 
 

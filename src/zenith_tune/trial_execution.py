@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Measurement, TuningEvaluator
-from zenith_tune.evaluators.failures import Failure, FailureKind, classify
+from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.parameters import Value
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full
@@ -111,11 +112,14 @@ class TrialExecution:
             "duration": result.duration_s,
         }
         try:
-            return self._evaluator.measure(text, metadata)
+            measured = self._evaluator.measure(text, metadata)
         except ValueError as error:
-            return _hidden_failure(text) or Failure(
-                outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(str(error))
-            )
+            metric = Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(str(error)))
+            return hidden_failure(text, has_value=False) or metric
+        if not math.isfinite(measured.value):
+            message = f"the value is {measured.value}"
+            return Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=message)
+        return hidden_failure(text, has_value=True) or measured
 
     def _trial(
         self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
@@ -135,12 +139,6 @@ class TrialExecution:
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
         write_json(folder.trial, trial_as_json(trial))
         return trial
-
-
-def _hidden_failure(text: str) -> Failure | None:
-    """Find why a run that exited with 0 has no value: `bash train.sh` with a pipe inside hides the exit code."""
-    failure = classify(text, 1)
-    return None if failure is None or failure.kind is FailureKind.CRASH else failure
 
 
 def _result_from_files(files: TrialFolder, exit_code: int) -> JobResult:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.data_folder import measured_data
-from zenith_tune.evaluators.failures import Failure, FailureKind, classify
+from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.trial import Outcome
 from zenith_tune.trial_log import TrialLog
 
@@ -373,3 +373,23 @@ def test_32_mib_of_hostile_text_are_judged_in_a_moment(piece: str) -> None:
     failure(log)
     # A second on an idle machine; the slack is for a busy one.
     assert time.process_time() - started < 2
+
+
+ITERATION = " iteration 1/2 | elapsed time per iteration (ms): 5.0 |\n"
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "has_value", "outcome"),
+    [
+        (OUT_OF_MEMORY, False, Outcome.OOM),
+        (ITERATION + OUT_OF_MEMORY, True, Outcome.OOM),
+        (ITERATION + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n", True, Outcome.ERROR),
+        (OUT_OF_MEMORY + ITERATION, True, None),
+        (ITERATION, True, None),
+        ("all is well\n", False, None),
+    ],
+)
+def test_a_failure_behind_an_exit_code_of_0_is_found(log: str, has_value: bool, outcome: Outcome | None) -> None:
+    failure = hidden_failure(log, has_value=has_value)
+    assert (failure.outcome if failure else None) == outcome

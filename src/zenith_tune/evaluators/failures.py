@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zenith_tune.evaluators.iterations import has_iterations
+from zenith_tune.evaluators.iterations import after_iterations, has_iterations
 from zenith_tune.evaluators.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
 from zenith_tune.trial import Outcome
 from zenith_tune.trial_log import clean_line
@@ -137,6 +137,22 @@ def classify(log: str, exit_code: int | None, *, timed_out: bool = False) -> Fai
     if timed_out:
         return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_telling_line(log)}")
     return _classify_exit(log, exit_code)
+
+
+def hidden_failure(log: str, *, has_value: bool) -> Failure | None:
+    """Return why a run failed although it exited with 0, or None.
+
+    `bash train.sh` with a pipe inside hides the training's exit code. A run that has a value is only taken for failed
+    where the log ends so: an allocation that failed, or torchrun's report, after the last iteration. A program may
+    survive the one, and no other program prints the other.
+    """
+    if not has_value:
+        failure = classify(log, 1)
+        return None if failure is None or failure.kind is FailureKind.CRASH else failure
+    end = after_iterations(log)
+    if _first_line(end, _DEVICE_MEMORY) or "ChildFailedError" in end:
+        return classify(log, 1)
+    return None
 
 
 def _classify_exit(log: str, exit_code: int | None) -> Failure:

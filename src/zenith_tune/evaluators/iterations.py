@@ -78,6 +78,12 @@ def has_iterations(log: str) -> bool:
     return _START.search(log) is not None or "train_speed(s/it)" in log
 
 
+def after_iterations(log: str) -> str:
+    """Return what the log says after its last iteration line, or all of it where it has none."""
+    last = max(log.rfind("elapsed time per iteration"), log.rfind("train_speed(s/it)"))
+    return log[last:] if last >= 0 else log
+
+
 def last_run(lines: Sequence[IterationLine]) -> list[IterationLine]:
     """Return the lines after the last restart, each iteration once: a launcher may restart, a log may be doubled."""
     kept: list[IterationLine] = []

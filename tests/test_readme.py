@@ -1,0 +1,64 @@
+"""The README's and the documentation's examples, run as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def run(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(arguments, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def test_the_readmes_first_study_works_as_written(folder: Path) -> None:
+    commands = [block for block in blocks("README.md", "sh") if block.startswith("zenithtune")]
+    assert len(commands) == 1
+    done = run(["bash", "-c", commands[0]], folder)
+    assert done.returncode == 0, done.stderr
+    assert "gain: +43.3% over your command (221.1 TFLOP/s/GPU)" in done.stdout, "the README shows another result"
+
+
+def test_the_readmes_python_works_as_written(folder: Path) -> None:
+    (code,) = blocks("README.md", "python")
+    done = run([sys.executable, "-c", code], folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_names_make_targets_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "sh")), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
+    preset, contract = blocks("docs/plugs.md", "python")
+    (folder / "test_mine.py").write_text(preset + contract)
+    done = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"], folder)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/outcomes.md", "docs/plugs.md"])
+def test_every_link_between_pages_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text()):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
