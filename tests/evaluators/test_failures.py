@@ -375,7 +375,6 @@ def test_32_mib_of_hostile_text_are_judged_in_a_moment(piece: str) -> None:
     assert time.process_time() - started < 2
 
 
-ITERATION = " iteration 1/2 | elapsed time per iteration (ms): 5.0 |\n"
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
