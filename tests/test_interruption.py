@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -192,7 +192,7 @@ def test_an_orphan_that_finished_by_itself_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Callable[[], Path]:
+def small_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
     """Mount a real file system of one megabyte."""
     need_root()
     mounted: list[Path] = []
@@ -204,7 +204,7 @@ def small_disk(tmp_path: Path) -> Callable[[], Path]:
         mounted.append(path)
         return path
 
-    yield mount  # type: ignore[misc]
+    yield mount
     for path in mounted:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
