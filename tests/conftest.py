@@ -3,13 +3,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.requirements import is_required
+
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_TRAINER = ROOT / "examples" / "fake_megatron_train.py"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Turn a skip into a failure where CI has promised that everything is there."""
+    report = yield
+    if report.skipped and is_required("all"):
+        report.outcome = "failed"
+        report.longrepr = f"ZENITHTUNE_REQUIRE=all, but the test was skipped: {report.longrepr}"
+    return report
 
 
 @pytest.fixture

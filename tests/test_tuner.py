@@ -137,7 +137,7 @@ def test_outcomes_and_causes_are_told_apart(tmp_path: Path) -> None:
 
 def test_an_out_of_memory_behind_a_pipe_inside_a_script_is_seen(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
-    script.write_text("echo 'RuntimeError: CUDA out of memory. Tried to allocate 1 GiB' | tee log\n")
+    script.write_text("echo 'RuntimeError: CUDA out of memory. Tried to allocate 1 GiB' | tee /dev/null\n")
     witness = Witness()
     tune(tmp_path, f"bash {script} {{x}}", ToyPreset([1]), listener=witness).optimize()
     assert witness.trials[0].outcome is Outcome.OOM

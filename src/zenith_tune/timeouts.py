@@ -21,9 +21,9 @@ class Timeouts:
     """How many times the best trial's duration a trial may take under `dynamic`."""
 
     def __post_init__(self) -> None:
-        if self.fixed_s is not None and self.fixed_s <= 0:
+        if self.fixed_s is not None and not self.fixed_s > 0:  # also refuses NaN
             raise UsageError(f"--timeout must be above 0 seconds, but got {self.fixed_s:g}")
-        if self.margin < 1:
+        if not self.margin >= 1:
             raise UsageError(f"--timeout-margin must be at least 1, but got {self.margin:g}")
 
     def limit_s(self, study: Study) -> float | None:

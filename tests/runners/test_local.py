@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.requirements import skip
 from zenith_tune.runners.base import End, Resources
 from zenith_tune.runners.local import LocalRunner
 from zenith_tune.testing import RunnerContract
@@ -169,7 +170,7 @@ def test_a_log_of_two_gigabytes_without_newlines_neither_fills_memory_nor_stalls
     from zenith_tune.trial_log import TrialLog
 
     if os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize < 4 * 2**30:
-        pytest.skip("less than 4 GiB free")
+        skip("disk", "less than 4 GiB are free")
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         job = LocalRunner().submit("head -c 2147483648 /dev/zero | tr '\\0' 'x'", tmp_path, Resources(), timeout_s=200)

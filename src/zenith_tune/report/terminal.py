@@ -135,7 +135,7 @@ class TerminalReporter(StudyListener):
             left = max(self._max_trials - self._num_done, 0)
             parts.append(f"{self._num_done} of at most {self._max_trials}")
             left_s = self._study.time_left_s(left) if self._study else None
-            if left_s is not None:
+            if left_s:
                 parts.append(f"at most {format_seconds(left_s)} left")
         return ", ".join(parts) or "no value yet"
 

@@ -29,12 +29,7 @@ exit "$code"
 
 @RunnerRegistry.register("local")
 class LocalRunner(Runner):
-    """Run trials as process groups of this machine, one at a time.
-
-    >>> job = LocalRunner().submit("echo hello", Path("trial"), Resources())  # doctest: +SKIP
-    >>> job.wait().exit_code  # doctest: +SKIP
-    0
-    """
+    """Run trials as process groups of this machine, one at a time."""
 
     def __init__(self, *, grace_s: float = 5.0) -> None:
         self.grace_s = grace_s

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.conftest import FAKE_TRAINER
+from tests.test_tuner import tune
+from tests.toy_preset import ToyPreset
+from zenith_tune.report.terminal import TerminalReporter
+
+TRAIN = [sys.executable, str(FAKE_TRAINER)]
+
+
+def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80) -> str:
+    """Run the command line in a real pseudo-terminal and return everything that it drew."""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "COLUMNS": str(columns), "LINES": "40", "TERM": "xterm"}
+    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    drawn = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # a closed terminal reads as an error, not as an end
+            break
+        if not piece:
+            break
+        drawn += piece
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, drawn.decode()
+    return drawn.decode()
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_path: Path) -> None:
+    arguments = ["optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "4"]
+    drawn = run_in_terminal([*arguments, "--", *TRAIN], tmp_path)
+    assert "running" in drawn
+    assert "\x1b[2K" in drawn, "nothing was drawn over: it is not live"
+    assert "1 of at most 4, at most" in drawn
+    assert drawn.count("best 172.6 (trial 1)") >= 1
+
+
+def printed(tmp_path: Path, command: str, preset: ToyPreset, columns: int = 80) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=columns, highlight=False)
+    tune(tmp_path, command, preset, listener=TerminalReporter(console)).optimize()
+    return stream.getvalue()
+
+
+def test_plain_lines_tell_trial_layout_state_value_best_and_time_left(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "sh -c 'echo value: {x}'", ToyPreset()).splitlines()
+    second = next(line for line in lines if line.startswith("trial    1"))
+    for part in ("x=2", "ok", " 2 ", "best 2 (trial 1)", "2 of at most 3", "left"):
+        assert part in second
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_table_fits_eighty_columns_and_the_best_command_is_one_line(tmp_path: Path) -> None:
+    command = "sh -c 'echo value: {x}; exit $(( {x} / 3 ))' " + "a-long-argument " * 20
+    text = printed(tmp_path, command, ToyPreset())
+    table = text[text.index("trial  layout") : text.index("best: trial")].splitlines()
+    assert all(len(line) <= 80 for line in table[:5])
+    assert command.replace("{x}", "2").strip() in [line.strip() for line in text.splitlines()]
+
+
+def test_failures_are_grouped_with_their_cause(tmp_path: Path) -> None:
+    text = printed(tmp_path, "sh -c 'echo RuntimeError: no luck; exit 1' {x}", ToyPreset())
+    assert "3 crash (trial 0, 1, 2): RuntimeError: no luck" in text
+    assert "no trial went well" in text
+
+
+@pytest.mark.parametrize("evil", ["[red]markup[/red]", "[/]", "\x1b[31mred\x1b]0;title\x07", "\x9b31m"])
+def test_hostile_log_content_stays_text(tmp_path: Path, evil: str) -> None:
+    script = tmp_path / "evil.py"
+    script.write_text(f"import sys; print('ValueError:', {evil!r}); sys.exit(1)")
+    text = printed(tmp_path, f"{sys.executable} {script} {{x}}", ToyPreset([1]))
+    assert "\x1b" not in text and "\x9b" not in text
+    if evil.startswith("["):
+        assert evil in text
+
+
+def test_a_long_study_shows_its_best_trials(tmp_path: Path) -> None:
+    text = printed(tmp_path, "echo value: {x}", ToyPreset(range(1, 72)))
+    assert "71 trials (the best 30 shown): 71 ok" in text
+    table = text[text.index("trial  layout") : text.index("71 trials (")]
+    assert "x=71" in table and "x=42" in table and "x=41 " not in table

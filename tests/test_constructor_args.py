@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zenith_tune.constructor_args import construct, parse_pairs
+from zenith_tune.errors import UsageError
+
+
+class Gadget:
+    def __init__(
+        self, *, size: int, ratio: float = 0.5, name: str | None = None, loud: bool = False, level: int | None = None
+    ) -> None:
+        self.all = (size, ratio, name, loud, level)
+
+
+class Tolerant:
+    def __init__(self, *, size: int, **others: object) -> None:
+        self.size = size
+
+
+def test_types_come_from_the_signature() -> None:
+    args = {"size": "3", "ratio": "1e-2", "name": "7", "loud": "true", "level": "2"}
+    assert construct(Gadget, args, "gadget").all == (3, 0.01, "7", True, 2)
+
+
+def test_typed_values_pass_as_they_are() -> None:
+    assert construct(Gadget, {"size": 3}, "gadget").all == (3, 0.5, None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, r"gadget needs size\. Valid: size: int \(required\), ratio: float, name: str, loud: bool, level: int"),
+        ({"size": "3", "sise": "4"}, "takes no argument 'sise'"),
+        ({"size": "3.5"}, "size must be int, but got '3.5'"),
+        ({"size": "3", "loud": "perhaps"}, "loud must be bool"),
+        ({"size": "3", "ratio": "x"}, "ratio must be float"),
+    ],
+)
+def test_a_mistake_is_named_with_the_valid_keys(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        construct(Gadget, args, "gadget")
+
+
+def test_defaults_fill_in_where_the_constructor_knows_them() -> None:
+    assert construct(Gadget, {"ratio": "2"}, "gadget", defaults={"size": "9", "unknown": "1"}).all[:2] == (9, 2.0)
+
+
+def test_a_constructor_that_takes_anything_is_not_strict() -> None:
+    assert construct(Tolerant, {"size": "1", "other": "2"}, "tolerant").size == 1
+
+
+def test_a_comma_in_a_value_is_escaped() -> None:
+    assert parse_pairs(r"model=a\,b,n=1", "--args") == {"model": "a,b", "n": "1"}
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "=1", "a=1,,b=2", "a=1,b", "a=1,a=2"])
+def test_pairs_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_pairs(text, "--args")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import toy_plugin
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.registry import PluginWarning, PresetRegistry, Registry, StrategyRegistry
+
+
+class Thing:
+    pass
+
+
+class OtherThing:
+    pass
+
+
+@pytest.fixture
+def registry() -> Registry[object]:
+    return Registry("thing", "zenith_tune.presets", {"path": "pathlib"})
+
+
+def test_a_registered_class_is_found_by_its_name(registry: Registry[object]) -> None:
+    assert registry.register("thing")(Thing) is Thing
+    assert registry.get("thing") is Thing
+    assert registry.name_of(Thing) == "thing"
+
+
+def test_a_name_is_not_given_twice(registry: Registry[object]) -> None:
+    registry.register("thing")(Thing)
+    with pytest.raises(UsageError, match="'thing' is registered by"):
+        registry.register("thing")(OtherThing)
+
+
+def test_an_unknown_name_lists_the_known_and_guesses() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown strategy 'gird'; did you mean 'grid'\? Known: .*random"):
+        StrategyRegistry.get("gird")
+
+
+def test_built_ins_are_all_loadable() -> None:
+    for registry, names in (
+        (PresetRegistry, {"demo", "megatron"}),
+        (StrategyRegistry, {"grid", "random", "optuna", "megatron-heuristic"}),
+    ):
+        assert names <= set(registry.loadable())  # type: ignore[attr-defined]
+
+
+def test_entry_points_are_loaded_and_a_broken_one_is_named_and_skipped(
+    registry: Registry[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_plugin.install(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert {"toy", "broken"} <= set(registry.names())
+    assert registry.get("toy").__name__ == "Toy"
+    with (
+        pytest.warns(PluginWarning, match="plugin 'broken' of package 'toy-plugin'.*a_module_that_nobody_has"),
+        pytest.raises(UnknownNameError),
+    ):
+        registry.get("broken")

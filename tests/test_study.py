@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.errors import UsageError
+from zenith_tune.study import Study
+from zenith_tune.timeouts import Timeouts
+
+
+def trial(value: float | None, number: int = 1, *, duration_s: float = 1.0, is_baseline: bool = False) -> Trial:
+    outcome = Outcome.OK if value is not None else Outcome.ERROR
+    return Trial(params={}, outcome=outcome, value=value, number=number, duration_s=duration_s, is_baseline=is_baseline)
+
+
+def study(direction: Direction, *trials: Trial) -> Study:
+    made = Study(direction)
+    for each in trials:
+        made.add(each)
+    return made
+
+
+def test_a_failed_trial_is_never_best() -> None:
+    made = study(Direction.MINIMIZE, trial(None, 1), trial(5.0, 2), trial(None, 3))
+    assert made.best is not None and made.best.number == 2
+
+
+def test_the_first_of_equals_stays_best() -> None:
+    made = study(Direction.MAXIMIZE, trial(5.0, 1), trial(5.0, 2))
+    assert made.best is not None and made.best.number == 1
+
+
+@pytest.mark.parametrize(("direction", "gain"), [(Direction.MINIMIZE, 1.0), (Direction.MAXIMIZE, -0.5)])
+def test_the_gain_is_how_much_faster_than_the_baseline(direction: Direction, gain: float) -> None:
+    assert study(direction, trial(2.0, is_baseline=True), trial(1.0)).gain == gain
+
+
+def test_without_a_baseline_or_a_success_there_is_no_gain() -> None:
+    assert study(Direction.MINIMIZE, trial(1.0)).gain is None
+    assert study(Direction.MINIMIZE, trial(None, is_baseline=True), trial(1.0)).gain is None
+    assert study(Direction.MINIMIZE, trial(1.0, is_baseline=True), trial(None)).gain is None
+
+
+def test_the_fastest_may_be_the_users_own_command() -> None:
+    base = trial(1.0, is_baseline=True)
+    assert study(Direction.MINIMIZE, base, trial(2.0)).fastest is base
+
+
+def test_no_dynamic_limit_before_the_first_success() -> None:
+    timeouts = Timeouts(dynamic=True)
+    assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None))) is None
+    assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None), trial(1.0, duration_s=10))) == 15
+
+
+def test_the_tighter_of_two_limits_holds() -> None:
+    best = study(Direction.MINIMIZE, trial(1.0, duration_s=10))
+    assert Timeouts(dynamic=True, fixed_s=12).limit_s(best) == 12
+    assert Timeouts(dynamic=True, fixed_s=20).limit_s(best) == 15
+
+
+def test_a_short_run_is_not_ended_for_a_hiccup() -> None:
+    assert Timeouts(dynamic=True).limit_s(study(Direction.MINIMIZE, trial(1.0, duration_s=0.1))) == 0.6
+
+
+@pytest.mark.parametrize("options", [{"fixed_s": 0}, {"fixed_s": -1}, {"margin": 0.9}, {"fixed_s": float("nan")}])
+def test_a_limit_that_is_none_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Timeouts(**options)  # type: ignore[arg-type]
