@@ -78,6 +78,8 @@ PLACES = [
     ("{ python t.py; } | tee log", "{ python t.py --tp 8; } | tee log"),
     ("time ! python t.py", "time ! python t.py --tp 8"),
     ("echo y | python t.py | grep loss", "echo y | python t.py --tp 8 | grep loss"),
+    ("python t.py 2>&1 | python filter.py | ts", "python t.py --tp 8 2>&1 | python filter.py | ts"),
+    ("(cd x; python t.py; ls) | perl -ne x", "(cd x; python t.py --tp 8; ls) | perl -ne x"),
     ("[[ -f x && -d y ]] && python t.py", "[[ -f x && -d y ]] && python t.py --tp 8"),
     ("set -e\npython t.py\necho done", "set -e\npython t.py --tp 8\necho done"),
     ("A=(1 2)\npython t.py ${A[@]}", "A=(1 2)\npython t.py ${A[@]} --tp 8"),
@@ -126,6 +128,7 @@ def test_setting_what_is_set_changes_nothing(command: str, expected: str) -> Non
         ("p --a_b 1 --c-d 2", "p --a_b 1 --c-d 2 --tp 8 --mbs 2"),
         ("p --a_b=1 --c_d=2 --e 3", "p --a_b=1 --c_d=2 --e 3 --_tp=8 --_mbs=2"),
         ("p --a=1 --b 2", "p --a=1 --b 2 --tp 8 --mbs 2"),
+        ("p --tp", "p --tp 8 --mbs 2"),
         ("p --a=1 --flag", "p --a=1 --flag --tp=8 --mbs=2"),
         (
             "torchrun --nproc_per_node=8 --max_restarts=1 p.py",
@@ -134,7 +137,7 @@ def test_setting_what_is_set_changes_nothing(command: str, expected: str) -> Non
     ],
 )
 def test_added_options_follow_the_spelling_of_the_programs_own(command: str, expected: str) -> None:
-    assert CommandLine(command).set({TP: 8, MBS: 2}).text == spelled(expected)
+    assert CommandLine(spelled(command)).set({TP: 8, MBS: 2}).text == spelled(expected)
 
 
 @pytest.mark.parametrize(

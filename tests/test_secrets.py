@@ -106,6 +106,10 @@ def test_the_longest_secret_is_masked_first() -> None:
     assert mask("abcdef abc", ["abc", "abcdef"]) == "*** ***"
 
 
+def test_what_masking_itself_brings_together_is_masked_too() -> None:
+    assert mask("aa***", ["a***"]) == "***"
+
+
 @pytest.mark.parametrize("secret", ['a"b', "a'b", "a\\b", "a b$c", "é\n", "`x`"])
 def test_a_secret_is_masked_however_it_is_escaped(secret: str) -> None:
     for written in (secret, shlex.quote(secret), json.dumps(secret), json.dumps(shlex.quote(secret))):

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError, UsageError
@@ -19,10 +19,10 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import export
 from zenith_tune.record.lock import StudyLock
 from zenith_tune.record.storage import database_path, full_disk_is_clear
-from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.record.study_record import StudyHeader, StudyRecord
 from zenith_tune.secrets import mask, mask_environment
 from zenith_tune.study import Study
+from zenith_tune.study_place import StudyPlace
 from zenith_tune.timeouts import Timeouts
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_execution import TrialExecution, TrialRequest
@@ -30,16 +30,6 @@ from zenith_tune.trial_folder import TrialFolder, write_json
 
 _MAX_RUNS_WITHOUT_METRIC = 3
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPlace:
-    """Hold where a study lives and whether it may be there already."""
-
-    folder: StudyFolder
-    database_url: str
-    study_name: str
-    resume: bool
 
 
 class StudySession:
@@ -131,9 +121,7 @@ class StudySession:
         record = self._require_record()
         number = record.start(params, self._space, identity, is_baseline=is_baseline)
         folder = self.place.folder.trial(number)
-        limit_s = None if is_baseline else self._timeouts.limit_s(self.study)
-        if is_baseline:
-            limit_s = self._timeouts.fixed_s
+        limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
         label = self._label(params, is_baseline)
         self._listener.trial_started(number, label, folder.log, limit_s)
         request = TrialRequest(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +19,13 @@ from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
 from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.record.storage import check_database_file, database_path, database_url
-from zenith_tune.record.study_folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
 from zenith_tune.record.study_record import StudyHeader
 from zenith_tune.registry import EvaluatorRegistry, PresetRegistry, RunnerRegistry, StrategyRegistry
 from zenith_tune.runners.base import Runner
 from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study_session import StudyPlace, StudySession
+from zenith_tune.study_place import StudyPlace
+from zenith_tune.study_session import StudySession
 from zenith_tune.timeouts import Timeouts
 from zenith_tune.trial_execution import TrialExecution
 
@@ -77,7 +75,7 @@ class PresetTuner:
         self._baseline = baseline
         self._check_command()
         self._repeats = repeats
-        self._place = self._make_place(output_dir, study_name, db_path, resume)
+        self._place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
 
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
@@ -236,18 +234,6 @@ class PresetTuner:
             raise UsageError("--evaluator-args belong to an evaluator: name it by --evaluator")
         return evaluator or self.preset.evaluator()
 
-    def _make_place(
-        self, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, resume: bool
-    ) -> StudyPlace:
-        file = database_path(database_url(db)) if db else None
-        if file is not None:
-            check_database_file(file)
-        root = Path(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
-        name = study_name or (_latest_study(root) if resume else None) or _new_name(root, self.preset_name)
-        folder = StudyFolder(root, name)
-        url = database_url(db) if db else database_url(folder.output_dir / DATABASE_NAME)
-        return StudyPlace(folder=folder, database_url=url, study_name=name, resume=resume)
-
     def _check_command(self) -> None:
         """Find out before the first trial what would fail every one of them."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
@@ -261,18 +247,3 @@ def _terminal() -> StudyListener:
     from zenith_tune.report.terminal import TerminalReporter
 
     return TerminalReporter()
-
-
-def _new_name(root: Path, preset_name: str) -> str:
-    stem = name = f"{preset_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    count = 1
-    while (root / name).exists():
-        count += 1
-        name = f"{stem}-{count}"
-    return name
-
-
-def _latest_study(root: Path) -> str | None:
-    """Return the study that ran last in `root`, for `--resume` without a name."""
-    studies = [path for path in root.glob("*/trials") if path.is_dir()]
-    return max(studies, key=lambda path: path.stat().st_mtime).parent.name if studies else None
