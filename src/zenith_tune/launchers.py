@@ -36,7 +36,8 @@ class ShellText(NamedTuple):
 
 def refusal(law: str, part: str) -> CommandError:
     """Return the error for a command with no safe place: the law, the offending part and the cure."""
-    return CommandError(f"{law}, but the training command has {part!r}: {CURE}")
+    shown = part if len(part) <= 60 else part[:57] + "..."
+    return CommandError(f"{law}, but the training command has {shown!r}: {CURE}")
 
 
 def program_name(word: Word) -> str | None:

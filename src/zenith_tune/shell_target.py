@@ -128,7 +128,7 @@ def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:
 
 def _check_structure(command: SimpleCommand) -> None:
     first = command.words[0].value if command.words else ""
-    if first in CONTROL_FLOW or first == "((":
+    if first in CONTROL_FLOW:
         raise refusal("options cannot be added to control flow", first)
     if command.closer == "&":
         raise refusal("a training program must not run in the background", f"{first} ... &".strip())
@@ -153,7 +153,7 @@ def _is_trivial(words: Sequence[Word]) -> bool:
 
 def _not_one(candidates: Sequence[SimpleCommand], commands: Sequence[SimpleCommand]) -> CommandError:
     # Programs are named by their first words only: what follows may hold a secret.
-    shown = [" ".join(word.value for word in command.words[:2]) for command in candidates or commands if command.words]
-    count = "none" if not candidates else f"{len(candidates)}"
-    law = "the training command must start one program that trains"
-    return CommandError(f"{law}, but it starts {count} ({'; '.join(shown)}): {CURE}")
+    shown = [repr(" ".join(word.value for word in command.words[:2])) for command in candidates or commands]
+    count = len(candidates) or "none"
+    part = f" ({', '.join(each for each in shown if each != repr(''))})".replace(" ()", "")
+    return CommandError(f"the training command must start one program that trains, but it starts {count}{part}: {CURE}")
