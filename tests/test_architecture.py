@@ -12,8 +12,8 @@ SOURCE = Path(zenith_tune.__file__).parent
 # From the ground up: a module may import from its own layer and from those above it in this list.
 LAYERS: list[list[str]] = [
     ["errors", "direction", "units", "parameters"],
-    ["registry", "shell_words", "splices", "shell_target", "option_words", "launcher_catalog", "launchers"],
-    ["command_line", "placeholders", "secrets", "constructor_args", "distributions"],
+    ["registry", "command_line", "constructor_args", "distributions"],
+    ["placeholders", "secret_names", "secrets"],
     ["trial", "trial_folder", "trial_log", "study"],
     ["describe"],
     ["layouts"],
@@ -22,7 +22,7 @@ LAYERS: list[list[str]] = [
     ["presets"],
     ["events"],
     ["runners", "record"],
-    ["interruption", "timeouts", "trial_execution", "evaluation"],
+    ["interruption", "timeouts", "study_place", "trial_execution", "evaluation"],
     ["study_session"],
     ["tuner"],
     ["dry_run"],

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 
 from zenith_tune.command_line import plain_value
+from zenith_tune.command_line.shell_tokens import Operator, Part, Quote, Token, Word
+from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import CommandError
 from zenith_tune.parameters import Value
-from zenith_tune.shell_tokens import Operator, Part, Quote, Token, Word
-from zenith_tune.shell_words import lex
 
 # ${name} is the shell's own, and {{name}} belongs to templates of other programs.
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*)\}(?!\})")

@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from zenith_tune.command_line.shell_tokens import Operator, Quote, Word
+from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import CommandError
 from zenith_tune.secret_names import Secrecy, secrecy_of
-from zenith_tune.shell_tokens import Operator, Quote, Word
-from zenith_tune.shell_words import lex
 
 MASK = "***"
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zenith_tune.shell_tokens import Word
+from zenith_tune.command_line.shell_tokens import Word
 
 _OPTION = re.compile(r"--([A-Za-z0-9][\w.-]*)(=)?", re.ASCII)
 _NEGATIVE_NUMBER = re.compile(r"-\.?\d")

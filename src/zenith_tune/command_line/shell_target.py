@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from zenith_tune.command_line.launchers import (
+    ASSIGNMENT,
+    CURE,
+    ShellText,
+    locate,
+    program_name,
+    refusal,
+    starts_nothing,
+)
+from zenith_tune.command_line.shell_tokens import Operator, Redirection, Token, Word
+from zenith_tune.command_line.shell_vocabulary import CONTROL_FLOW, FOLDER_CHANGES, KEYWORDS, TRIVIAL, TRIVIAL_ALONE
+from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import CommandError
-from zenith_tune.launchers import ASSIGNMENT, CURE, ShellText, locate, program_name, refusal, starts_nothing
-from zenith_tune.shell_tokens import Operator, Redirection, Token, Word
-from zenith_tune.shell_vocabulary import CONTROL_FLOW, FOLDER_CHANGES, KEYWORDS, TRIVIAL, TRIVIAL_ALONE
-from zenith_tune.shell_words import lex
 
 
 class SimpleCommand(NamedTuple):

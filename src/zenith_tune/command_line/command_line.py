@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from zenith_tune.command_line.option_words import OptionWord, Spelling, canonical, own_words, read_options, spelling_of
+from zenith_tune.command_line.shell_target import SimpleCommand, Target, find_target, simple_commands
+from zenith_tune.command_line.shell_tokens import Word
+from zenith_tune.command_line.shell_vocabulary import BUILTINS
+from zenith_tune.command_line.shell_words import lex
+from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
-from zenith_tune.option_words import OptionWord, Spelling, canonical, own_words, read_options, spelling_of
 from zenith_tune.parameters import Value
-from zenith_tune.shell_target import SimpleCommand, Target, find_target, simple_commands
-from zenith_tune.shell_tokens import Word
-from zenith_tune.shell_vocabulary import BUILTINS
-from zenith_tune.shell_words import lex
-from zenith_tune.splices import Splice, apply_splices, splices_in_source
 
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zenith_tune.shell_tokens import Part, Quote, Word
+from zenith_tune.command_line.shell_tokens import Part, Quote, Word
 
 _ACTIVE_IN_DOUBLE = re.compile(r'([\\"$`])')
 _ACTIVE_IN_ANSI = re.compile(r"([\\'])")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from zenith_tune.command_line.shell_tokens import Operator, Part, Quote, Redirection, Token, Word
 from zenith_tune.errors import CommandError
-from zenith_tune.shell_tokens import Operator, Part, Quote, Redirection, Token, Word
 
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from zenith_tune.command_line.shell_tokens import Operator, Redirection, Word
+from zenith_tune.command_line.shell_words import lex
+from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
-from zenith_tune.shell_tokens import Operator, Redirection, Word
-from zenith_tune.shell_words import lex
-from zenith_tune.splices import Splice, apply_splices, splices_in_source
 
 
 def words(text: str) -> list[str]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zenith_tune.command_line.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
+from zenith_tune.command_line.shell_tokens import Word
 from zenith_tune.errors import CommandError
-from zenith_tune.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
-from zenith_tune.shell_tokens import Word
 
 CURE = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
@@ -63,7 +63,7 @@ def starts_nothing(words: Sequence[Word]) -> bool:
 def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
     """Find the arguments of the program that the command at word `at` comes down to.
 
-    >>> from zenith_tune.shell_words import lex
+    >>> from zenith_tune.command_line.shell_words import lex
     >>> tokens = lex("srun -n 2 torchrun --nproc-per-node 8 train.py --lr 1")
     >>> locate([token for token in tokens if isinstance(token, Word)])
     Arguments(first=7, by_shell=False)
