@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import click
+from click.testing import CliRunner
 
 from zenith_tune.cli import cli
 
@@ -14,13 +14,14 @@ TARGET = Path(__file__).with_name("cli.md")
 
 def render() -> str:
     """Return the page: one section per command."""
-    context = click.Context(cli, info_name="zenithtune", max_content_width=100, terminal_width=100)
-    sections = [("zenithtune", cli.get_help(context))]
-    for name, command in sorted(cli.commands.items()):
-        child = click.Context(command, info_name=name, parent=context, max_content_width=100, terminal_width=100)
-        sections.append((f"zenithtune {name}", command.get_help(child)))
-    parts = [f"## {title}\n\n```text\n{text}\n```\n" for title, text in sections]
+    commands = [[], *([name] for name in sorted(cli.commands))]
+    parts = [f"## {' '.join(['zenithtune', *command])}\n\n```text\n{help_of(command)}```\n" for command in commands]
     return "# The command line\n\nGenerated from `--help` by `make docs`; do not edit.\n\n" + "\n".join(parts)
+
+
+def help_of(command: list[str]) -> str:
+    """Return what `zenithtune COMMAND --help` prints on a wide terminal."""
+    return CliRunner().invoke(cli, [*command, "--help"], prog_name="zenithtune", terminal_width=100).output
 
 
 def main() -> int:

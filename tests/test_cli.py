@@ -41,7 +41,7 @@ def test_json_mode_keeps_stdout_for_programs(zenithtune: Run) -> None:
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1]) == ("study_started", "study_ended")
     assert kinds.count("trial_finished") == 4, "three trials and the baseline"
-    assert "best: trial" in done.stderr
+    assert "best: your own command" in done.stderr
 
 
 def test_the_preset_is_recognised_and_the_choice_printed(zenithtune: Run) -> None:
@@ -72,6 +72,7 @@ def test_a_dry_run_as_json_is_json(zenithtune: Run) -> None:
         ("n_gpus=eight,gbs=16", ["n_gpus must be int", "'eight'"]),
         ("n_gpus=8.5,gbs=16", ["n_gpus must be int"]),
         ("n_gpus=8,gbs=16,mbs=2", ["no argument 'mbs'", "mbs_max: int"]),
+        ("n_gpu=8,gbs=16", ["did you mean 'n_gpus'"]),
         ("n_gpus=8,gbs=16,folding=maybe", ["folding must be bool"]),
         ("n_gpus=8,gbs=16,n_gpus=4", ["twice"]),
         ("n_gpus", ["k=v"]),
@@ -105,7 +106,10 @@ def test_every_mistake_in_args_is_one_line(zenithtune: Run, args: str, parts: li
         ([*MEGATRON, "--select", "best", *TRAIN], ["--select"]),
         ([*MEGATRON, "--n-trials", "0", *TRAIN], ["--n-trials"]),
         ([*MEGATRON, "--timeout", "-1", *TRAIN], ["--timeout", "-1"]),
-        ([*MEGATRON, "--timeout-margin", "0.5", *TRAIN], ["margin"]),
+        ([*MEGATRON, "--timeout-dynamic", "--timeout-margin", "0.5", *TRAIN], ["margin"]),
+        ([*MEGATRON, "--timeout-margin", "2", *TRAIN], ["--timeout-dynamic"]),
+        (["--preset", "megatron"], ["zenithtune optimize"]),
+        ([*MEGATRON, "--", "bash", "x.sh", "{tpp}"], ["did you mean {tp}"]),
         ([*MEGATRON, "--study-name", "../evil", *TRAIN], ["study name"]),
         ([*MEGATRON, "--db", "/nowhere/at/all.db", *TRAIN], ["does not exist"]),
         ([*MEGATRON, "--no-such-option", *TRAIN], ["--no-such-option", "after --"]),
@@ -201,7 +205,7 @@ def test_no_success_at_all_is_exit_code_1(zenithtune: Run) -> None:
 def test_resume_without_a_name_goes_on_with_the_last_study(zenithtune: Run) -> None:
     assert zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN).returncode == 0
     done = zenithtune(*MEGATRON, "--n-trials", "3", "--resume", *TRAIN)
-    assert "resumed: 2 finished trials are kept" in done.stdout
+    assert "resumed: 2 finished trials kept" in done.stdout
 
 
 def test_plugins_are_found_and_a_broken_one_is_named_and_skipped(zenithtune: Run, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     assert tuner.returncode == code, stderr
     assert "best: trial 1, x=2: 2" in stdout
     assert f"interrupted by {signal.Signals(signum).name}" in stdout
+    assert "with --resume --study-name s" in stdout
     assert "Traceback" not in stderr
     assert marked_processes(tmp_path) == []
     assert states(tmp_path) == Counter({"COMPLETE": 2, "FAIL": 1})
@@ -226,5 +227,5 @@ def test_a_full_disk_stops_the_study_clearly_and_leaves_the_record_intact(
     tuner = start(tmp_path, command, "--output-dir", str(disk), "--resume", n=6)
     stdout, stderr = tuner.communicate(timeout=60)
     assert tuner.returncode == 0, stderr
-    assert "resumed: 3 finished trials are kept" in stdout
+    assert "resumed: 3 finished trials kept; best 3 (trial 2)" in stdout
     assert "x=6: 6" in stdout

@@ -39,6 +39,17 @@ def test_the_readmes_first_study_works_as_written(folder: Path) -> None:
     assert "gain: +43.3% over your command (221.1 TFLOP/s/GPU)" in done.stdout, "the README shows another result"
 
 
+def test_the_readmes_placeholder_works_as_typed(folder: Path) -> None:
+    assert "`TP={tp} bash train.sh`" in (ROOT / "README.md").read_text()
+    (folder / "train.sh").write_text(
+        'exec python examples/fake_megatron_train.py --iteration-seconds 0.001 --tensor-model-parallel-size $TP "$@"\n'
+    )
+    line = "zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 --n-trials 3 -- TP={tp} bash train.sh"
+    done = run(["bash", "-c", line], folder)
+    assert done.returncode == 0, done.stdout
+    assert "TP=4 bash train.sh --pipeline-model-parallel-size 1" in done.stdout
+
+
 def test_the_readmes_python_works_as_written(folder: Path) -> None:
     (code,) = blocks("README.md", "python")
     done = run([sys.executable, "-c", code], folder)

@@ -46,6 +46,14 @@ def test_the_fastest_may_be_the_users_own_command() -> None:
     assert study(Direction.MINIMIZE, base, trial(2.0)).fastest is base
 
 
+def test_the_noise_of_the_gain_is_that_of_both_runs() -> None:
+    def noisy(value: float, spread: float, *, is_baseline: bool) -> Trial:
+        return Trial(params={}, outcome=Outcome.OK, value=value, spread=spread, is_baseline=is_baseline)
+
+    made = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.04, 0.04, is_baseline=False))
+    assert made.noise == pytest.approx(0.05)
+
+
 def test_no_dynamic_limit_before_the_first_success() -> None:
     timeouts = Timeouts(dynamic=True)
     assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None))) is None

@@ -293,8 +293,10 @@ def test_a_study_of_another_kind_is_not_resumed(tmp_path: Path, change: dict[str
         tune(tmp_path, resume=True, **change).optimize()
 
 
-def test_resuming_a_study_that_never_began_begins_it(tmp_path: Path) -> None:
-    assert tune(tmp_path, resume=True).optimize() == (3.0, {"x": 3})
+def test_resuming_a_study_that_never_began_begins_it_and_says_so(tmp_path: Path) -> None:
+    witness = Witness()
+    assert tune(tmp_path, resume=True, listener=witness).optimize() == (3.0, {"x": 3})
+    assert witness.notes == ["there is no study 's' to resume: it begins now"]
 
 
 def test_submitted_points_come_back_as_trials(tmp_path: Path) -> None:
@@ -324,6 +326,39 @@ def test_csv_and_json_hold_every_trial(tmp_path: Path) -> None:
     ]
 
 
+def test_a_study_in_which_your_own_command_fails_like_every_trial_stops(tmp_path: Path) -> None:
+    class Ignored(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return f"{command} {params['x']}"
+
+    witness = Witness()
+    command = "sh -c 'echo RuntimeError: no such file; exit 1'"
+    assert tune(tmp_path, command, Ignored(range(9)), listener=witness).optimize() == (None, None)
+    assert len(witness.trials) == 4, "the baseline and three trials"
+    assert witness.end is not None and "failed alike: RuntimeError: no such file" in witness.end.why
+
+
+def test_trials_that_fail_unlike_your_own_command_do_not_stop_the_study(tmp_path: Path) -> None:
+    witness = Witness()
+    command = "sh -c 'echo RuntimeError: no; [ {x} = 5 ] && echo value: 5'"
+    assert tune(tmp_path, command, ToyPreset(range(6)), listener=witness).optimize() == (5.0, {"x": 5})
+
+
+def test_a_program_that_does_not_take_the_options_stops_the_study(tmp_path: Path) -> None:
+    witness = Witness()
+    command = "sh -c 'echo x: error: unrecognized arguments: --x {x}; exit 2'"
+    assert tune(tmp_path, command, ToyPreset(range(9)), listener=witness).optimize() == (None, None)
+    assert len(witness.trials) == 3
+
+
+def test_failed_trials_are_kept_on_resume_and_run_again_when_asked(tmp_path: Path) -> None:
+    command = f"sh -c '[ -e {tmp_path}/go ] && echo value: {{x}}'"
+    assert tune(tmp_path, command, ToyPreset([1, 2])).optimize() == (None, None)
+    (tmp_path / "go").touch()
+    assert tune(tmp_path, command, ToyPreset([1, 2]), resume=True).optimize() == (None, None)
+    assert tune(tmp_path, command, ToyPreset([1, 2]), resume=True, retry_failed=True).optimize() == (2.0, {"x": 2})
+
+
 def test_an_empty_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="empty"):
         tune(tmp_path, "  ")
@@ -331,7 +366,7 @@ def test_an_empty_command_is_refused(tmp_path: Path) -> None:
 
 def test_a_program_that_does_not_exist_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no_such_program"):
-        tune(tmp_path, "no_such_program {x}")
+        tune(tmp_path, "no_such_program {x}").optimize()
     assert not (tmp_path / "out").exists()
 
 

@@ -40,13 +40,14 @@ def cli() -> None:
 @click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
 @click.option("--timeout", type=float, metavar="S", help="End a trial after S seconds.")
 @click.option("--timeout-dynamic", is_flag=True, help="End a trial once it cannot beat the best one any more.")
-@click.option("--timeout-margin", type=float, default=1.5, show_default=True, metavar="X",
-              help="--timeout-dynamic: how many times the best trial's duration.")  # fmt: skip
+@click.option("--timeout-margin", type=float, metavar="X",
+              help="--timeout-dynamic: how many times the best trial's duration. [default: 1.5]")  # fmt: skip
 @click.option("--no-baseline", is_flag=True, help="Do not run your own command first.")
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
 @click.option("--study-name", metavar="NAME", help="The study's name. [default: preset and time]")
 @click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
 @click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
+@click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
 @click.option("--max-duplicates", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
               help="Stop a strategy after N repeated points in a row.")  # fmt: skip
 @click.option("--max-prunes", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
@@ -90,7 +91,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "")
         return 0
     except click.exceptions.NoSuchOption as error:
-        return _fail(f"{error.format_message()} Options of the training command go after --.", 2, debug)
+        in_command = error.ctx is not None and error.ctx.command is not cli
+        hint = "Options of the training command go after --." if in_command else "Give a command: zenithtune optimize."
+        return _fail(f"No such option {error.option_name!r}. {hint}", 2, debug)
     except click.UsageError as error:
         return _fail(error.format_message(), 2, debug)
     except UsageError as error:
@@ -119,8 +122,11 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
     from zenith_tune.timeouts import Timeouts
     from zenith_tune.tuner import PresetTuner
 
+    margin = options["timeout_margin"]
+    if margin is not None and not options["timeout_dynamic"]:
+        raise UsageError("--timeout-margin goes with --timeout-dynamic: give both")
     timeouts = Timeouts(
-        fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], margin=options["timeout_margin"]
+        fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], **({} if margin is None else {"margin": margin})
     )
     limits = Limits(consecutive_duplicates=options["max_duplicates"], consecutive_prunes=options["max_prunes"])
     evaluator, evaluator_args = _evaluator(options)
@@ -141,6 +147,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         repeats=options["repeats"],
         baseline=not options["no_baseline"],
         resume=options["resume"],
+        retry_failed=options["retry_failed"],
         listener=_listener(options),
     )
 
@@ -178,8 +185,10 @@ def _listener(options: dict[str, Any]) -> StudyListener | None:
     from zenith_tune.report.json_lines import JsonLinesReporter
     from zenith_tune.report.terminal import TerminalReporter
 
-    people = TerminalReporter(Console(stderr=options["as_json"], highlight=False))
-    return JsonLinesReporter(sys.stdout, people) if options["as_json"] else people
+    as_json = options["as_json"]
+    # A live display and JSON on one terminal would write over one another.
+    people = TerminalReporter(Console(stderr=as_json, highlight=False), live=not (as_json and sys.stdout.isatty()))
+    return JsonLinesReporter(sys.stdout, people) if as_json else people
 
 
 def _dry_run(tuner: PresetTuner, options: dict[str, Any]) -> int:

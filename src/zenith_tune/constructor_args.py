@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import types
@@ -43,7 +44,9 @@ def construct(cls: type[T], args: Mapping[str, Any], what: str, *, defaults: Map
     known = {name: value for name, value in {**(defaults or {}), **args}.items() if name in parameters}
     unknown = [name for name in args if name not in parameters]
     if unknown and not takes_any:
-        raise UsageError(f"{what} takes no argument {unknown[0]!r}. {_valid(parameters)}")
+        close = difflib.get_close_matches(unknown[0], parameters, n=1)
+        guess = f" did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"{what} takes no argument {unknown[0]!r};{guess} {_valid(parameters)}")
     missing = [name for name, (_, default) in parameters.items() if default is inspect.Parameter.empty]
     missing = [name for name in missing if name not in known]
     if missing:

@@ -39,7 +39,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
         study.add(trial)
         return trial
 
-    for note in [*tuner.notes(limits), ASSUMPTION]:
+    for note in [*tuner.notes(), ASSUMPTION]:
         listener.noted(note)
     evaluation = Evaluation(tuner.preset, tuner.render, pretend, study, listener, limits, recorded={})
     why = f"strategy {tuner.strategy_name} came to its end"

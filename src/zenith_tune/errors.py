@@ -7,9 +7,11 @@ ZenithTuneError
 │   ├── ModelConfigError                   a model whose config.json cannot be had or read
 │   └── StudyError                         a study that cannot be opened, resumed or shared
 ├── DiskFullError                          no space left while writing: the study stops, what is recorded stays
-├── TrialExhausted                         the budget of trials is spent
-├── ConsecutiveDuplicateLimitExceeded      a strategy repeats itself
-└── ConsecutivePruneLimitExceeded          a strategy proposes nothing but illegal points
+└── StudyLimitReached                      the study is over, in good order
+    ├── TrialExhausted                     the budget of trials is spent
+    ├── EveryRunFailsAlike                 neither options nor layout are the reason
+    ├── ConsecutiveDuplicateLimitExceeded  a strategy repeats itself
+    └── ConsecutivePruneLimitExceeded      a strategy proposes nothing but illegal points
 
 StudyInterrupted (a KeyboardInterrupt)     a signal asked the study to stop
 """
@@ -60,6 +62,10 @@ class StudyLimitReached(ZenithTuneError):  # noqa: N818 - its kin's names are a 
 
 class TrialExhausted(StudyLimitReached):
     """Tell a strategy that the budget of trials is spent."""
+
+
+class EveryRunFailsAlike(StudyLimitReached):
+    """End a study whose runs all fail for one reason that no other point can cure."""
 
 
 class ConsecutiveDuplicateLimitExceeded(StudyLimitReached):

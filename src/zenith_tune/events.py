@@ -27,6 +27,8 @@ class StudyPlan:
     num_finished: int
     """Trials found in the record when the study is resumed."""
     notes: list[str]
+    study: Study
+    """What is known of the study so far; it goes on changing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,10 @@ class StudyEnd:
     json_path: Path
     trials_path: Path
     database_url: str
+    best_command_path: Path
+    study_name: str
+    warnings: list[str]
+    """What was said at the start and may have been overlooked."""
 
 
 class StudyListener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -23,6 +24,19 @@ def placeholder_names(text: str, known: Collection[str]) -> set[str]:
     ['tp']
     """
     return {match[1] for match in _PLACEHOLDER.finditer(text)} & set(known)
+
+
+def misspelt_placeholder(text: str, known: Collection[str]) -> tuple[str, str] | None:
+    """Return the first placeholder that is nearly a known name, and that name.
+
+    >>> misspelt_placeholder("python train.py --tp {tpp} {other}", ["tp", "mbs"])
+    ('tpp', 'tp')
+    """
+    for match in _PLACEHOLDER.finditer(text):
+        close = difflib.get_close_matches(match[1], known, n=1, cutoff=0.75)
+        if match[1] not in known and close:
+            return match[1], close[0]
+    return None
 
 
 def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[str]]:

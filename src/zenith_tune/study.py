@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 
@@ -48,13 +49,19 @@ class Study:
             return None
         return self.direction.gain(best.value, over=base.value) if best.value and base.value else None
 
+    @property
+    def noise(self) -> float | None:
+        """Return the spread of the gain, from those of the best trial and of the user's own command."""
+        spreads = [trial.spread for trial in (self.best, self.baseline) if trial is not None]
+        return math.hypot(*(spread or 0.0 for spread in spreads)) if len(spreads) == 2 else None
+
     def counts(self) -> Counter[Outcome]:
         """Count the trials by outcome."""
         return Counter(trial.outcome for trial in self.trials)
 
     def time_left_s(self, num_left: int | None) -> float | None:
         """Estimate the seconds for `num_left` more trials, from those that ran."""
-        durations = [trial.duration_s for trial in self.trials if trial.duration_s is not None]
+        durations = [trial.duration_s * trial.num_runs for trial in self.trials if trial.duration_s is not None]
         if num_left is None or not durations:
             return None
         return num_left * statistics.fmean(durations)

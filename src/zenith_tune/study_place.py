@@ -18,6 +18,7 @@ class StudyPlace:
     database_url: str
     study_name: str
     resume: bool
+    retry_failed: bool = False
 
     @classmethod
     def find(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zenith_tune.direction import Direction
-from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.errors import EveryRunFailsAlike, StudyError, UsageError
 from zenith_tune.evaluators.failures import FailureKind
 from zenith_tune.events import StudyListener
 from zenith_tune.interruption import Interruption
@@ -29,6 +29,7 @@ from zenith_tune.trial_execution import TrialExecution, TrialRequest
 from zenith_tune.trial_folder import TrialFolder, write_json
 
 _MAX_RUNS_WITHOUT_METRIC = 3
+_MAX_ALIKE_FAILURES = 3
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -68,6 +69,8 @@ class StudySession:
         with full_disk_is_clear(folder.path):
             record = self._record = StudyRecord(self.place.database_url, self.place.study_name, folder)
             if not record.exists():
+                if self.place.resume:
+                    self._listener.noted(f"there is no study {self.place.study_name!r} to resume: it begins now")
                 record.create(self.header, self.study.direction)
             elif self.place.resume:
                 record.reopen(self.header)
@@ -97,6 +100,7 @@ class StudySession:
         """Run a point that was never run."""
         trial = self._run(params, command, self.identify(params, command), interruption)
         self._check_metric()
+        self._check_alike()
         return trial
 
     def identify(self, params: Mapping[str, Value], command: str) -> str:
@@ -164,7 +168,7 @@ class StudySession:
 
     def _load(self, record: StudyRecord) -> None:
         for trial in record.finished():
-            if trial.outcome not in _FINISHED:
+            if trial.outcome not in _FINISHED or (self.place.retry_failed and trial.outcome is Outcome.ERROR):
                 continue
             self.study.add(trial)
             if not trial.is_baseline:
@@ -178,6 +182,17 @@ class StudySession:
             raise UsageError(
                 f"the first {len(trials)} trials ran to their end, but {last.cause} (log: {last.folder}/log.txt)"
             )
+
+    def _check_alike(self) -> None:
+        """Stop a study that can only go on failing: each run may cost minutes of many GPUs."""
+        base, trials = self.study.baseline, self.study.trials
+        if len(trials) < _MAX_ALIKE_FAILURES or any(trial.failure is None for trial in trials):
+            return
+        if base is not None and base.cause is not None and {trial.cause for trial in trials} == {base.cause}:
+            raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
+        if all("unrecognized arguments" in (trial.cause or "") for trial in trials):
+            cure = "choose another --preset, or write {placeholders} where the values belong"
+            raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")
 
     def _label(self, params: Params, is_baseline: bool) -> str:
         return "your command" if is_baseline else self._preset.label(params)

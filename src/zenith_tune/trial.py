@@ -48,6 +48,8 @@ class Trial:
     step_s: float | None = None
     """Median seconds per training iteration, where the log tells."""
     peak_memory_bytes: int | None = None
+    num_runs: int = 1
+    """How many runs it took; `duration_s` is that of one."""
     num_samples: int | None = None
     """How many steady iterations stand behind `value`."""
     is_baseline: bool = False

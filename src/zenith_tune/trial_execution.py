@@ -165,6 +165,7 @@ def _merge(trials: list[Trial]) -> Trial:
         step_s=statistics.median(steps) if steps else None,
         num_samples=sum(trial.num_samples or 1 for trial in trials),
         peak_memory_bytes=max(trial.peak_memory_bytes or 0 for trial in trials) or None,
+        num_runs=len(trials),
         duration_s=statistics.fmean(trial.duration_s or 0.0 for trial in trials),
         folder=trials[0].folder.parent if trials[0].folder else None,
     )

@@ -17,7 +17,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
-from zenith_tune.placeholders import placeholder_names
+from zenith_tune.placeholders import misspelt_placeholder, placeholder_names
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.study_record import StudyHeader
 from zenith_tune.registry import EvaluatorRegistry, PresetRegistry, RunnerRegistry, StrategyRegistry
@@ -57,6 +57,7 @@ class PresetTuner:
         repeats: int = 1,
         baseline: bool = True,
         resume: bool = False,
+        retry_failed: bool = False,
         listener: StudyListener | None = None,
     ) -> None:
         self.command = command
@@ -75,11 +76,13 @@ class PresetTuner:
         self._baseline = baseline
         self._check_command()
         self._repeats = repeats
-        self._place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
+        place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
+        self._place = replace(place, retry_failed=retry_failed)
 
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
         limits = self.budget(n_trials)
+        self._check_program()
         header = StudyHeader(
             preset=self.preset_name,
             args={name: str(value) for name, value in sorted(self._tune_args.items())},
@@ -154,6 +157,9 @@ class PresetTuner:
             json_path=folder.json,
             trials_path=folder.path / "trials",
             database_url=session.place.database_url,
+            best_command_path=folder.best_command,
+            study_name=session.place.study_name,
+            warnings=self._line.warnings(),
         )
         try:
             session.export()
@@ -171,25 +177,27 @@ class PresetTuner:
             n_trials=limits.n_trials,
             max_trials=min((bound for bound in bounds if bound is not None), default=None),
             num_finished=len(session.recorded),
-            notes=self.notes(limits),
+            notes=self.notes(),
+            study=session.study,
         )
 
-    def notes(self, limits: Limits) -> list[str]:
+    def notes(self) -> list[str]:
         """Return what the user should know before the first trial."""
-        notes = [*self.preset.notes(), *self._line.warnings()]
+        notes = [*self.preset.notes(self.command), *self._line.warnings()]
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self._baseline and not self._runs_baseline:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
-        if limits.n_trials is None:
-            notes.append(f"no --n-trials: {self.strategy_name} runs until it ends by itself")
         timeouts = self._timeouts.describe()
         return [*notes, timeouts] if timeouts else notes
 
     @property
     def _runs_baseline(self) -> bool:
-        known = {*self.preset.get_search_space(), "gbs", "n_gpus", "trial_folder"}
-        return self._baseline and not placeholder_names(self.command, known)
+        return self._baseline and not placeholder_names(self.command, self._placeholders)
+
+    @property
+    def _placeholders(self) -> set[str]:
+        return {*self.preset.get_search_space(), "gbs", "n_gpus", "trial_folder"}
 
     def budget(self, n_trials: int | None) -> Limits:
         """Return the limits of a study of `n_trials`, or of the strategy's own length."""
@@ -210,7 +218,10 @@ class PresetTuner:
             if cls.recognises(self.command):
                 return name
         known = ", ".join(PresetRegistry.names())
-        raise UsageError(f"no preset recognises the command {self.command!r}: choose one by --preset ({known})")
+        raise UsageError(
+            f"no preset recognises the command {mask(self.command, find_secrets(self.command))!r}: choose one by "
+            f"--preset ({known}), or write your own (docs/plugs.md)"
+        )
 
     def _make_strategy(
         self, strategy: str | TuningStrategy | None, args: Mapping[str, Any] | None
@@ -237,7 +248,12 @@ class PresetTuner:
     def _check_command(self) -> None:
         """Find out before the first trial what would fail every one of them."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
+        if (misspelt := misspelt_placeholder(self.command, self._placeholders)) is not None:
+            name, meant = misspelt
+            raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
         self.render(first)
+
+    def _check_program(self) -> None:
         program = self._line.program
         if program is not None and "{" not in program and shutil.which(program) is None:
             raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")

@@ -41,6 +41,15 @@ def format_value(value: float, unit: str = "") -> str:
     return f"{digits} {unit}".strip()
 
 
+def count(number: int, noun: str) -> str:
+    """Write how many there are of something.
+
+    >>> count(1, "trial"), count(2, "trial")
+    ('1 trial', '2 trials')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_gain(fraction: float) -> str:
     """Write a gain as a signed percentage.
 

@@ -170,7 +170,10 @@ def test_options_for_words_from_the_command_line_go_inside_their_nested_command(
     assert line.argv() == ["bash", "-c", "python t.py --name 'a b' --k 1"]
 
 
-REMARK = '{} does not seem to pass its arguments on ("$@"): the options that are added may have no effect'
+REMARK = (
+    "{} does not seem to pass its arguments on, so the options that are added may have no effect: "
+    'put "$@" at the end of its training command, or write {{tp}}, {{mbs}} where the values belong'
+)
 
 
 @pytest.mark.parametrize("command", ["bash {}", "sh -x {}", "sbatch -N 2 {}", "bash -c 'bash {}'", "srun bash {} a b"])

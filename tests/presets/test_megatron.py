@@ -162,18 +162,18 @@ def test_a_points_layout_counts_experts_beside_the_dense_ranks() -> None:
 def test_a_mixture_of_experts_without_folding_is_told_of_it_in_one_line(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    [note] = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes()
+    [note] = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft")
     assert "is a mixture of 128 experts" in note
     assert "folding=true" in note
     assert "\n" not in note
-    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path), folding=True).notes() == []
-    assert MegatronPreset(n_gpus=8, gbs=16).notes() == []
+    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path), folding=True).notes("megatron sft") == []
+    assert MegatronPreset(n_gpus=8, gbs=16).notes("megatron sft") == []
 
 
 def test_a_dense_model_has_no_note(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes() == []
+    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft") == []
 
 
 def test_the_evaluator_reads_megatrons_throughput() -> None:
@@ -184,3 +184,9 @@ def test_the_evaluator_reads_megatrons_throughput() -> None:
 
 def test_the_preset_is_registered() -> None:
     assert PresetRegistry.get("megatron") is MegatronPreset
+
+
+def test_megatrons_own_scripts_are_told_of_folding() -> None:
+    [note] = MegatronPreset(n_gpus=8, gbs=16).notes("torchrun --nproc-per-node 8 pretrain_gpt.py")
+    assert "folding=true" in note
+    assert MegatronPreset(n_gpus=8, gbs=16, folding=True).notes("torchrun pretrain_gpt.py") == []

@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.conftest import FAKE_TRAINER
+from tests.conftest import FAKE_TRAINER, ROOT
 from tests.test_tuner import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.report.terminal import TerminalReporter
 
+CLI = [sys.executable, "-m", "zenith_tune.cli"]
 TRAIN = [sys.executable, str(FAKE_TRAINER)]
 
 
-def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80) -> str:
+def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program: list[str] = CLI) -> str:
     """Run the command line in a real pseudo-terminal and return everything that it drew."""
     ours, theirs = pty.openpty()
-    env = {**os.environ, "COLUMNS": str(columns), "LINES": "40", "TERM": "xterm"}
-    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    env = {**os.environ, "COLUMNS": str(columns), "LINES": "40", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    command = [*program, *arguments]
     process = subprocess.Popen(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     drawn = b""
@@ -46,7 +47,23 @@ def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_pa
     assert "running" in drawn
     assert "\x1b[2K" in drawn, "nothing was drawn over: it is not live"
     assert "1 of at most 4, at most" in drawn
-    assert drawn.count("best 172.6 (trial 1)") >= 1
+    assert "best 221.1 (your command)" in drawn
+
+
+@pytest.mark.slow
+def test_a_long_cause_leaves_the_other_columns_of_the_live_table_whole(tmp_path: Path) -> None:
+    command = "bash -c 'echo RuntimeError: {} {{x}}; sleep 0.3; exit 1'".format("a very long cause " * 20)
+    script = tmp_path / "study.py"
+    script.write_text(
+        "from rich.console import Console\n"
+        "from tests.toy_preset import ToyPreset\n"
+        "from zenith_tune import PresetTuner\n"
+        "from zenith_tune.report.terminal import TerminalReporter\n"
+        f"PresetTuner({command!r}, ToyPreset(), listener=TerminalReporter(Console())).optimize()\n"
+    )
+    drawn = run_in_terminal([str(script)], tmp_path, program=[sys.executable])
+    assert "0     x=1                       error" in drawn
+    assert "1     x=2                       running" in drawn
 
 
 def printed(tmp_path: Path, command: str, preset: ToyPreset, columns: int = 80) -> str:

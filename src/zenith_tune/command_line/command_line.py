@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from zenith_tune.command_line.launchers import ASSIGNMENT
 from zenith_tune.command_line.option_words import OptionWord, Spelling, canonical, own_words, read_options, spelling_of
 from zenith_tune.command_line.shell_target import SimpleCommand, Target, find_target, simple_commands
 from zenith_tune.command_line.shell_tokens import Word
@@ -21,6 +22,7 @@ from zenith_tune.parameters import Value
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
 _SCRIPT_READ_CHARS = 1 << 20
+_PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
 
 
 def plain_value(value: Value) -> str:
@@ -54,7 +56,9 @@ class CommandLine:
             raise CommandError(_EMPTY)
         if len(tokens) == 1 and not _names_a_file(tokens[0]):
             return cls(tokens[0])
-        return cls(shlex.join(tokens))
+        num_assignments = next((i for i, token in enumerate(tokens) if not ASSIGNMENT.match(token)), len(tokens))
+        assignments = [_quoted_assignment(token) for token in tokens[:num_assignments]]
+        return cls(" ".join([*assignments, *map(_quoted, tokens[num_assignments:])]))
 
     @property
     def text(self) -> str:
@@ -145,8 +149,9 @@ class CommandLine:
         script = self._found.words[self._found.first - 1]
         if _passes_arguments_on(script, self._found.changes_folder):
             return []
-        doubt = 'does not seem to pass its arguments on ("$@")'
-        return [f"{script.value} {doubt}: the options that are added may have no effect"]
+        doubt = "does not seem to pass its arguments on"
+        cure = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
+        return [f"{script.value} {doubt}, so the options that are added may have no effect: {cure}"]
 
     @cached_property
     def _found(self) -> Target | CommandError:
@@ -223,6 +228,17 @@ def _insertion(text: str, at: int, new: str) -> Splice:
 def _deletion(text: str, word: Word) -> Splice:
     has_blank = text[word.start - 1] in " \t" and not _guard(text, word.end)
     return Splice(word.start - has_blank, word.end, "")
+
+
+def _quoted(token: str) -> str:
+    """Quote a word for the shell, if it needs it; a placeholder such as {tp} does not."""
+    return token if _PLAIN_WORD.fullmatch(token) else shlex.quote(token)
+
+
+def _quoted_assignment(token: str) -> str:
+    """Quote the value only: with its name in quotes, the shell would take an assignment for a program."""
+    name, _, value = token.partition("=")
+    return f"{name}={_quoted(value) if value else ''}"
 
 
 def _names_a_file(token: str) -> bool:

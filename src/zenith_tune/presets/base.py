@@ -58,6 +58,6 @@ class TuningPreset(ABC):
         """Return a point in a few words, for a table's cell."""
         return " ".join(f"{name}={value}" for name, value in params.items())
 
-    def notes(self) -> list[str]:
-        """Return what the user should know before the first trial, one line each."""
+    def notes(self, command: str) -> list[str]:
+        """Return what the user of `command` should know before the first trial, one line each."""
         return []

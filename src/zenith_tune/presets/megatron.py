@@ -131,13 +131,21 @@ class MegatronPreset(TuningPreset):
 
         return MegatronEvaluator(gbs=self.gbs)
 
-    def notes(self) -> list[str]:
-        if self.folding or self.model_config is None or self.model_config.num_experts is None:
+    def notes(self, command: str) -> list[str]:
+        if self.folding:
             return []
-        return [
-            f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: the documented rule "
-            "takes DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses Megatron's."
-        ]
+        notes = []
+        if self.model_config is not None and self.model_config.num_experts is not None:
+            notes.append(
+                f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: documented is "
+                "DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses it"
+            )
+        if runs_pretrain_script(command):
+            notes.append(
+                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, and selective recomputation with a "
+                "method, which the documented rules set: folding=true leaves both out"
+            )
+        return notes
 
 
 def _rules(config: ModelConfig | None, num_layers: int | None, num_query_groups: int | None) -> MegatronRules:

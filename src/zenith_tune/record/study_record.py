@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HEADER = "zenithtune"
 _RUN = "run"
 _RESULT = "result"
-_STORED = ("cause", "failure", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples")
+_STORED = ("cause", "failure", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class StudyRecord:
             folder=self._trial_folder(frozen),
             is_baseline=run.get("is_baseline", False),
             extra=result,
-            **{**known, "unit": known["unit"] or ""},
+            **{**known, "unit": known["unit"] or "", "num_runs": known["num_runs"] or 1},
         )
 
     def _trial_folder(self, frozen: FrozenTrial) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,8 @@ class JsonLinesReporter(StudyListener):
         self._people = people
 
     def study_started(self, plan: StudyPlan) -> None:
-        self._write("study_started", asdict(plan))
+        names = [field.name for field in fields(plan) if field.name != "study"]
+        self._write("study_started", {name: getattr(plan, name) for name in names})
         self._people.study_started(plan)
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
@@ -65,6 +66,8 @@ class JsonLinesReporter(StudyListener):
             "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
             "num_pruned": study.num_pruned,
             "num_repeated": study.num_repeated,
+            "study_name": end.study_name,
+            "warnings": end.warnings,
             "csv": str(end.csv_path),
             "json": str(end.json_path),
             "trials": str(end.trials_path),

@@ -25,7 +25,7 @@ def trial_table(study: Study, labels: dict[int, str]) -> Table:
     for name in ("outcome", "value", "gain", "memory", "time"):
         table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
     for trial in rows:
-        table.add_row(*_cells(trial, study, labels), style="bold" if trial is study.best else "")
+        table.add_row(*_cells(trial, study, labels), style="bold" if trial is study.fastest else "")
     return table
 
 
@@ -38,10 +38,12 @@ def failure_lines(study: Study) -> list[str]:
     return [f"  {len(trials)} {kind} (trial {_numbers(trials)}): {trials[0].cause}" for kind, trials in groups.items()]
 
 
-def shortened(cause: str | None) -> str:
-    """Return the beginning of a cause, for one line among many."""
-    text = cause or ""
-    return text if len(text) <= _MAX_CAUSE else text[: _MAX_CAUSE - 1] + "…"
+def in_short(trial: Trial) -> str:
+    """Return a trial's value, or the beginning of its cause, for one line among many."""
+    if trial.value is not None:
+        return format_value(trial.value, trial.unit)
+    cause = trial.cause or ""
+    return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - 1] + "…"
 
 
 def _numbers(trials: list[Trial]) -> str:
@@ -63,7 +65,7 @@ def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     number = "base" if trial.is_baseline else str(trial.number)
     label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
     return [
-        Text(f"* {number}" if trial is study.best else number),
+        Text(f"* {number}" if trial is study.fastest else number),
         Text(label),
         Text(str(trial.outcome), style=STYLES.get(trial.outcome, "")),
         Text(_value(trial)),
