@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +26,17 @@ SECRET = "s3cr3t-v4lue"
         *(f"p --{name} {SECRET}" for name in ("hf-token", "hub_token", "token", "api-key", "wandb_key", "password")),
         *(f"p --{name}={SECRET}" for name in ("client-secret", "use_auth_token", "apikey", "db-passwd", "credentials")),
         *(f"p --{name} '{SECRET}'" for name in ("aws-access-key-id", "ssh-passphrase", "openai.api_key", "hftoken")),
+        *(f"p --{name} {SECRET}" for name in ("pass", "pw", "pwd", "auth", "api-secret-id", "wandb_api_key_value")),
+        *(
+            f"p --{name} {SECRET}"
+            for name in ("passphrase", "db.pass", "smtp-pw", "cookie", "hf-auth", "vault_secret_id")
+        ),
+        *(f"p --{name} user:{SECRET}" for name in ("login", "auth", "hub-login")),
+        *(
+            f"{name}={SECRET} python t.py"
+            for name in ("MYSQL_PWD", "SSHPASS", "DB_PASS", "AUTH", "MY_PW", "PASSPHRASE")
+        ),
+        f"curl -H 'Cookie: {SECRET}' x | python t.py",
         f"HF_TOKEN={SECRET} python t.py",
         f'WANDB_API_KEY="{SECRET}" python t.py',
         f"A=1; export MY_TOKEN='{SECRET}'; python t.py",
@@ -85,6 +99,10 @@ def test_a_well_known_token_is_found_wherever_it_stands(token: str, text: str) -
         "p --use_auth_token True --token none --password '' --token-file /run/token --api-key-env NAME_OF_VARIABLE",
         "p --load ckpt/hf_qwen3_omni/release --task-name task-sk-learn --data-key dataset_v2_instruct",
         "p --url http://host:8080/x --address user@host --bearer no",
+        "PWD=/root/work AUTHOR=somebody GIT_AUTHOR_NAME=somebody SSH_AUTH_SOCK=/run/agent GIT_ASKPASS=/bin/askpass p",
+        "apptainer exec --pwd /workspace image p --num-pass 1000 --forward-pass fused --bypass all --compass north",
+        "bash --login train.sh --login-shell bash --auth basic --no-auth data.bin --auth-type ldap --login http://host",
+        "p --shared-key-value-heads 128 --key-value dict --secret-name name --pass-rate 0.95 --pass-at-k 1,10,100",
         "cat > notes <<E\nthe token will be read by the key holder\nE\np",
     ],
 )
@@ -102,6 +120,26 @@ def test_the_environment_is_masked_by_name_in_any_case_and_by_shape() -> None:
     assert masked == {**dict.fromkeys(names, "***"), "PATH": "/bin", "PIP_URL": "https://u:***@h/"}
 
 
+def test_the_environment_is_masked_by_the_names_that_commands_are_masked_by() -> None:
+    names = ("MYSQL_PWD", "SSHPASS", "DB_PASS", "PASSPHRASE", "AUTH", "HF_AUTH", "COOKIE", "MY_PW", "pgpass")
+    assert mask_environment(dict.fromkeys(names, "short")) == dict.fromkeys(names, "***")
+
+
+def test_a_command_in_the_environment_is_masked_like_any_other() -> None:
+    env = {"CMD": f"x --hf-token {SECRET} y", "RUN": f"bash -c 'DB_PASS={SECRET} x'", "LOGIN": f"me:{SECRET}"}
+    env |= {"TORN": f"never 'closed --password {SECRET}", "DEEP": "$(" * 3000 + f" --password {SECRET}"}
+    masked = mask_environment(env)
+    assert masked["CMD"] == "x --hf-token *** y"
+    assert masked["LOGIN"] == "me:***"
+    assert not any("s3cr3t" in value for value in masked.values())
+
+
+def test_what_only_sounds_like_a_secret_stays_in_the_environment() -> None:
+    env = {"PWD": "/root/work", "OLDPWD": "/root", "AUTHOR": "somebody", "SSH_AUTH_SOCK": "/run/agent", "LOGNAME": "me"}
+    env |= {"CMD": "x --eos-token abc123 --tokenizer-model m1", "SSH_ASKPASS": "/bin/ask", "APPTAINER_PWD": "/work"}
+    assert mask_environment(env) == env
+
+
 def test_the_longest_secret_is_masked_first() -> None:
     assert mask("abcdef abc", ["abc", "abcdef"]) == "*** ***"
 
@@ -115,6 +153,41 @@ def test_a_secret_is_masked_however_it_is_escaped(secret: str) -> None:
     for written in (secret, shlex.quote(secret), json.dumps(secret), json.dumps(shlex.quote(secret))):
         masked = mask(f"<{written}>", [secret])
         assert "***" in masked and secret.strip() not in masked.replace("***", "")
+
+
+@pytest.mark.parametrize("secret", ["p@ss/w0rd+x=", "a b&c", "é%ü", "it's", 'say "it\'s"', "tab\there", "back\\slash"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        repr,
+        ascii,
+        lambda secret: repr(secret.encode()),
+        lambda secret: repr([f"--x={secret}", "\"'"]),
+        lambda secret: repr(f'he\'s "{secret}"'),
+        lambda secret: repr(shlex.join(["p", "--x", secret])),
+        lambda secret: str({"x": secret.encode() + b"'\""}),
+        quote,
+        quote_plus,
+        lambda secret: quote(secret, safe=""),
+        lambda secret: quote(secret, safe="").lower(),
+        lambda secret: "https://host/?" + urlencode({"x": secret}),
+    ],
+)
+def test_a_secret_is_masked_as_python_and_urls_write_it(
+    secret: str, write: Callable[[str], str], tmp_path: Path
+) -> None:
+    written = write(secret)
+    path = tmp_path / "log"
+    path.write_text(f"<{written}>")
+    assert mask_file(path, [secret]) == 1
+    assert "***" in mask(f"<{written}>", [secret])
+
+
+def test_a_secret_that_is_no_valid_text_is_masked(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"<pass\xffword>")
+    assert mask_file(path, ["pass\udcffword", "\ud800abc"]) == 1
+    assert path.read_bytes() == b"<*********>"
 
 
 NASTY = st.text(alphabet="ab*'\"\\ $é", min_size=1, max_size=6).filter(lambda text: text.strip("*"))
@@ -164,3 +237,37 @@ def test_a_file_without_secrets_is_not_written(tmp_path: Path) -> None:
     before = path.stat().st_mtime_ns
     assert mask_file(path, [SECRET]) == mask_file(path, []) == 0
     assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.timeout(10)
+def test_only_a_regular_file_is_masked(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text(f"somebody else's {SECRET}")
+    (tmp_path / "link").symlink_to(other)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "folder", "fifo", "missing", "other/below", "/dev/zero"):
+        assert mask_file(tmp_path / name, [SECRET]) == 0
+    assert SECRET in other.read_text()
+
+
+@pytest.mark.timeout(10)
+def test_a_file_that_grows_while_it_is_masked_is_read_up_to_its_size_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"{SECRET} ")
+    size_at = os.fstat
+
+    def grow(descriptor: int) -> os.stat_result:
+        result = size_at(descriptor)
+        with path.open("a") as file:
+            file.write(f"{SECRET} ")
+        return result
+
+    monkeypatch.setattr(os, "fstat", grow)
+    path_size = path.stat().st_size
+    mask_file(path, [SECRET])
+    monkeypatch.undo()
+    assert path.stat().st_size > path_size
+    assert path.read_text().endswith(f"{SECRET} ")

@@ -7,6 +7,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.study import Study
 from zenith_tune.timeouts import Timeouts
 
+NAN, INF = float("nan"), float("inf")
+
 
 def trial(value: float | None, number: int = 1, *, duration_s: float = 1.0, is_baseline: bool = False) -> Trial:
     outcome = Outcome.OK if value is not None else Outcome.ERROR
@@ -70,7 +72,18 @@ def test_a_short_run_is_not_ended_for_a_hiccup() -> None:
     assert Timeouts(dynamic=True).limit_s(study(Direction.MINIMIZE, trial(1.0, duration_s=0.1))) == 0.6
 
 
-@pytest.mark.parametrize("options", [{"fixed_s": 0}, {"fixed_s": -1}, {"margin": 0.9}, {"fixed_s": float("nan")}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fixed_s": 0},
+        {"fixed_s": -1},
+        {"margin": 0.9},
+        {"margin": NAN},
+        {"fixed_s": NAN},
+        {"fixed_s": INF},
+        {"margin": INF},
+    ],
+)
 def test_a_limit_that_is_none_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Timeouts(**options)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -24,6 +25,30 @@ def test_a_log_that_is_not_there_reads_as_an_empty_one(tmp_path: Path) -> None:
     log = TrialLog(tmp_path / "nowhere.log")
     assert log.text() == ""
     assert log.tail_lines(5) == []
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_regular_file_reads_as_an_empty_log(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("somebody else's\n")
+    (tmp_path / "link").symlink_to("other")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "folder", "fifo", "other/below", "/dev/zero"):
+        log = TrialLog(tmp_path / name)
+        assert log.text() == ""
+        assert log.tail_lines(5) == []
+
+
+def test_a_log_that_may_not_be_read_reads_as_an_empty_one(tmp_path: Path) -> None:
+    log = write(tmp_path, b"secret\n")
+    log.path.chmod(0)
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)  # root may read everything
+    try:
+        assert (log.text(), log.tail_lines(5)) == ("", [])
+    finally:
+        os.seteuid(own)
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_reading(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 import warnings
@@ -15,6 +16,7 @@ from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
 
 if TYPE_CHECKING:
     from zenith_tune.events import StudyListener
+    from zenith_tune.runners.base import Runner
     from zenith_tune.tuner import PresetTuner
 
 SELECTORS = ("last", "first", "min", "max", "mean", "median")
@@ -81,39 +83,51 @@ def main(argv: list[str] | None = None) -> None:
     warnings.showwarning = _show_warning
     arguments = sys.argv[1:] if argv is None else argv
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    sys.exit(_run(arguments, debug="--debug" in own))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # no character that a terminal cannot show may end a study
+    sys.exit(_run(arguments, own))
 
 
-def _run(arguments: list[str], *, debug: bool) -> int:
+def _run(arguments: list[str], own: list[str]) -> int:
     try:
         return int(cli.main(args=arguments, prog_name="zenithtune", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "")
         return 0
-    except click.exceptions.NoSuchOption as error:
-        in_command = error.ctx is not None and error.ctx.command is not cli
-        hint = "Options of the training command go after --." if in_command else "Give a command: zenithtune optimize."
-        return _fail(f"No such option {error.option_name!r}. {hint}", 2, debug)
-    except click.UsageError as error:
-        return _fail(error.format_message(), 2, debug)
-    except UsageError as error:
-        return _fail(str(error), 2, debug)
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except DiskFullError as error:
-        return _fail(str(error), 1, debug)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
         return 1
     except Exception as error:
-        return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1, debug)
+        if "--debug" in own:
+            traceback.print_exc()
+        line, code = _explain(error)
+        click.echo(f"zenithtune: {_masked(' '.join(line.split()), arguments[len(own) :])}", err=True)
+        return code
 
 
-def _fail(message: str, code: int, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
-    click.echo("zenithtune: " + " ".join(message.split()), err=True)
-    return code
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return what to say of an error, and the exit code."""
+    if isinstance(error, click.exceptions.NoSuchOption):
+        in_command = error.ctx is not None and error.ctx.command is not cli
+        hint = "Options of the training command go after --." if in_command else "Give a command: zenithtune optimize."
+        return f"No such option {error.option_name!r}. {hint}", 2
+    if isinstance(error, click.UsageError):
+        return error.format_message(), 2
+    if isinstance(error, UsageError):
+        return str(error), 2
+    if isinstance(error, DiskFullError):
+        return str(error), 1
+    return f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1
+
+
+def _masked(line: str, command: list[str]) -> str:
+    """Keep the secrets of the training command, and passwords in URLs, off the terminal."""
+    from zenith_tune.secrets import find_secrets, mask
+
+    return mask(line, [*find_secrets(" ".join(command)), *find_secrets(line)])
 
 
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
@@ -148,6 +162,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         baseline=not options["no_baseline"],
         resume=options["resume"],
         retry_failed=options["retry_failed"],
+        runner=_runner(options),
         listener=_listener(options),
     )
 
@@ -173,6 +188,14 @@ def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
 
     texts = options[name]
     return parse_pairs(",".join(texts), "--" + name.replace("_", "-")) if texts else {}
+
+
+def _runner(options: dict[str, Any]) -> Runner | str:
+    if options["dry_run"]:
+        return "local"
+    from zenith_tune.runners.local import LocalRunner
+
+    return LocalRunner(owns_process=True)
 
 
 def _listener(options: dict[str, Any]) -> StudyListener | None:

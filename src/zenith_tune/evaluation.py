@@ -47,8 +47,10 @@ class Evaluation:
         limits: Limits,
         recorded: Mapping[str, Trial],
         num_slots: int = 1,
+        check_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self._preset = preset
+        self._check_interrupted = check_interrupted
         self._space = preset.get_search_space()
         self._identify = identify
         self._run_point = run_point
@@ -60,6 +62,7 @@ class Evaluation:
         self._num_counted = len(recorded)
         self._duplicates = 0
         self._prunes = 0
+        self._is_closed = False
         self._lock = threading.RLock()
         self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
 
@@ -76,10 +79,12 @@ class Evaluation:
         return self._answer(dict(params), run_now=False)
 
     def close(self) -> None:
-        """Wait for what was submitted."""
+        """Wait for what was submitted; whoever asks afterwards is told that the study is over."""
+        self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _answer(self, params: Params, *, run_now: bool) -> Future[Trial]:
+        self._check_open()
         self._check(params)
         with self._lock:
             reason = why_pruned(self._preset, params)
@@ -149,6 +154,11 @@ class Evaluation:
         future = self._answered[identity] = _done(trial)
         self._listener.trial_recalled(trial, self._preset.label(trial.params))
         return future
+
+    def _check_open(self) -> None:
+        self._check_interrupted()
+        if self._is_closed:
+            raise TrialExhausted("the study is over")
 
     def _check(self, params: Params) -> None:
         if params.keys() != self._space.keys():

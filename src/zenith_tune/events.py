@@ -27,6 +27,8 @@ class StudyPlan:
     num_finished: int
     """Trials found in the record when the study is resumed."""
     notes: list[str]
+    labels: dict[int, str]
+    """What the finished trials are called."""
     study: Study
     """What is known of the study so far; it goes on changing."""
 

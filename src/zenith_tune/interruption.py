@@ -10,18 +10,20 @@ from typing import Any
 
 from zenith_tune.errors import StudyInterrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interruption:
     """Catch the signals that ask a study to stop, for as long as the block runs.
 
     A handler that raised would strike between any two instructions, also between a trial's start and its entry in
-    the record; so it only takes note and wakes the runner, and the study stops at the next safe place.
+    the record; so it only takes note and wakes the runner, and the study stops at the next safe place. Where that place
+    does not come, because no trial runs and some plug-in computes for ever, a second signal does raise.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], is_busy: Callable[[], bool]) -> None:
         self._wake = wake
+        self._is_busy = is_busy
         self._signum: int | None = None
         self._previous: dict[int, Any] = {}
 
@@ -43,6 +45,8 @@ class Interruption:
             raise StudyInterrupted(self._signum)
 
     def _take_note(self, signum: int, frame: FrameType | None) -> None:
-        if self._signum is None:
-            self._signum = signum
+        is_first = self._signum is None
+        self._signum = self._signum if self._signum is not None else signum
         self._wake()
+        if not is_first and not self._is_busy():
+            raise StudyInterrupted(self._signum)

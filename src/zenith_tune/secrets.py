@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote, quote_plus
 
 from zenith_tune.command_line.shell_tokens import Operator, Quote, Word
 from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import CommandError
-from zenith_tune.secret_names import Secrecy, secrecy_of
+from zenith_tune.regular_file import open_regular
+from zenith_tune.secret_names import MASK, MIN_SECRET_CHARS, Secrecy, is_placeholder, secrecy_of, shaped_secrets
 
-MASK = "***"
+__all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file"]
 
 _SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-_WELL_KNOWN = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
-    r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
-    r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
-)
-_IN_CONTEXT = re.compile(
-    r"://[^/\s:@'\"]*:([^@/\s'\"]+)@"
-    r"|://([^/\s:@'\"]{16,})@"
-    r"|(?i:authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+([\w.~+/=-]{3,}))"
-    r"|\b[Bb]earer\s+([\w.~+/=-]{6,})"
-    r"|\bwandb\s+login\s+(?:--\S+\s+)*(\w{20,})"
-)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
 _PAIR = re.compile(r"([A-Za-z_][\w.-]*)=")
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}]*)\}")
@@ -36,11 +29,15 @@ _QUERY = re.compile(r"[?&]([A-Za-z_][\w.-]*)=([^&\s'\"]+)")
 _HEADER = re.compile(r"([A-Za-z][\w-]*):\s*(\S+)")
 _LOOSE = re.compile(r"""(?:--([\w.-]+)(?:=|\s+)|([A-Za-z_][\w.-]*)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s"',;&|)}\]]+)""")
 _NOT_A_SECRET = frozenset(("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"))
+_KINDS_OF_AUTH = frozenset(("basic", "bearer", "digest", "kerberos", "ldap", "oauth", "oauth2", "token"))
+_USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
+_FOLDER = re.compile(r"[/~.].*")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
-_PLACEHOLDER = re.compile(r"\{\w+\}")
-_MIN_SECRET_CHARS = 3
 _MIN_LITERAL_CHARS = 6
 _CHUNK_BYTES = 1 << 20
+_NO_REGULAR_FILE = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV)
+)
 
 
 def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -49,10 +46,13 @@ def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
     >>> mask_environment({"HF_TOKEN": "abc", "HOME": "/root"})
     {'HF_TOKEN': '***', 'HOME': '/root'}
     """
-    return {
-        name: MASK if _SECRET_VARIABLE.search(name) else mask(value, list(_by_shape(value)))
-        for name, value in env.items()
-    }
+    return {name: _masked_variable(name, value) for name, value in env.items()}
+
+
+def _masked_variable(name: str, value: str) -> str:
+    if _SECRET_VARIABLE.search(name) or secrecy_of(name) is Secrecy.SECRET:
+        return MASK
+    return mask(value, [*_if_secret(name, [value]), *find_secrets(value)])
 
 
 def find_secrets(command_text: str) -> list[str]:
@@ -66,12 +66,7 @@ def find_secrets(command_text: str) -> list[str]:
 
 def _by_shape(text: str) -> Iterator[str]:
     """Yield what looks like a secret wherever it stands."""
-    for match in _WELL_KNOWN.finditer(text):
-        yield match[0]
-    for match in _IN_CONTEXT.finditer(text):
-        secret = match[match.lastindex or 0]
-        if not secret.startswith("$") and not _PLACEHOLDER.fullmatch(secret):
-            yield secret
+    yield from shaped_secrets(text)
     for pattern in (_DEFAULT, _QUOTED_PAIR, _QUERY):
         for match in pattern.finditer(text):
             yield from _if_secret(match[1], [match[2]])
@@ -81,7 +76,7 @@ def _in_shell_text(text: str) -> Iterator[str]:
     """Yield the values of options and assignments whose names tell, also in shell texts within words."""
     try:
         tokens = lex(text)
-    except CommandError:
+    except (CommandError, RecursionError):
         yield from _in_loose_text(text)
         return
     words = [token for token in tokens if isinstance(token, Word)]
@@ -147,10 +142,18 @@ def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
     # Variables are written in capitals; one that is called a token or key is taken at its word.
     is_told = secrecy is Secrecy.SECRET or (secrecy is Secrecy.UNSURE and re.search(r"(TOKEN|KEY)$", name))
     for value in values:
-        is_real = len(value) >= _MIN_SECRET_CHARS and value.lower() not in _NOT_A_SECRET
-        is_written_out = not value.startswith("$") and not _PLACEHOLDER.fullmatch(value) and value.strip("*")
-        if is_real and is_written_out and (is_told or (secrecy is Secrecy.UNSURE and _RANDOM.fullmatch(value))):
+        if not _is_written_out(value) or (name.lower() == "pwd" and _FOLDER.fullmatch(value)):
+            continue
+        if is_told or (secrecy is Secrecy.UNSURE and _RANDOM.fullmatch(value)):
             yield value
+        account = _USER_AND_SECRET.fullmatch(value) if re.search(r"(?i:auth|login)$", name) else None
+        if account and _is_written_out(account[1]):
+            yield account[1]
+
+
+def _is_written_out(value: str) -> bool:
+    is_real = len(value) >= MIN_SECRET_CHARS and value.lower() not in _NOT_A_SECRET | _KINDS_OF_AUTH
+    return is_real and not value.startswith("$") and not is_placeholder(value) and value.strip("*") != ""
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
@@ -168,7 +171,7 @@ def mask(text: str, secrets: Sequence[str]) -> str:
 
 
 def _forms(secrets: Iterable[str]) -> list[str]:
-    """Return the secrets as they are, as shells quote them and as JSON escapes them, the longest first."""
+    """Return the secrets as they are, and as shells, JSON, Python and URLs write them, the longest first."""
     forms: set[str] = set()
     for secret in secrets:
         if not secret.strip("*"):
@@ -177,32 +180,72 @@ def _forms(secrets: Iterable[str]) -> list[str]:
         written = (secret, bare, secret.replace("'", "'\\''"), re.sub(r'([\\"$`])', r"\\\1", secret))
         forms.update(written)
         forms.update(json.dumps(form, ensure_ascii=ascii)[1:-1] for form in written for ascii in (True, False))
+        forms.update(escaped for form in written for escaped in _in_python(form))
+        forms.update(_in_urls(secret))
     return sorted(forms, key=len, reverse=True)
 
 
+def _in_python(text: str) -> Iterator[str]:
+    """Yield a text as Python's repr and ascii show it, also as bytes, within either kind of quotes."""
+    in_bytes = "".join(repr(bytes([byte]))[2:-1] for byte in _encoded(text))
+    for escaped in ("".join(repr(char)[1:-1] for char in text), "".join(ascii(char)[1:-1] for char in text), in_bytes):
+        yield escaped
+        yield escaped.replace("'", "\\'")
+
+
+def _in_urls(secret: str) -> Iterator[str]:
+    data = _encoded(secret)
+    for encoded in (quote(data), quote(data, safe=""), quote_plus(data), quote(data, safe="!$&'()*+,;=:@/")):
+        yield encoded
+        yield re.sub("%..", lambda match: match[0].lower(), encoded)
+
+
+def _encoded(text: str) -> bytes:
+    """Return the bytes that a program would write, also of a word that is no valid text."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+
+
 def mask_file(path: Path, secrets: Sequence[str]) -> int:
-    """Overwrite every secret in a file with as many asterisks, whatever the file's size, and return how many."""
-    forms = [form.encode() for form in _forms(secrets)]
+    """Overwrite every secret in a file with as many asterisks, whatever the file's size, and return how many.
+
+    What is not there, or is no regular file, has none; what is written while this reads is left for the next time.
+    """
+    forms = [_encoded(form) for form in _forms(secrets)]
     if not forms:
         return 0
+    try:
+        file = open_regular(path, writable=True)
+    except OSError as error:
+        if error.errno in _NO_REGULAR_FILE:
+            return 0
+        raise
+    with file:
+        return _mask_open_file(file, forms)
+
+
+def _mask_open_file(file: BinaryIO, forms: Sequence[bytes]) -> int:
     pattern, longest = re.compile(b"|".join(map(re.escape, forms))), len(max(forms, key=len))
+    left_bytes = os.fstat(file.fileno()).st_size
     count = base = 0
     data = b""
-    with path.open("r+b") as file:
-        while True:
-            chunk = file.read(_CHUNK_BYTES)
-            data += chunk
-            # What begins nearer to the end than the longest secret may go on in the next chunk.
-            settled = len(data) - longest + 1 if chunk else len(data)
-            for match in pattern.finditer(data):
-                if match.start() >= settled:
-                    break
-                file.seek(base + match.start())
-                file.write(b"*" * len(match[0]))
-                settled = max(settled, match.end())
-                count += 1
-            if not chunk:
-                return count
-            settled = max(settled, 0)
-            base, data = base + settled, data[settled:]
-            file.seek(base + len(data))
+    while True:
+        chunk = file.read(min(_CHUNK_BYTES, left_bytes))
+        left_bytes -= len(chunk)
+        data += chunk
+        # What begins nearer to the end than the longest secret may go on in the next chunk.
+        settled = len(data) - longest + 1 if chunk else len(data)
+        for match in pattern.finditer(data):
+            if match.start() >= settled:
+                break
+            file.seek(base + match.start())
+            file.write(b"*" * len(match[0]))
+            settled = max(settled, match.end())
+            count += 1
+        if not chunk:
+            return count
+        settled = max(settled, 0)
+        base, data = base + settled, data[settled:]
+        file.seek(base + len(data))

@@ -47,7 +47,8 @@ class Study:
         best, base = self.best, self.baseline
         if best is None or base is None or best.value is None or base.value is None:
             return None
-        return self.direction.gain(best.value, over=base.value) if best.value and base.value else None
+        gain = self.direction.gain(best.value, over=base.value) if best.value and base.value else math.nan
+        return gain if math.isfinite(gain) else None
 
     @property
     def noise(self) -> float | None:

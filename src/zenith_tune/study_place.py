@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from zenith_tune.record.storage import check_database_file, database_path, database_url
+from zenith_tune.errors import UsageError
+from zenith_tune.record.storage import check_database_file, database_path, database_url, expanded
 from zenith_tune.record.study_folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
 
 
@@ -25,23 +26,37 @@ class StudyPlace:
         cls, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, *, resume: bool, stem: str
     ) -> StudyPlace:
         """Fill in what the user left open; the output folder of a database that is given is the database's own."""
-        file = database_path(database_url(db)) if db else None
+        file = _database_file(db) if db else None
         if file is not None:
             check_database_file(file)
-        root = Path(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
+        root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
         name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)
         folder = StudyFolder(root, name)
+        check_text(str(folder.path), "the output folder")
         url = database_url(file.absolute() if file else db or folder.output_dir / DATABASE_NAME)
+        if (path := database_path(url)) is not None and path.parent.is_dir():
+            check_database_file(path)
         return cls(folder=folder, database_url=url, study_name=name, resume=resume)
 
 
+def _database_file(db: str | Path) -> Path | None:
+    return database_path(str(db)) if "://" in str(db) else expanded(db)
+
+
 def _new_name(root: Path, stem: str) -> str:
-    stem = name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    count = 1
-    while (root / name).exists():
-        count += 1
-        name = f"{stem}-{count}"
-    return name
+    """Return a name for now, to the millisecond, because two tuners may start in one second."""
+    now = time.time()
+    while True:
+        name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+        if not (root / name).exists():
+            return name
+        now += 0.001
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse what no file and no database can hold."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{what} must be valid text without NUL, but got {text!r}")
 
 
 def _latest_study(root: Path) -> str | None:

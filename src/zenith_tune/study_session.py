@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from zenith_tune.evaluators.failures import FailureKind
 from zenith_tune.events import StudyListener
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params, Value
+from zenith_tune.placeholders import fill_placeholders
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import export
 from zenith_tune.record.lock import StudyLock
@@ -112,6 +112,7 @@ class StudySession:
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
         with full_disk_is_clear(self.place.folder.path):
+            self.place.folder.create()  # a trial may have removed it
             export(self.study, self.header, self.place.folder)
 
     def dump_environment(self) -> None:
@@ -131,7 +132,7 @@ class StudySession:
         request = TrialRequest(
             number=number,
             params=params,
-            command=command.replace("{trial_folder}", shlex.quote(str(folder.path))),
+            command=fill_placeholders(command, {"trial_folder": str(folder.path)})[0],
             identity=identity,
             files=self._preset.files(params) if params else {},
             is_baseline=is_baseline,

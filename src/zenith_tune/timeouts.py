@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from zenith_tune.errors import UsageError
 from zenith_tune.study import Study
 
+MAX_TIMEOUT_S = 1e7
+MAX_MARGIN = 1000.0
 _SLACK_S = 0.5
 """A margin on a run of milliseconds would end trials for the operating system's hiccups."""
 
@@ -21,10 +23,13 @@ class Timeouts:
     """How many times the best trial's duration a trial may take under `dynamic`."""
 
     def __post_init__(self) -> None:
-        if self.fixed_s is not None and not self.fixed_s > 0:  # also refuses NaN
-            raise UsageError(f"--timeout must be above 0 seconds, but got {self.fixed_s:g}")
-        if not self.margin >= 1:
-            raise UsageError(f"--timeout-margin must be at least 1, but got {self.margin:g}")
+        # Written so that NaN is refused too.
+        if self.fixed_s is not None and not 0 < self.fixed_s <= MAX_TIMEOUT_S:
+            raise UsageError(
+                f"--timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, but got {self.fixed_s:g}"
+            )
+        if not 1 <= self.margin <= MAX_MARGIN:
+            raise UsageError(f"--timeout-margin must be from 1 to {MAX_MARGIN:g}, but got {self.margin:g}")
 
     def limit_s(self, study: Study) -> float | None:
         """Return the limit of the next trial; the dynamic one never applies before the first success."""

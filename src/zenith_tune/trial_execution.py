@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
 import statistics
@@ -18,7 +20,7 @@ from zenith_tune.record.storage import disk_full
 from zenith_tune.runners.base import End, JobResult, Resources, Runner
 from zenith_tune.secrets import mask, mask_file
 from zenith_tune.trial import Outcome, Trial
-from zenith_tune.trial_folder import TrialFolder, write_json
+from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
 from zenith_tune.trial_log import TrialLog, clean_line
 
 _FULL_DISK_BYTES = 64 * 1024
@@ -56,7 +58,12 @@ class TrialExecution:
             files = folder.run(index, self._repeats)
             files.path.mkdir(parents=True, exist_ok=True)
             job = self._runner.submit(request.command, files.path, Resources(), timeout_s=timeout_s)
-            trials.append(self._read(request, files, job.wait()))
+            try:
+                result = job.wait()
+            except BaseException:
+                job.cancel()  # whatever went wrong, nothing may be left running
+                raise
+            trials.append(self._read(request, files, result))
             if not trials[-1].ok:
                 return self._close(folder, trials[-1])
         return self._close(folder, _merge(trials))
@@ -64,6 +71,8 @@ class TrialExecution:
     def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
         """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
         codes = [(files, self._runner.recover(files.path)) for files in folder.runs()]
+        for files, _ in codes:
+            self._mask_log(files)
         done = [(files, code) for files, code in codes if code is not None]
         if len(done) != self._repeats:
             return None
@@ -75,12 +84,14 @@ class TrialExecution:
 
     def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.command.write_text(f"#!/usr/bin/env bash\n{mask(request.command, self._secrets)}\n")
+        write_atomically(folder.command, f"#!/usr/bin/env bash\n{mask(request.command, self._secrets)}\n")
         write_json(folder.trial, {"number": request.number, "parameters": dict(request.params), "outcome": "running"})
         for name, text in request.files.items():
             path = folder.path / name
+            if not path.resolve().is_relative_to(folder.path.resolve()):
+                raise UsageError(f"a preset's files belong into the trial's folder, but got {name!r}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            write_atomically(path, text)
 
     def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult) -> Trial:
         trial, failure = self._read_result(request, files, result)
@@ -91,8 +102,7 @@ class TrialExecution:
     def _read_result(
         self, request: TrialRequest, files: TrialFolder, result: JobResult
     ) -> tuple[Trial, Failure | None]:
-        if self._secrets:
-            mask_file(files.log, self._secrets)
+        self._mask_log(files)
         if result.end is End.CANCELLED:
             return self._trial(request, files, result, Outcome.CANCELLED, cause="interrupted"), None
         text = TrialLog(files.log).text()
@@ -113,13 +123,23 @@ class TrialExecution:
         }
         try:
             measured = self._evaluator.measure(text, metadata)
+            measured = replace(measured, value=_finite(measured.value))
         except ValueError as error:
-            metric = Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(str(error)))
-            return hidden_failure(text, has_value=False) or metric
-        if not math.isfinite(measured.value):
-            message = f"the value is {measured.value}"
-            return Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=message)
+            return hidden_failure(text, has_value=False) or _metric_failure(str(error))
+        except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
+            raised = f"{type(error).__name__}: {error}"
+            return _metric_failure(f"evaluator {type(self._evaluator).__name__} raised {raised}")
         return hidden_failure(text, has_value=True) or measured
+
+    def _mask_log(self, files: TrialFolder) -> None:
+        if not self._secrets:
+            return
+        try:
+            mask_file(files.log, self._secrets)
+        except PermissionError:
+            with contextlib.suppress(OSError):  # a trial may have changed the rights of its own log
+                files.log.chmod(0o600)
+                mask_file(files.log, self._secrets)
 
     def _trial(
         self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
@@ -137,17 +157,40 @@ class TrialExecution:
         )
 
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
-        write_json(folder.trial, trial_as_json(trial))
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            write_json(folder.trial, trial_as_json(trial))
+        except OSError as error:
+            # A trial may do anything to its own folder; the record has all that this file would hold.
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
         return trial
 
 
+def _metric_failure(message: str) -> Failure:
+    return Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(message))
+
+
+def _finite(value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the value is {number}")
+    return number
+
+
 def _result_from_files(files: TrialFolder, exit_code: int) -> JobResult:
-    duration_s = files.exit_code.stat().st_mtime - files.process.stat().st_mtime
+    try:
+        duration_s = files.exit_code.stat().st_mtime - files.process.stat().st_mtime
+    except OSError:
+        duration_s = 0.0
     return JobResult(end=End.EXITED, exit_code=exit_code, duration_s=max(duration_s, 0.0))
 
 
 def _is_full(files: TrialFolder) -> bool:
-    disk = os.statvfs(files.path)
+    try:
+        disk = os.statvfs(files.path)
+    except OSError:  # the trial removed its own folder
+        return False
     return disk.f_bavail * disk.f_frsize < _FULL_DISK_BYTES
 
 

@@ -35,7 +35,7 @@ class TrialFolder:
     def read(self, path: Path) -> str:
         """Return a file's text, or nothing if there is no such file."""
         try:
-            return path.read_text(errors="replace")
+            return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         except OSError:
             return ""
 
@@ -44,7 +44,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a file as a whole: a reader, or a full disk, never sees half of it."""
     draft = path.with_name(f".{path.name}.tmp")
     try:
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)
@@ -53,4 +53,4 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file as a whole."""
-    write_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
+    write_atomically(path, json.dumps(content, indent=2, default=str, allow_nan=False) + "\n")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from zenith_tune.regular_file import open_regular
 
 _MIB = 2**20
 _MAX_LINE_BYTES = 64 * 1024
@@ -19,7 +23,7 @@ _BLANK = "\x00 \t\r\n"
 
 
 class TrialLog:
-    """Read the log of one trial; a log that is not there reads as an empty one.
+    """Read the log of one trial; what is no regular file that can be read is an empty log.
 
     >>> TrialLog(Path("no such file")).text()
     ''
@@ -31,37 +35,22 @@ class TrialLog:
     def text(self, limit_bytes: int = 32 * _MIB) -> str:
         """Return the log with `\\n` line ends; of a log above the limit, its first quarter and last three quarters."""
         try:
-            data = self._head_and_tail(limit_bytes)
-        except FileNotFoundError:
+            with open_regular(self.path) as file:
+                data = _head_and_tail(file, limit_bytes)
+        except OSError:
             return ""
         return _cut_long_lines(data).decode("utf-8", errors="replace")
 
     def tail_lines(self, count: int) -> list[str]:
         """Return the last `count` lines that are not blank, fit for a terminal."""
         try:
-            size = self.path.stat().st_size
-            data = _one_line_end(self._read(max(0, size - _TAIL_BYTES), size))
-        except FileNotFoundError:
+            with open_regular(self.path) as file:
+                size = _size(file)
+                data = _one_line_end(_read(file, max(0, size - _TAIL_BYTES), size))
+        except OSError:
             return []
         lines = (clean_line(line.decode("utf-8", errors="replace")) for line in data.split(b"\n"))
         return [line for line in lines if line][-count:] if count > 0 else []
-
-    def _head_and_tail(self, limit_bytes: int) -> bytes:
-        size = self.path.stat().st_size
-        if size <= limit_bytes:
-            return _one_line_end(self._read(0, size))
-        head_bytes = limit_bytes // 4
-        head = _up_to_last_line_end(self._read(0, head_bytes))
-        # One byte more, so that a tail that starts just behind a line end keeps its first line.
-        tail = _from_first_line_end(self._read(size - (limit_bytes - head_bytes) - 1, size))
-        left_out = size - len(head) - len(tail)
-        head, tail = _one_line_end(head), _one_line_end(tail)
-        return b"%b\n[... %d bytes left out ...]\n%b" % (head.removesuffix(b"\n"), left_out, tail)
-
-    def _read(self, start: int, end: int) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(end - start)
 
 
 def clean_line(text: str, limit: int = 300) -> str:
@@ -92,6 +81,28 @@ def lines_of(text: str) -> Iterator[str]:
             if line:
                 yield line if len(line) <= _MAX_LINE_BYTES else _head_and_tail_of_text(line)
         start = end + 1
+
+
+def _head_and_tail(file: BinaryIO, limit_bytes: int) -> bytes:
+    size = _size(file)
+    if size <= limit_bytes:
+        return _one_line_end(_read(file, 0, size))
+    head_bytes = limit_bytes // 4
+    head = _up_to_last_line_end(_read(file, 0, head_bytes))
+    # One byte more, so that a tail that starts just behind a line end keeps its first line.
+    tail = _from_first_line_end(_read(file, size - (limit_bytes - head_bytes) - 1, size))
+    left_out = size - len(head) - len(tail)
+    head, tail = _one_line_end(head), _one_line_end(tail)
+    return b"%b\n[... %d bytes left out ...]\n%b" % (head.removesuffix(b"\n"), left_out, tail)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _read(file: BinaryIO, start: int, end: int) -> bytes:
+    file.seek(start)
+    return file.read(end - start)
 
 
 def _up_to_last_line_end(data: bytes) -> bytes:

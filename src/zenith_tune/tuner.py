@@ -17,14 +17,14 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
-from zenith_tune.placeholders import misspelt_placeholder, placeholder_names
+from zenith_tune.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.study_record import StudyHeader
 from zenith_tune.registry import EvaluatorRegistry, PresetRegistry, RunnerRegistry, StrategyRegistry
 from zenith_tune.runners.base import Runner
 from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study_place import StudyPlace
+from zenith_tune.study_place import StudyPlace, check_text
 from zenith_tune.study_session import StudySession
 from zenith_tune.timeouts import Timeouts
 from zenith_tune.trial_execution import TrialExecution
@@ -60,6 +60,7 @@ class PresetTuner:
         retry_failed: bool = False,
         listener: StudyListener | None = None,
     ) -> None:
+        check_text(command, "the training command")
         self.command = command
         self._line = CommandLine(command)
         self._tune_args = dict(tune_args or {})
@@ -74,10 +75,10 @@ class PresetTuner:
         self._limits = limits or Limits()
         self._dump_env = dump_env
         self._baseline = baseline
-        self._check_command()
         self._repeats = repeats
         place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
         self._place = replace(place, retry_failed=retry_failed)
+        self._check_command()
 
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
@@ -101,13 +102,14 @@ class PresetTuner:
             self.listener,
         )
         try:
-            with Interruption(runner.interrupt) as interruption:
+            with Interruption(runner.interrupt, lambda: runner.num_running > 0) as interruption:
                 session.open()
                 self._place = replace(self._place, resume=True)  # a second call goes on where this one stops
                 self._run(session, limits, interruption, runner.num_slots)
         finally:
             session.close()
-            runner.close()
+            if runner is not self._runner:  # one that was given belongs to whoever gave it
+                runner.close()
         best = session.study.best
         return (best.value, dict(best.params)) if best else (None, None)
 
@@ -128,6 +130,7 @@ class PresetTuner:
             limits=limits,
             recorded=session.recorded,
             num_slots=num_slots,
+            check_interrupted=interruption.check,
         )
         why = "it failed"
         try:
@@ -156,7 +159,7 @@ class PresetTuner:
             csv_path=folder.csv,
             json_path=folder.json,
             trials_path=folder.path / "trials",
-            database_url=session.place.database_url,
+            database_url=mask(session.place.database_url, find_secrets(session.place.database_url)),
             best_command_path=folder.best_command,
             study_name=session.place.study_name,
             warnings=self._line.warnings(),
@@ -178,6 +181,7 @@ class PresetTuner:
             max_trials=min((bound for bound in bounds if bound is not None), default=None),
             num_finished=len(session.recorded),
             notes=self.notes(),
+            labels={trial.number or 0: self.preset.label(trial.params) for trial in session.recorded.values()},
             study=session.study,
         )
 
@@ -251,7 +255,7 @@ class PresetTuner:
         if (misspelt := misspelt_placeholder(self.command, self._placeholders)) is not None:
             name, meant = misspelt
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
-        self.render(first)
+        fill_placeholders(self.render(first), {"trial_folder": str(self._place.folder.path)})
 
     def _check_program(self) -> None:
         program = self._line.program

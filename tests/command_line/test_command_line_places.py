@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.requirements import skip
 from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import CommandError
 
@@ -73,6 +78,22 @@ def test_the_words_of_programs_beyond_the_first_two_stay_out_of_messages() -> No
     with pytest.raises(CommandError) as caught:
         CommandLine("A=hush python a.py --token hush; python b.py --token hush").set({"--k": 1})
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("mytool --hf-token=hush; python b.py", "('mytool --hf-token=***', 'python b.py')"),
+        ("env HF_TOKEN=hush python a.py; mytool -phush", "('env HF_TOKEN=***', 'mytool -p***')"),
+        ("cd x; curl https://me:hush@host/x", "('cd x', 'curl https://me:***@host/x')"),
+        ("bash -c 'echo hf_hushABCDEFGHIJKLMNOP'", "('echo ***')"),
+    ],
+)
+def test_secrets_among_the_first_two_words_stay_out_of_messages(command: str, part: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        CommandLine(command).set({"--k": 1})
+    assert "hush" not in str(caught.value)
+    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
@@ -195,3 +216,34 @@ def test_what_cannot_be_read_is_not_remarked(command: str, tmp_path: Path, monke
     (tmp_path / "train.sh").write_text("python t.py")
     monkeypatch.chdir(tmp_path)
     assert CommandLine(command).warnings() == []
+
+
+@pytest.mark.timeout(10)
+def test_a_script_that_is_a_pipe_or_a_device_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.sh")
+    (tmp_path / "link.sh").symlink_to("fifo.sh")
+    for name in ("fifo.sh", "link.sh", "/dev/zero"):
+        assert CommandLine(f"bash {tmp_path / name}").warnings() == []
+
+
+def test_a_script_behind_a_link_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("python t.py")
+    link = tmp_path / "link.sh"
+    link.symlink_to("train.sh")
+    assert CommandLine(f"bash {link}").warnings() == [REMARK.format(link)]
+
+
+def test_the_tuners_own_input_is_left_alone() -> None:
+    program = "import sys; from zenith_tune.command_line import CommandLine; "
+    program += "print(CommandLine('bash /dev/stdin').warnings(), sys.stdin.read())"
+    ran = subprocess.run([sys.executable, "-c", program], input="y", capture_output=True, text=True, check=True)
+    assert ran.stdout == "[] y\n"
+
+
+@pytest.mark.parametrize("option", ["-c", "--command"])
+def test_options_go_inside_the_text_that_flock_runs(tmp_path: Path, option: str) -> None:
+    if shutil.which("flock") is None:
+        skip("flock", "there is no flock")
+    line = CommandLine(f"flock {tmp_path}/lock {option} 'python3 -c \"import sys; print(sys.argv)\"'").set({"--k": 1})
+    ran = subprocess.run(line.argv(), capture_output=True, text=True, check=True)
+    assert ran.stdout == "['-c', '--k', '1']\n"

@@ -79,6 +79,8 @@ WRAPPERS = [
     "taskset -c 0-7 python train.py",
     "timeout -k 5 --signal INT 3600 python train.py",
     "timeout $LIMIT python train.py",
+    "flock -n /tmp/lock python train.py",
+    "flock -w 5 --verbose $LOCK python train.py",
     "stdbuf -oL python train.py",
     "uv run --with torch --frozen train.py",
     "uv --directory x run -- python train.py",
@@ -115,6 +117,12 @@ def test_subcommands_of_trainers_are_arguments_like_others(command: str) -> None
         ("srun -n 2 bash -lc 'python train.py'", "python train.py"),
         ("torchrun --no-python bash -c 'python train.py'", "python train.py"),
         ("docker run image bash -c 'python train.py'", "python train.py"),
+        ("flock /tmp/lock -c 'python train.py'", "python train.py"),
+        ("flock -n -w 5 --verbose /tmp/lock --command 'cd x; my-trainer'", "cd x; my-trainer"),
+        ("flock $LOCK -c 'cd x; my-trainer'", "cd x; my-trainer"),
+        ("flock --option-from-tomorrow /tmp/lock -c 'python train.py'", "python train.py"),
+        ("nohup flock -x \"$LOCK\" -c 'python train.py'", "python train.py"),
+        ("flock /tmp/lock bash -c 'python train.py'", "python train.py"),
         ("sbatch -N 2 --wrap='python train.py'", "python train.py"),
         ("sbatch --wrap 'python train.py' -N 2", "python train.py"),
     ],
@@ -156,12 +164,24 @@ def test_a_shell_script_is_known_as_one(text: str) -> None:
         ("srun make train", "make"),
         ("mpirun -np 1 a : -np 1 b", ":"),
         ("srun uv sync", "srun uv sync"),
+        ("flock /tmp/lock -c", "-c"),
+        ("env A=1 HF_TOKEN=s3cr3t", "HF_TOKEN=***"),
+        ("env ANY='s3cr3t and more'", "ANY=***"),
+        ("srun --comment s3cr3t", "***"),
+        ("srun --comment=s3cr3t", "--comment=***"),
+        ("srun -Ys3cr3t my-trainer", "-Y***"),
+        ("$(get --token s3cr3t) --lr 1", "$(get --token ***"),
+        ("$(TOKEN=s3cr3t get) --lr 1", "$(TOKEN=***"),
+        ("${CMD:-s3cr3t} --lr 1", "${CMD:-***"),
+        ("uv --token s3cr3t sync", "uv --token ***"),
+        ("nohup uv https://me:s3cr3t@host", "nohup uv https://me:***@host"),
     ],
 )
 def test_where_there_is_no_safe_place_one_line_quotes_why_and_offers_placeholders(text: str, part: str) -> None:
     with pytest.raises(CommandError) as caught:
         locate(words_of(text))
     message = str(caught.value)
+    assert "s3cr3t" not in message
     assert repr(part) in message and "write {tp}, {mbs} ..." in message and "\n" not in message
 
 

@@ -110,6 +110,15 @@ def test_the_line_about_an_unclosed_quote_shows_where_it_opens_and_nothing_after
         lex("python train.py --hf-token 'hf_secret")
 
 
+@pytest.mark.parametrize(
+    "text", ["python t.py --hf-token hf_secret 'x", "p hf_secret'x", 'p --k=hf_secret"', "p --k 'hf_secret' $(x"]
+)
+def test_the_line_about_an_unclosed_quote_shows_no_words_before_it(text: str) -> None:
+    with pytest.raises(CommandError, match=r"but the one at character \d+ is not: \S$") as caught:
+        lex(text)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["a >", "a > ;", "a 2>&1 > # b", "a \\"])
 def test_what_the_shell_would_refuse_or_misread_at_the_end_is_refused(text: str) -> None:
     with pytest.raises(CommandError):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import pty
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.describe.fake_hub import fake_hub
+from tests.requirements import need_module
 
 SCRIPT = """
 import sys
@@ -27,17 +27,9 @@ LOCAL_CURE = "give a local path as model=, or leave model out and give num_layer
 Read = Callable[..., str]
 
 
-def _require_hub() -> None:
-    if importlib.util.find_spec("huggingface_hub") is None:
-        required = os.environ.get("ZENITHTUNE_REQUIRE", "")
-        if required == "all" or "hub" in required:
-            pytest.fail("huggingface_hub is required, but not installed")
-        pytest.skip("huggingface_hub is not installed")
-
-
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    _require_hub()
+    need_module("hub", "huggingface_hub")
     with fake_hub() as address:
         yield address
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,44 @@ def test_key_value_heads_without_attention_heads_are_enough(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["{", "", "\x00", "nonsense", "[" * 100_000])
 def test_malformed_json_is_refused(tmp_path: Path, text: str) -> None:
     assert "must be a config.json in JSON, but is not (" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("depth", [10, 900, 100_000])
+def test_json_that_is_nested_too_deep_is_refused(tmp_path: Path, depth: int) -> None:
+    text = '{"left": {}, "right": ' * depth + json.dumps(QWEN3_8B) + "}" * depth
+    try:
+        # Where too deep begins is up to the version of Python.
+        assert read(tmp_path, text).num_layers == 36 and depth < 100_000
+    except ModelConfigError:
+        assert "must be a config.json in JSON, but is not (nested too deep)" in refusal(tmp_path, text)
+        assert depth > 10
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_a_device_or_a_folder_in_place_of_a_config_is_refused(tmp_path: Path) -> None:
+    for name, make in (("a", os.mkfifo), ("b", os.mkdir), ("c", lambda path: path.symlink_to("/dev/zero"))):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / "config.json")
+        with pytest.raises(ModelConfigError, match=r"config\.json cannot be read \(not a regular file\): mend it, or"):
+            read_model_config(str(tmp_path / name))
+    with pytest.raises(ModelConfigError, match=r"/dev/zero cannot be read \(not a regular file\)"):
+        read_model_config("/dev/zero")
+
+
+def test_a_file_of_a_gigabyte_is_refused_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(2**30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelConfigError, match=r"config\.json cannot be read \(larger than 16 MiB\): mend it, or"):
+        read_model_config(str(tmp_path))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def test_a_config_behind_a_link_is_read_as_in_the_hubs_cache(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text(json.dumps(QWEN3_8B))
+    (tmp_path / "config.json").symlink_to("blob")
+    assert read_model_config(str(tmp_path)).num_layers == 36
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

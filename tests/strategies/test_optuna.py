@@ -73,6 +73,13 @@ def test_another_seed_asks_other_points() -> None:
     assert ask(OptunaStrategy(seed=1), 5).points != ask(OptunaStrategy(seed=2), 5).points
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])
+def test_a_seed_out_of_range_is_refused_before_any_trial(seed: int) -> None:
+    with pytest.raises(UsageError, match=rf"seed must be a whole number from 0 to 2\*\*32 - 1, but got {seed}: "):
+        OptunaStrategy(seed=seed)
+    ask(OptunaStrategy(seed=2**32 - 1), 2)
+
+
 def test_every_point_lies_in_the_space_with_its_keys_in_order_and_has_plain_python_types() -> None:
     points = ask(OptunaStrategy(), 40).points
     assert {tuple(point) for point in points} == {tuple(SPACE)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.direction import Direction
-from zenith_tune.errors import TrialExhausted
+from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.parameters import (
     BoolParameter,
     CategoricalParameter,
@@ -39,6 +39,13 @@ def test_the_same_seed_draws_the_same_points_and_a_larger_budget_goes_on_from_th
 
 def test_another_seed_draws_other_points() -> None:
     assert draw(RandomStrategy(seed=1), 20) != draw(RandomStrategy(seed=2), 20)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])
+def test_a_seed_out_of_range_is_refused_before_any_trial(seed: int) -> None:
+    with pytest.raises(UsageError, match=rf"seed must be a whole number from 0 to 2\*\*32 - 1, but got {seed}: "):
+        RandomStrategy(seed=seed)
+    RandomStrategy(seed=2**32 - 1)
 
 
 def test_every_point_lies_in_the_space_with_its_keys_in_order_and_covers_it() -> None:

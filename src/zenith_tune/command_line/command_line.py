@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -18,10 +19,11 @@ from zenith_tune.command_line.shell_words import lex
 from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
 from zenith_tune.parameters import Value
+from zenith_tune.regular_file import open_regular
 
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
-_SCRIPT_READ_CHARS = 1 << 20
+_SCRIPT_READ_BYTES = 1 << 20
 _PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
 
 
@@ -254,7 +256,7 @@ def _passes_arguments_on(script: Word, changes_folder: bool) -> bool:
     if not script.is_static or (changes_folder and not path.is_absolute()):
         return True
     try:
-        with path.open(errors="replace") as file:
-            return _PASSES_ARGUMENTS.search(file.read(_SCRIPT_READ_CHARS)) is not None
+        with open_regular(Path(os.path.realpath(path))) as file:
+            return _PASSES_ARGUMENTS.search(file.read(_SCRIPT_READ_BYTES).decode(errors="replace")) is not None
     except (OSError, ValueError):
         return True

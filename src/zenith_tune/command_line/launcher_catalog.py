@@ -24,6 +24,8 @@ class Launcher:
     """Whether what follows is a script or module, rather than a whole command."""
     shell_text: str = ""
     """The option whose value is itself a shell text."""
+    text_options: tuple[str, ...] = ()
+    """The words that may stand in place of the program, each with a shell text behind it, such as flock's `-c`."""
 
 
 def _words(text: str) -> list[str]:
@@ -38,6 +40,7 @@ def _launcher(
     positionals: int = 0,
     starts_script: bool = False,
     shell_text: str = "",
+    text_options: str = "",
 ) -> Launcher:
     return Launcher(
         subcommands=tuple(_words(subcommands)),
@@ -46,6 +49,7 @@ def _launcher(
         positionals=positionals,
         starts_script=starts_script,
         shell_text=shell_text,
+        text_options=tuple(_words(text_options)),
     )
 
 
@@ -187,7 +191,12 @@ LAUNCHERS: dict[str, Launcher] = {
     ),
     "taskset": _launcher(flags="c cpu-list a all-tasks", positionals=1),
     "timeout": _launcher("k kill-after s signal", "foreground preserve-status v verbose f p", positionals=1),
-    "flock": _launcher("w wait timeout E", "s shared x e exclusive n nonblock o close F no-fork", positionals=1),
+    "flock": _launcher(
+        "w wait timeout E conflict-exit-code",
+        "s shared x e exclusive n nb nonblock o close F no-fork u unlock verbose",
+        positionals=1,
+        text_options="-c --command",
+    ),
     "uv": _launcher(_UV_VALUES, _UV_FLAGS, subcommands="run"),
     "poetry": _launcher("C directory P project", "q quiet v vv vvv n no-interaction", subcommands="run"),
     "pipenv": _launcher(subcommands="run"),

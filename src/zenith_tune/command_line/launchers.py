@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zenith_tune.command_line.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
 from zenith_tune.command_line.shell_tokens import Word
 from zenith_tune.errors import CommandError
+from zenith_tune.secret_names import shown_words
 
 CURE = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
@@ -35,9 +36,15 @@ class ShellText(NamedTuple):
 
 
 def refusal(law: str, part: str) -> CommandError:
-    """Return the error for a command with no safe place: the law, the offending part and the cure."""
-    shown = part if len(part) <= 60 else part[:57] + "..."
+    """Return the error for a command with no safe place: the law, the offending part without secrets, and the cure."""
+    [shown] = shown_words([part])
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return CommandError(f"{law}, but the training command has {shown!r}: {CURE}")
+
+
+def shown_text(words: Sequence[Word]) -> str:
+    """Return words as a message may show them, without what options and assignments are set to."""
+    return " ".join(shown_words([word.value for word in words]))
 
 
 def program_name(word: Word) -> str | None:
@@ -69,7 +76,7 @@ def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
     Arguments(first=7, by_shell=False)
     """
     if at >= len(words):
-        raise refusal("a launcher must be followed by the program that it starts", words[-1].value)
+        raise refusal("a launcher must be followed by the program that it starts", _last_shown(words))
     name = program_name(words[at])
     if name is None:
         raise refusal("the training program must be written out", words[at].value)
@@ -129,9 +136,13 @@ def _value(words: Sequence[Word], at: int) -> str:
     return words[at].value if at < len(words) else ""
 
 
+def _last_shown(words: Sequence[Word]) -> str:
+    return shown_words([word.value for word in words])[-1]
+
+
 def _after_module(module: str, words: Sequence[Word], at: int) -> Arguments | ShellText:
     if not module:
-        raise refusal("python -m must be followed by a module", words[-1].value)
+        raise refusal("python -m must be followed by a module", _last_shown(words))
     if launcher := MODULES.get(module):
         return _after_launcher(launcher, words, at)
     return Arguments(at)
@@ -140,16 +151,16 @@ def _after_module(module: str, words: Sequence[Word], at: int) -> Arguments | Sh
 def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Arguments | ShellText:
     start = _after_subcommands(launcher, words, at)
     if start is None:
-        raise refusal("the command must start a training program", " ".join(word.value for word in words[:3]))
+        raise refusal("the command must start a training program", shown_text(words[:3]))
     if text := _text_option(launcher, words, start):
         return text
     if any(word.value == ":" for word in words[start:]) and "np" in launcher.values:
         raise refusal("mpirun must start one program", ":")
-    program = _after_options(launcher, words, start)
-    if program is None:
-        program = _guess(words, start)
-    else:
-        program += launcher.positionals
+    program = _program(launcher, words, start)
+    if program - 1 >= start and _value(words, program - 1) in launcher.text_options:
+        if program >= len(words):
+            raise refusal("-c must be followed by a shell text", words[program - 1].value)
+        return ShellText(program)
     while ASSIGNMENT.match(_value(words, program)):
         program += 1
     without_python = any(word.value in ("--no-python", "--no_python") for word in words[start:program])
@@ -158,6 +169,19 @@ def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Argum
     if program >= len(words):
         raise refusal("a launcher must be followed by the program that it starts", words[at - 1].value)
     return Arguments(program + 1, by_shell=bool(launcher.shell_text))
+
+
+def _program(launcher: Launcher, words: Sequence[Word], start: int) -> int:
+    """Return where the program that a launcher starts stands, or the shell text behind its `-c`."""
+    program = _after_options(launcher, words, start)
+    if program is not None:
+        program += launcher.positionals
+        return program + (_value(words, program) in launcher.text_options)
+    for index in range(start + 1, len(words)):
+        # A file that only the shell knows, as in `flock $LOCK -c ..`.
+        if words[index].value in launcher.text_options and not words[index - 1].is_static:
+            return index + 1
+    return _guess(words, start)
 
 
 def _after_subcommands(launcher: Launcher, words: Sequence[Word], at: int) -> int | None:

@@ -12,6 +12,7 @@ from zenith_tune.command_line.launchers import (
     locate,
     program_name,
     refusal,
+    shown_text,
     starts_nothing,
 )
 from zenith_tune.command_line.shell_tokens import Operator, Redirection, Token, Word
@@ -161,7 +162,7 @@ def _is_trivial(words: Sequence[Word]) -> bool:
 
 def _not_one(candidates: Sequence[SimpleCommand], commands: Sequence[SimpleCommand]) -> CommandError:
     # Programs are named by their first words only: what follows may hold a secret.
-    shown = [repr(" ".join(word.value for word in command.words[:2])) for command in candidates or commands]
+    shown = [repr(shown_text(command.words[:2])) for command in candidates or commands]
     count = len(candidates) or "none"
     part = f" ({', '.join(each for each in shown if each != repr(''))})".replace(" ()", "")
     return CommandError(f"the training command must start one program that trains, but it starts {count}{part}: {CURE}")

@@ -23,6 +23,7 @@ _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z", re.ASCII)
 _CLOSERS = {"(": ")", "{": "}", "[": "]"}
 _BRACKETS = re.compile(r"\[\S+\]")
 _BRACE_LIST = re.compile(r",|\.\.")
+_NAME_BEFORE = re.compile(r"(?<!\S)(?:--?[A-Za-z][\w.-]*(?:=|[ \t]+)|[A-Za-z_]\w*=)\$?\Z")
 _WORD_ENDS = frozenset(" \t\n;|&()<>")
 
 
@@ -243,9 +244,11 @@ class _Lexer:
         return at + 1
 
     def _unclosed(self, at: int) -> CommandError:
-        # What stands before the quote tells where it is; what follows might be a secret.
-        before = " ".join(self.text[max(0, at - 30) : at + 1].split())
-        return CommandError(f"every quote and bracket of the training command must be closed, but one is not: {before}")
+        # The option or variable in front of the quote tells where it is; any other word might be a secret.
+        match = _NAME_BEFORE.search(self.text, max(0, at - 100), at)
+        before = " ".join(f"{match[0] if match else ''}{self.text[at]}".split())
+        law = "every quote and bracket of the training command must be closed"
+        return CommandError(f"{law}, but the one at character {at + 1} is not: {before}")
 
 
 def _ansi_value(escape: str) -> str | None:

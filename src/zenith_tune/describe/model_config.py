@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from zenith_tune.describe.hub import fetch_config
 from zenith_tune.errors import ModelConfigError
+from zenith_tune.regular_file import open_regular
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 QUERY_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
@@ -35,6 +38,8 @@ OTHER_PARTS = ("vision", "visual", "vit", "image", "img", "video", "audio", "spe
 SUB_PARTS = ("attn_config", "ffn_config")
 OTHERWISE = "or leave model out and give num_layers= and num_query_groups="
 CURE = f"mend it, {OTHERWISE}"
+MAX_MIB = 16
+"""The longest configs there are hold some hundred kilobytes; weights that are given by mistake hold gigabytes."""
 
 Json = dict[str, Any]
 
@@ -57,7 +62,8 @@ def read_model_config(model: str) -> ModelConfig:
     """Read the config of `model`: a folder that holds config.json, a path to one, or a Hugging Face id."""
     path = _local_path(model)
     if path is not None:
-        return _read(path / "config.json" if path.is_dir() else path)
+        path = path / "config.json" if path.is_dir() else path
+        return _read(path, source=str(path))
     if model.startswith((".", "/", "~")) or model.endswith(".json"):
         raise ModelConfigError(f"model {model!r} looks like a path, but nothing is there: check the path, {OTHERWISE}")
     return _read(fetch_config(model), source=model)
@@ -74,9 +80,14 @@ def _local_path(model: str) -> Path | None:
         raise ModelConfigError(f"model {model!r} cannot be looked up ({error}): check the path, {OTHERWISE}") from None
 
 
-def _read(path: Path, source: str | None = None) -> ModelConfig:
-    source = source or str(path)
-    config = _load(path, source)
+def _read(path: Path, source: str) -> ModelConfig:
+    try:
+        return _describe(_load(path, source), source)
+    except RecursionError:
+        raise _not_json(source, "nested too deep") from None
+
+
+def _describe(config: Json, source: str) -> ModelConfig:
     part = _language_part(config)
     if part is None:
         raise _missing(source, LAYERS)
@@ -93,17 +104,25 @@ def _read(path: Path, source: str | None = None) -> ModelConfig:
 
 def _load(path: Path, source: str) -> Json:
     try:
-        config = json.loads(path.read_text(encoding="utf-8-sig"))
+        config = json.loads(_content(path).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ModelConfigError(f"model folder {str(path.parent)!r} has no config.json: add it, {OTHERWISE}") from None
     except OSError as error:
         raise ModelConfigError(f"{source} cannot be read ({error.strerror}): {CURE}") from None
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelConfigError(f"{source} must be a config.json in JSON, but is not ({reason}): {CURE}") from None
+    except ValueError as error:
+        raise _not_json(source, " ".join(str(error).split())) from None
     if not isinstance(config, dict):
         raise ModelConfigError(f"{source} must be a JSON object, but is a {type(config).__name__}: {CURE}")
     return config
+
+
+def _content(path: Path) -> bytes:
+    # The hub's cache is made of links, so these are followed; a pipe or a device would never end.
+    with open_regular(Path(os.path.realpath(path))) as file:
+        data = file.read(MAX_MIB * 2**20 + 1)
+    if len(data) > MAX_MIB * 2**20:
+        raise OSError(errno.EFBIG, f"larger than {MAX_MIB} MiB")
+    return data
 
 
 def _language_part(config: Json) -> Json | None:
@@ -150,6 +169,10 @@ def _required(value: int | None, keys: tuple[str, ...], source: str) -> int:
     if value is None:
         raise _missing(source, keys)
     return value
+
+
+def _not_json(source: str, reason: str) -> ModelConfigError:
+    return ModelConfigError(f"{source} must be a config.json in JSON, but is not ({reason}): {CURE}")
 
 
 def _missing(source: str, keys: tuple[str, ...]) -> ModelConfigError:

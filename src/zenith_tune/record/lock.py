@@ -15,7 +15,8 @@ class StudyLock:
 
     def __init__(self, database: Path, study_name: str) -> None:
         # Beside the database, not in the output folder: two tuners may share the one and not the other.
-        self._path = database.with_name(f".{database.name}.{study_name}.lock")
+        real = database.resolve()
+        self._path = real.with_name(f".{real.name}.{study_name}.lock")
         self._study_name = study_name
         self._file: IO[str] | None = None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zenith_tune.errors import DiskFullError, StudyError
+from zenith_tune.errors import DiskFullError, StudyError, UsageError
+from zenith_tune.secrets import find_secrets, mask
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -23,12 +26,25 @@ def database_url(db: str | Path) -> str:
     >>> database_url("out/studies.db")
     'sqlite:///out/studies.db'
     """
-    return str(db) if "://" in str(db) else f"sqlite:///{Path(db).expanduser()}"
+    return str(db) if "://" in str(db) else f"sqlite:///{expanded(db)}"
 
 
 def database_path(url: str) -> Path | None:
-    """Return the file behind an SQLite URL; None for a server."""
-    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+    """Return the file behind an SQLite URL, whichever way it is written; None for a server.
+
+    >>> database_path("sqlite+pysqlite:///out/studies.db?timeout=9")
+    PosixPath('out/studies.db')
+    """
+    match = re.fullmatch(r"sqlite(?:\+\w+)?:///?([^?]*)(?:\?.*)?", url, re.DOTALL)
+    return Path(match[1]) if match else None
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with its `~` expanded."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{path} cannot be expanded ({error}): write the path out") from error
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -36,10 +52,21 @@ def open_storage(url: str) -> RDBStorage:
     path = database_path(url)
     if path is not None:
         check_database_file(path)
-    with clear_errors(url), quiet_optuna():
+    with clear_errors(url), quiet_optuna(), _one_at_a_time(path):
         from optuna.storages import RDBStorage
 
         return RDBStorage(url)
+
+
+@contextmanager
+def _one_at_a_time(path: Path | None) -> Iterator[None]:
+    """Let tuners that start together make the tables of one database one after the other."""
+    if path is None:
+        yield
+        return
+    with path.with_name(f".{path.name}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -50,7 +77,7 @@ def clear_errors(url: str) -> Iterator[None]:
 
     try:
         yield
-    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, RuntimeError, ImportError) as error:
         raise _explain(error, url) from error
 
 
@@ -84,8 +111,14 @@ def quiet_optuna() -> Iterator[None]:
 
 def check_database_file(path: Path) -> None:
     """Refuse a path that cannot be a database, before anything is written."""
-    if path.is_dir():
-        raise StudyError(f"--db must be a database file, but {path} is a folder")
+    if str(path) in ("", ".", ":memory:"):
+        raise StudyError("a study must outlive its tuner, but this database is in memory: give --db a file")
+    if odd := set(str(path)) & set("?%{}"):
+        raise StudyError(
+            f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}: choose another"
+        )
+    if path.exists() and not path.is_file():
+        raise StudyError(f"--db must be a database file, but {path} is none")
     if not path.parent.is_dir():
         raise StudyError(f"the folder of the database {path} does not exist: make it, or choose another --db")
     if path.exists() and path.stat().st_size and _first_bytes(path) != _SQLITE_HEADER:
@@ -99,7 +132,9 @@ def _first_bytes(path: Path) -> bytes:
 
 def _explain(error: Exception, url: str) -> Exception:
     text = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause)
-    where = database_path(url) or url
+    where = database_path(url) or mask(url, find_secrets(url))
+    if isinstance(error, ImportError):
+        return StudyError(f"the database {where} needs a driver that is not installed ({error})")
     if "disk is full" in text or "disk I/O error" in text:
         return disk_full(where)
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__

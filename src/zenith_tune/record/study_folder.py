@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
@@ -16,13 +18,13 @@ class StudyFolder:
     """Hold the paths of one study: OUTPUT_DIR/STUDY/trials/NNNN beside the database of all studies."""
 
     def __init__(self, output_dir: Path, study_name: str) -> None:
-        if not re.fullmatch(r"\w[\w.-]{0,99}", study_name):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", study_name) or study_name == DATABASE_NAME:
             raise UsageError(
-                f"a study name is up to 100 letters, digits, '.', '_' and '-', but got {study_name!r}: "
-                "choose another --study-name"
+                f"a study name is up to 100 letters, digits, '.', '_' and '-', and not {DATABASE_NAME!r}, but got "
+                f"{study_name!r}: choose another --study-name"
             )
         # A trial runs in the user's own folder and may change it: every path handed to it is absolute.
-        self.output_dir = output_dir.expanduser().absolute()
+        self.output_dir = output_dir.absolute()
         self.path = self.output_dir / study_name
         self.csv = self.path / "trials.csv"
         self.json = self.path / "study.json"
@@ -33,7 +35,7 @@ class StudyFolder:
         """Make the folder, or say in one line why it cannot be made."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
+            probe = self.path / f".writable-{os.getpid()}-{threading.get_ident()}"
             probe.write_text("")
             probe.unlink()
         except OSError as error:

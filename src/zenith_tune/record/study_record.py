@@ -83,7 +83,13 @@ class StudyRecord:
                 raise StudyError(f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name")
             self._storage.set_study_user_attr(self._study_id, _HEADER, asdict(header))
             return
-        header.check_same(StudyHeader(**stored), self.study_name)
+        try:
+            theirs = StudyHeader(**stored)
+        except TypeError:
+            raise StudyError(
+                f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name"
+            ) from None
+        header.check_same(theirs, self.study_name)
         self._frozen_trials()
 
     def start(
@@ -155,6 +161,15 @@ class StudyRecord:
         return self._study_id
 
     def _to_trial(self, frozen: FrozenTrial) -> Trial:
+        try:
+            return self._read_trial(frozen)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise StudyError(
+                f"trial {frozen.number} of study {self.study_name!r} cannot be read ({type(error).__name__}: {error}): "
+                "its database was changed by something else; choose another --study-name"
+            ) from error
+
+    def _read_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
         run: dict[str, Any] = frozen.user_attrs.get(_RUN, {})
         outcome = Outcome(result.pop("outcome", Outcome.CANCELLED))

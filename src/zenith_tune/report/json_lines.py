@@ -23,7 +23,7 @@ class JsonLinesReporter(StudyListener):
         self._people = people
 
     def study_started(self, plan: StudyPlan) -> None:
-        names = [field.name for field in fields(plan) if field.name != "study"]
+        names = [field.name for field in fields(plan) if field.name not in ("study", "labels")]
         self._write("study_started", {name: getattr(plan, name) for name in names})
         self._people.study_started(plan)
 

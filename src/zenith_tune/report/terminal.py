@@ -28,7 +28,6 @@ class TerminalReporter(StudyListener):
         self._screen = LiveScreen()
         self._wants_live = live
         self._live: Live | None = None
-        self._num_resumed = 0
 
     def study_started(self, plan: StudyPlan) -> None:
         budget = count(plan.n_trials, "trial") if plan.n_trials else "until it ends by itself"
@@ -36,7 +35,7 @@ class TerminalReporter(StudyListener):
         self._say(f"study {plan.study_name}: {how}")
         for note in plan.notes:
             self.noted(note)
-        self._num_resumed = plan.num_finished
+        self._labels |= plan.labels
         self._screen.begin(plan.max_trials, plan.study)
         if plan.num_finished:
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")

@@ -57,6 +57,8 @@ class Runner(ABC):
 
     num_slots: int = 1
     """How many jobs may run side by side."""
+    num_running: int = 0
+    """How many jobs run right now."""
 
     @abstractmethod
     def submit(self, command: str, folder: Path, resources: Resources, *, timeout_s: float | None = None) -> Job:

@@ -12,7 +12,7 @@ from pathlib import Path
 from zenith_tune.command_line import CommandLine
 from zenith_tune.registry import RunnerRegistry
 from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
-from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree
+from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree, adopt_orphans, end_adopted
 from zenith_tune.trial_folder import TrialFolder
 
 # The trial's own shell notes who it is before the command starts and how it ended after, because both must be
@@ -26,16 +26,23 @@ printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
 exit "$code"
 """
 
+_MAX_EXIT_CODE = 255
+
 
 @RunnerRegistry.register("local")
 class LocalRunner(Runner):
     """Run trials as process groups of this machine, one at a time."""
 
-    def __init__(self, *, grace_s: float = 5.0) -> None:
+    def __init__(self, *, grace_s: float = 5.0, owns_process: bool = False) -> None:
         self.grace_s = grace_s
         """Seconds between SIGTERM and SIGKILL when a trial is ended."""
+        self.owns_process = owns_process
+        """Whether this process exists for the runner alone, so that every child of it is a trial's."""
+        if owns_process:
+            adopt_orphans()
         self._stop_reader, self._stop_writer = os.pipe()
         self._interrupts = 0
+        self._is_closed = False
 
     def submit(self, command: str, folder: Path, resources: Resources, *, timeout_s: float | None = None) -> Job:
         return LocalJob(self, command, folder, timeout_s)
@@ -54,11 +61,19 @@ class LocalRunner(Runner):
         leader = identity.pid if identity and identity.is_alive() else None
         ProcessTree(folder, leader).end(self.grace_s)
         code = files.read(files.exit_code).strip()
-        return int(code) if code.isdigit() else None
+        is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
+        return int(code) if is_code else None
+
+    def end_stragglers(self) -> None:
+        """End what shed the trial's mark, once no trial runs that it could belong to."""
+        if self.owns_process and not self.num_running:
+            end_adopted(self.grace_s, self.in_a_hurry)
 
     def close(self) -> None:
-        os.close(self._stop_reader)
-        os.close(self._stop_writer)
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self._stop_reader)
+            os.close(self._stop_writer)
 
     def wait_for_stop(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
         """Sleep until the process exits (False), or until an interrupt or the timeout (True)."""
@@ -86,6 +101,7 @@ class LocalJob(Job):
         self._deadline = None if timeout_s is None else self._start + timeout_s
         self._result: JobResult | None = None
         self._process = _start(command, files)
+        runner.num_running += 1
         self._tree = ProcessTree(folder, self._process.pid)
 
     def poll(self) -> JobResult | None:
@@ -119,6 +135,8 @@ class LocalJob(Job):
         # leader is reaped: until then nobody else can be given its pid.
         self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)
         code = self._process.wait()
+        self._runner.num_running -= 1
+        self._runner.end_stragglers()
         self._result = JobResult(end=end, exit_code=code if end is End.EXITED else None, duration_s=duration_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -12,8 +13,9 @@ from pathlib import Path
 MARK = "ZENITHTUNE_TRIAL_FOLDER"
 """The environment variable that every process of a trial inherits, also one that called setsid."""
 
-_PROC = Path("/proc")
 _POLL_S = 0.02  # only while ending a tree: a running trial is waited for, not polled
+_KILL_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,10 @@ class ProcessIdentity:
         """Read what the trial's own shell wrote: the boot id and its line of /proc/PID/stat."""
         boot_id, _, stat = text.strip().partition("\n")
         fields = _stat_fields(stat)
-        return cls(boot_id=boot_id, pid=int(fields[0]), start_ticks=int(fields[21])) if len(fields) > 21 else None
+        try:
+            return cls(boot_id=boot_id, pid=int(fields[0]), start_ticks=int(fields[21]))
+        except (IndexError, ValueError):  # the trial may have written anything there
+            return None
 
     def is_alive(self) -> bool:
         """Tell whether this very process still runs."""
@@ -47,43 +52,86 @@ class ProcessTree:
 
     def members(self) -> set[int]:
         """Return the pids that still run: leader, its session and group, descendants, and marked ones."""
-        table = {pid: fields for pid in _all_pids() if (fields := _read_stat(pid)) and fields[2] not in "ZX"}
-        found = {pid for pid, fields in table.items() if self._belongs(pid, fields)}
-        grown = True
-        while grown:
-            children = {pid for pid, fields in table.items() if int(fields[3]) in found}
-            grown = not children <= found
-            found |= children
-        return found - {os.getpid()}
+        table = _process_table()
+        return _with_descendants({pid for pid, fields in table.items() if self._belongs(pid, fields)}, table)
 
     def end(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Ask every process to stop, wait `grace_s` (less if `hurry()`), then kill what is left."""
-        left = self.members()
-        if not left:
-            return
-        self._signal(left, signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
-        while (left := self.members()) and time.monotonic() < deadline and not hurry():
-            time.sleep(_POLL_S)
-        # A process may fork between the look and the kill, so look again until none is left.
-        deadline = time.monotonic() + 10
-        while left and time.monotonic() < deadline:
-            self._signal(left, signal.SIGKILL)
-            time.sleep(_POLL_S)
-            left = self.members()
+        _end(self.members, grace_s, hurry)
 
     def _belongs(self, pid: int, fields: list[str]) -> bool:
         if self._leader is not None and self._leader in (pid, int(fields[4]), int(fields[5])):
             return True
         return _has_mark(pid, self._mark)
 
-    def _signal(self, pids: set[int], signum: int) -> None:
-        if not _PROC.exists() and self._leader is not None:  # no /proc: the group is all that can be reached
-            with _ignoring_gone():
-                os.killpg(self._leader, signum)
-        for pid in pids:
-            with _ignoring_gone():
-                os.kill(pid, signum)
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent dies, in place of the first process."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_adopted(grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    """End every child of this process: those that shed their mark and left their session have become ours.
+
+    Only for a process that has no other children, and while no trial runs.
+    """
+    deadline = time.monotonic() + grace_s + _KILL_S
+    while _reap_children() and time.monotonic() < deadline:
+        _end(_own_descendants, grace_s, hurry)
+
+
+def _reap_children() -> bool:
+    """Take in the children that ended; tell whether any is left."""
+    try:
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _own_descendants() -> set[int]:
+    table = _process_table()
+    return _with_descendants({pid for pid, fields in table.items() if int(fields[3]) == os.getpid()}, table)
+
+
+def _end(members: Callable[[], set[int]], grace_s: float, hurry: Callable[[], bool]) -> None:
+    left = members()
+    if not left:
+        return
+    _signal(left, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while (left := members()) and time.monotonic() < deadline and not hurry():
+        time.sleep(_POLL_S)
+    # A process may fork between the look and the kill, and a look at all processes takes its time: only a second look
+    # that finds none is believed.
+    deadline = time.monotonic() + _KILL_S
+    num_empty = 0
+    while num_empty < 2 and time.monotonic() < deadline:
+        _signal(left, signal.SIGKILL)
+        time.sleep(_POLL_S)
+        left = members()
+        num_empty = 0 if left else num_empty + 1
+
+
+def _signal(pids: set[int], signum: int) -> None:
+    for pid in pids:
+        with _ignoring_gone():
+            os.kill(pid, signum)
+
+
+def _process_table() -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat of every process that runs."""
+    return {pid: fields for pid in _all_pids() if (fields := _read_stat(pid)) and fields[2] not in "ZX"}
+
+
+def _with_descendants(found: set[int], table: dict[int, list[str]]) -> set[int]:
+    grown = bool(found)
+    while grown:
+        children = {pid for pid, fields in table.items() if int(fields[3]) in found}
+        grown = not children <= found
+        found = found | children
+    return found - {os.getpid()}
 
 
 class _ignoring_gone:  # noqa: N801 - reads as a statement
@@ -96,8 +144,6 @@ class _ignoring_gone:  # noqa: N801 - reads as a statement
 
 
 def _all_pids() -> list[int]:
-    if not _PROC.exists():
-        return []
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - plain names are quicker
 
 

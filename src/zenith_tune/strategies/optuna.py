@@ -20,6 +20,7 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.parameters import Parameter
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.random import checked_seed
 
 NEEDS_ARGUMENTS = {"BaseSampler", "BaseGASampler", "GridSampler", "PartialFixedSampler"}
 """Samplers that cannot be made from a name alone; a grid is a strategy of its own."""
@@ -40,7 +41,7 @@ class OptunaStrategy(TuningStrategy):
 
     def __init__(self, *, sampler: str | BaseSampler = "tpe", seed: int = 0) -> None:
         self.sampler = sampler
-        self.seed = seed
+        self.seed = checked_seed(seed)
         _check_packages(_sampler_class(sampler) if isinstance(sampler, str) else type(sampler))
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 
 from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
 from zenith_tune.parameters import Parameter
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
@@ -16,9 +17,20 @@ class RandomStrategy(TuningStrategy):
     """Draw points until the budget is spent; a resumed study draws the same ones again and goes on from there."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self.seed = seed
+        self.seed = checked_seed(seed)
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         rng = random.Random(self.seed)
         while True:
             eval_fn({name: parameter.sample(rng) for name, parameter in search_space.items()})
+
+
+def checked_seed(seed: int) -> int:
+    """Return a seed that every generator of random numbers takes, or raise `UsageError`.
+
+    >>> checked_seed(7)
+    7
+    """
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise UsageError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}: change it")
+    return seed
