@@ -71,6 +71,8 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     tuner = _make_tuner(command, options)
     if options["dry_run"]:
         return _dry_run(tuner, options)
+    tuner.check_program()
+    tuner.listener = _listener(options)
     try:
         best_value, _ = tuner.optimize(options["n_trials"])
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
@@ -163,7 +165,6 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         resume=options["resume"],
         retry_failed=options["retry_failed"],
         runner=_runner(options),
-        listener=_listener(options),
     )
 
 
@@ -198,11 +199,7 @@ def _runner(options: dict[str, Any]) -> Runner | str:
     return LocalRunner(owns_process=True)
 
 
-def _listener(options: dict[str, Any]) -> StudyListener | None:
-    if options["dry_run"]:
-        from zenith_tune.events import StudyListener
-
-        return StudyListener()
+def _listener(options: dict[str, Any]) -> StudyListener:
     from rich.console import Console
 
     from zenith_tune.report.json_lines import JsonLinesReporter

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from zenith_tune.evaluators.base import TuningEvaluator
     from zenith_tune.presets.base import TuningPreset
     from zenith_tune.runners.base import Runner
@@ -78,7 +79,9 @@ class Registry(Generic[T]):
                 continue
         return classes
 
-    def _entry_points(self) -> metadata.EntryPoints:
+    def _entry_points(self) -> EntryPoints:
+        from importlib import metadata  # not at the top: it costs more than the rest of this module
+
         return metadata.entry_points(group=self.entry_point_group)
 
     def _load_plugin(self, name: str) -> None:

@@ -70,7 +70,7 @@ class PresetTuner:
         self._runner = runner
         RunnerRegistry.get(runner) if isinstance(runner, str) else None
         self.secrets = find_secrets(command)
-        self.listener = listener if listener is not None else _terminal()
+        self._listener = listener
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or Limits()
         self._dump_env = dump_env
@@ -83,7 +83,7 @@ class PresetTuner:
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
         limits = self.budget(n_trials)
-        self._check_program()
+        self.check_program()
         header = StudyHeader(
             preset=self.preset_name,
             args={name: str(value) for name, value in sorted(self._tune_args.items())},
@@ -112,6 +112,17 @@ class PresetTuner:
                 runner.close()
         best = session.study.best
         return (best.value, dict(best.params)) if best else (None, None)
+
+    @property
+    def listener(self) -> StudyListener:
+        """Return who hears of the study; the terminal, where nobody else was named."""
+        if self._listener is None:
+            self._listener = _terminal()
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: StudyListener) -> None:
+        self._listener = listener
 
     def render(self, params: Mapping[str, Any]) -> str:
         """Return the command that a point stands for."""
@@ -257,7 +268,8 @@ class PresetTuner:
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
         fill_placeholders(self.render(first), {"trial_folder": str(self._place.folder.path)})
 
-    def _check_program(self) -> None:
+    def check_program(self) -> None:
+        """Refuse a command whose program is not there; a dry run does without it."""
         program = self._line.program
         if program is not None and "{" not in program and shutil.which(program) is None:
             raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")
