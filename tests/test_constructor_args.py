@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.constructor_args import construct, parse_pairs
+from zenith_tune.constructor_args import construct, parse_pairs, typed
 from zenith_tune.errors import UsageError
 
 
@@ -23,6 +23,10 @@ class Tolerant:
 def test_types_come_from_the_signature() -> None:
     args = {"size": "3", "ratio": "1e-2", "name": "7", "loud": "true", "level": "2"}
     assert construct(Gadget, args, "gadget").all == (3, 0.01, "7", True, 2)
+
+
+def test_equal_arguments_are_equal_once_typed() -> None:
+    assert typed(Gadget, {"size": "03"}, "gadget") == typed(Gadget, {"size": "3"}, "gadget") == {"size": 3}
 
 
 def test_typed_values_pass_as_they_are() -> None:

@@ -39,6 +39,13 @@ def construct(cls: type[T], args: Mapping[str, Any], what: str, *, defaults: Map
 
     `defaults` stand in for arguments that are not given, where the constructor knows them.
     """
+    return cls(**typed(cls, args, what, defaults=defaults))
+
+
+def typed(
+    cls: type[Any], args: Mapping[str, Any], what: str, *, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return arguments with the types of the constructor's signature."""
     parameters = _keyword_parameters(cls)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
     known = {name: value for name, value in {**(defaults or {}), **args}.items() if name in parameters}
@@ -51,8 +58,7 @@ def construct(cls: type[T], args: Mapping[str, Any], what: str, *, defaults: Map
     missing = [name for name in missing if name not in known]
     if missing:
         raise UsageError(f"{what} needs {' and '.join(missing)}. {_valid(parameters)}")
-    typed = {name: _convert(value, parameters[name][0], name, what, parameters) for name, value in known.items()}
-    return cls(**typed)
+    return {name: _convert(value, parameters[name][0], name, what, parameters) for name, value in known.items()}
 
 
 def _keyword_parameters(cls: type[Any]) -> dict[str, tuple[Any, Any]]:

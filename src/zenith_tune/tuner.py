@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.command_line import CommandLine
-from zenith_tune.constructor_args import construct
+from zenith_tune.constructor_args import construct, typed
 from zenith_tune.errors import DiskFullError, StudyInterrupted, StudyLimitReached, UsageError
 from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -64,6 +64,7 @@ class PresetTuner:
         self.command = command
         self._line = CommandLine(command)
         self._tune_args = dict(tune_args or {})
+        self._preset_args: dict[str, Any] = {}
         self.preset_name, self.preset = self._make_preset(preset)
         self.strategy_name, self.strategy = self._make_strategy(strategy, strategy_args)
         self.evaluator = self._make_evaluator(evaluator, evaluator_args)
@@ -86,7 +87,7 @@ class PresetTuner:
         self.check_program()
         header = StudyHeader(
             preset=self.preset_name,
-            args={name: str(value) for name, value in sorted(self._tune_args.items())},
+            args={name: str(value) for name, value in sorted(self._preset_args.items())},
             command=mask(self.command, self.secrets),
             evaluator=self.evaluator.describe(),
         )
@@ -226,7 +227,10 @@ class PresetTuner:
         if isinstance(preset, TuningPreset):
             return type(preset).__name__, preset
         name = preset or self._recognise()
-        return name, construct(PresetRegistry.get(name), self._tune_args, f"preset {name}")
+        cls = PresetRegistry.get(name)
+        # Typed, so that a resumed study may write n_gpus=08 for 8.
+        self._preset_args = typed(cls, self._tune_args, f"preset {name}")
+        return name, cls(**self._preset_args)
 
     def _recognise(self) -> str:
         for name, cls in PresetRegistry.loadable().items():
