@@ -40,15 +40,26 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+def _home(name: str) -> str:
+    """Return the part that a name imported from the package itself stands for."""
+    return part(getattr(getattr(zenith_tune, name), "__module__", "")) if name in zenith_tune.__all__ else name
+
+
 def imports() -> list[tuple[str, str]]:
     """Return every import between parts of the package, as (importer, imported)."""
     found = []
     for path in SOURCE.rglob("*.py"):
         here = path.relative_to(SOURCE).with_suffix("").parts[0]
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("zenith_tune."):
-                found.append((here, part(node.module)))
-    return [(a, b) for a, b in found if a not in ("__init__",) and a != b]
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: imports are written out"
+                if node.module == "zenith_tune":
+                    found += [(here, _home(alias.name)) for alias in node.names]
+                elif node.module and node.module.startswith("zenith_tune."):
+                    found.append((here, part(node.module)))
+            if isinstance(node, ast.Import):
+                found += [(here, part(alias.name)) for alias in node.names if alias.name.startswith("zenith_tune.")]
+    return [(a, b) for a, b in found if a not in ("__init__",) and a != b and b != "__version__"]
 
 
 def test_every_part_has_its_layer() -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from zenith_tune import (
 )
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluation import Limits
+from zenith_tune.evaluators.base import Measurement
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.events import StudyEnd, StudyListener
 from zenith_tune.parameters import Value
@@ -125,7 +129,7 @@ def test_outcomes_and_causes_are_told_apart(tmp_path: Path) -> None:
         "esac\n"
     )
     witness = Witness()
-    options = {"timeouts": Timeouts(fixed_s=1), "listener": witness}
+    options = {"timeouts": Timeouts(fixed_s=4), "listener": witness}
     assert tune(tmp_path, f"bash {script} {{x}}", ToyPreset(range(1, 7)), **options).optimize() == (6.0, {"x": 6})
     found = {trial.params["x"]: (trial.outcome, trial.cause) for trial in witness.trials}
     assert [found[x][0] for x in range(1, 7)] == ["oom", "error", "timeout", "error", "error", "ok"]
@@ -312,6 +316,135 @@ def test_submitted_points_come_back_as_trials(tmp_path: Path) -> None:
     assert strategy.values == [1.0, 2.0, 2.0, 3.0]
 
 
+class Submits(TuningStrategy):
+    """Submit given points at once and do not wait for them."""
+
+    ends_by_itself = True
+
+    def __init__(self, *points: int) -> None:
+        self.points = points
+        self.futures: list[Future[Trial]] = []
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        self.futures = [eval_fn.submit({"x": x}) for x in self.points]
+
+
+def test_what_was_submitted_runs_to_its_end(tmp_path: Path) -> None:
+    witness = Witness()
+    assert tune(tmp_path, strategy=Submits(1, 2, 3), listener=witness).optimize() == (3.0, {"x": 3})
+    assert len(witness.trials) == 3
+
+
+def test_a_spent_budget_does_not_drop_what_was_submitted_before(tmp_path: Path) -> None:
+    witness = Witness()
+    tune(tmp_path, strategy=Submits(1, 2, 3), listener=witness).optimize(n_trials=2)
+    assert [trial.params["x"] for trial in witness.trials] == [1, 2]
+    assert witness.end is not None and "budget of 2 trials is spent" in witness.end.why
+
+
+def test_an_error_in_a_submitted_trial_ends_the_study(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="first 3 trials"):
+        tune(tmp_path, "echo {x}", ToyPreset(range(4)), strategy=Submits(0, 1, 2, 3)).optimize()
+
+
+def test_trials_never_overlap_on_a_runner_with_one_slot(tmp_path: Path) -> None:
+    class Mixes(TuningStrategy):
+        ends_by_itself = True
+
+        def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+            eval_fn.submit({"x": 1})
+            eval_fn.run({"x": 2})
+
+    log = tmp_path / "log"
+    tune(
+        tmp_path, f"sh -c 'echo s >> {log}; sleep 0.3; echo e >> {log}; echo value: {{x}}'", strategy=Mixes()
+    ).optimize()
+    assert log.read_text().split() == ["s", "e", "s", "e"]
+
+
+def test_a_cancelled_trial_does_not_run_and_costs_nothing(tmp_path: Path) -> None:
+    class Cancels(Submits):
+        def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+            super().optimize(eval_fn, search_space, direction)
+            assert self.futures[1].cancel()
+            self.futures[0].result()
+            self.futures.append(eval_fn.submit({"x": 3}))
+
+    witness = Witness()
+    command = "sh -c 'sleep 0.3; echo value: {x}'"
+    tune(tmp_path, command, strategy=Cancels(1, 2), listener=witness).optimize(n_trials=2)
+    assert sorted(int(trial.params["x"]) for trial in witness.trials) == [1, 3]
+
+
+def test_a_command_too_long_to_start_fails_its_trial_alone(tmp_path: Path) -> None:
+    class Long(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return super().apply_parameters(command, params) + (" x" * 2_000_000 if params["x"] == 2 else "")
+
+    witness = Witness()
+    assert tune(tmp_path, PRINT_X, Long(), listener=witness).optimize() == (3.0, {"x": 3})
+    assert [trial.outcome for trial in witness.trials] == ["ok", "error", "ok"]
+
+
+def test_a_retried_failure_is_replaced_by_its_success(tmp_path: Path) -> None:
+    command = f"sh -c '[ -e {tmp_path}/go ] && echo value: {{x}}'"
+    tune(tmp_path, command, ToyPreset([1, 2])).optimize()
+    (tmp_path / "go").touch()
+    tune(tmp_path, command, ToyPreset([1, 2]), resume=True, retry_failed=True).optimize()
+    witness = Witness()
+    tune(tmp_path, command, ToyPreset([1, 2]), resume=True, listener=witness).optimize()
+    assert witness.end is not None and [t.outcome for t in witness.end.study.trials] == ["ok", "ok"]
+
+
+def test_retrying_goes_with_resuming(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--resume"):
+        tune(tmp_path, retry_failed=True)
+
+
+def test_a_study_is_not_resumed_with_other_choices(tmp_path: Path) -> None:
+    tune(tmp_path, preset=ToyPreset([1, 2])).optimize()
+    with pytest.raises(StudyError, match="another search space"):
+        tune(tmp_path, preset=ToyPreset([1, 2, 3]), resume=True).optimize()
+
+
+def test_an_interrupted_baseline_runs_again(tmp_path: Path) -> None:
+    class Plain(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return "echo value: 5"
+
+    class StopsAtOnce(Witness):
+        def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path, "sh -c 'sleep 1; echo value: 1'", Plain([1]), listener=StopsAtOnce()).optimize()
+    witness = Witness()
+    tune(tmp_path, "sh -c 'sleep 1; echo value: 1'", Plain([1]), resume=True, listener=witness).optimize()
+    assert [trial.is_baseline for trial in witness.trials] == [True, False]
+
+
+@pytest.mark.parametrize("extra", [{"a": float("nan")}, {"a": object()}, {"outcome": "odd", "cause": "none"}])
+def test_whatever_an_evaluator_adds_the_study_can_be_resumed(tmp_path: Path, extra: dict[str, Any]) -> None:
+    class Adds(RegexEvaluator):
+        def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+            return Measurement(value=self.evaluate(stdout, metadata), extra=extra)
+
+    tune(tmp_path, evaluator=Adds(r"value: (\S+)")).optimize(n_trials=2)
+    witness = Witness()
+    tune(tmp_path, evaluator=Adds(r"value: (\S+)"), resume=True, listener=witness).optimize()
+    assert len(witness.recalled) == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["cd {trial_folder} && cp {here}/run.sh . && ./run.sh {x}", "PATH={here}:$PATH run.sh {x}"]
+)
+def test_a_program_found_only_where_the_command_goes_is_not_refused(tmp_path: Path, command: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/sh\necho value: $1\n")
+    script.chmod(0o755)
+    assert tune(tmp_path, command.replace("{here}", str(tmp_path))).optimize() == (3.0, {"x": 3})
+
+
 def test_csv_and_json_hold_every_trial(tmp_path: Path) -> None:
     import csv
 
@@ -339,9 +472,12 @@ def test_a_study_in_which_your_own_command_fails_like_every_trial_stops(tmp_path
 
 
 def test_trials_that_fail_unlike_your_own_command_do_not_stop_the_study(tmp_path: Path) -> None:
-    witness = Witness()
-    command = "sh -c 'echo RuntimeError: no; [ {x} = 5 ] && echo value: 5'"
-    assert tune(tmp_path, command, ToyPreset(range(6)), listener=witness).optimize() == (5.0, {"x": 5})
+    class Told(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return command.replace("base", str(params["x"]))
+
+    command = "sh -c 'echo RuntimeError: not with base; [ base = 5 ] && echo value: 5'"
+    assert tune(tmp_path, command, Told(range(6))).optimize() == (5.0, {"x": 5})
 
 
 def test_a_program_that_does_not_take_the_options_stops_the_study(tmp_path: Path) -> None:

@@ -39,7 +39,13 @@ def construct(cls: type[T], args: Mapping[str, Any], what: str, *, defaults: Map
 
     `defaults` stand in for arguments that are not given, where the constructor knows them.
     """
-    return cls(**typed(cls, args, what, defaults=defaults))
+    known = typed(cls, args, what, defaults=defaults)
+    try:
+        return cls(**known)
+    except UsageError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what} does not take {known}: {error}") from error
 
 
 def typed(

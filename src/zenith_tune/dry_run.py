@@ -31,7 +31,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
     study = Study(tuner.evaluator.direction)
     limits: Limits = tuner.budget(n_trials)
 
-    def pretend(params: Params) -> Trial:
+    def pretend(params: Params, identity: str) -> Trial:
         number = len(study.trials) + 1
         command = mask(tuner.render(params), tuner.secrets)
         listener.point_would_run(number, tuner.preset.label(params), command, params)
@@ -41,7 +41,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
 
     for note in [*tuner.notes(), ASSUMPTION]:
         listener.noted(note)
-    evaluation = Evaluation(tuner.preset, tuner.render, pretend, study, listener, limits, recorded={})
+    evaluation = Evaluation(tuner.preset, tuner.identify, pretend, study, listener, limits, recorded={})
     why = f"strategy {tuner.strategy_name} came to its end"
     try:
         tuner.strategy.optimize(evaluation, tuner.preset.get_search_space(), tuner.evaluator.direction)

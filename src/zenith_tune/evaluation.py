@@ -41,7 +41,7 @@ class Evaluation:
         self,
         preset: TuningPreset,
         identify: Callable[[Mapping[str, Value]], str],
-        run_point: Callable[[Params], Trial],
+        run_point: Callable[[Params, str], Trial],
         study: Study,
         listener: StudyListener,
         limits: Limits,
@@ -64,6 +64,7 @@ class Evaluation:
         self._prunes = 0
         self._is_closed = False
         self._lock = threading.RLock()
+        self._slots = threading.BoundedSemaphore(num_slots)
         self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
 
     def __call__(self, params: Mapping[str, Value]) -> float | None:
@@ -78,9 +79,18 @@ class Evaluation:
         """Start a trial and return at once."""
         return self._answer(dict(params), run_now=False)
 
+    def drain(self) -> None:
+        """Wait for everything that was submitted; raises the first error that came of it."""
+        self._pool.shutdown(wait=True)
+        for future in self._answered.values():
+            if not future.cancelled() and (error := future.exception()) is not None:
+                raise error
+
     def close(self) -> None:
-        """Wait for what was submitted; whoever asks afterwards is told that the study is over."""
+        """Drop what was submitted and did not start; whoever asks afterwards is told that the study is over."""
         self._is_closed = True
+        for future in self._answered.values():
+            future.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _answer(self, params: Params, *, run_now: bool) -> Future[Trial]:
@@ -98,14 +108,18 @@ class Evaluation:
             self._take_from_budget()
             future = self._answered[identity] = Future()
         if run_now:
-            self._fulfil(future, params)
+            self._fulfil(future, params, identity)
         else:
-            self._pool.submit(self._fulfil, future, params)
+            self._pool.submit(self._fulfil, future, params, identity)
         return future
 
-    def _fulfil(self, future: Future[Trial], params: Params) -> None:
+    def _fulfil(self, future: Future[Trial], params: Params, identity: str) -> None:
+        if not future.set_running_or_notify_cancel():
+            self._give_back(identity)
+            return
         try:
-            trial = self._run_point(params)
+            with self._slots:  # also for a strategy that mixes `run` and `submit`
+                trial = self._run_point(params, identity)
         except BaseException as error:
             future.set_exception(error)
             if not isinstance(error, Exception):
@@ -134,6 +148,9 @@ class Evaluation:
         return again
 
     def _repeat(self, first: Future[Trial], params: Params, again: Future[Trial]) -> None:
+        if first.cancelled():
+            again.cancel()
+            return
         if (error := first.exception()) is not None:
             again.set_exception(error)
             return
@@ -147,6 +164,12 @@ class Evaluation:
         if limit is not None and self._num_counted >= limit:
             raise TrialExhausted(f"the budget of {limit} trials is spent")
         self._num_counted += 1
+
+    def _give_back(self, identity: str) -> None:
+        """Forget a trial that the strategy cancelled before it started."""
+        with self._lock:
+            self._num_counted -= 1
+            self._answered.pop(identity, None)
 
     def _recalled(self, identity: str) -> Future[Trial]:
         self._prunes = self._duplicates = 0

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 
-from zenith_tune.command_line import plain_value
+from zenith_tune.command_line import CommandLine, plain_value
 from zenith_tune.command_line.shell_tokens import Operator, Part, Quote, Token, Word
 from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import CommandError
@@ -54,6 +54,17 @@ def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[
         return match[0] if value is None else _safe(value, match, unquoted)
 
     return _PLACEHOLDER.sub(filled, text), set(values)
+
+
+def fill_or_set(command: str, options: Mapping[str, str], values: Mapping[str, Value]) -> str:
+    """Return a command whose placeholders are filled, and in which the options of all other values are set.
+
+    >>> fill_or_set("TP={tp} python train.py", {"tp": "--tp", "mbs": "--mbs"}, {"tp": 4, "mbs": 2})
+    'TP=4 python train.py --mbs 2'
+    """
+    text, filled = fill_placeholders(command, values)
+    left = {option: values[name] for name, option in options.items() if name in values and name not in filled}
+    return CommandLine(text).set(left).text if left else text
 
 
 def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> str:

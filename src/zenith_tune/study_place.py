@@ -9,6 +9,7 @@ from pathlib import Path
 from zenith_tune.errors import UsageError
 from zenith_tune.record.storage import check_database_file, database_path, database_url, expanded
 from zenith_tune.record.study_folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
+from zenith_tune.secrets import find_secrets, mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +34,19 @@ class StudyPlace:
         name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)
         folder = StudyFolder(root, name)
         check_text(str(folder.path), "the output folder")
-        url = database_url(file.absolute() if file else db or folder.output_dir / DATABASE_NAME)
-        if (path := database_path(url)) is not None and path.parent.is_dir():
+        path = file.absolute() if file else folder.output_dir / DATABASE_NAME
+        if path.parent.is_dir():
             check_database_file(path)
+        url = database_url(path)
         return cls(folder=folder, database_url=url, study_name=name, resume=resume)
 
 
-def _database_file(db: str | Path) -> Path | None:
-    return database_path(str(db)) if "://" in str(db) else expanded(db)
+def _database_file(db: str | Path) -> Path:
+    file = database_path(str(db)) if "://" in str(db) else expanded(db)
+    if file is None:
+        # Nothing keeps two tuners on two hosts off one study there.
+        raise UsageError(f"--db must be an SQLite file, but got {mask(str(db), find_secrets(str(db)))}")
+    return file
 
 
 def _new_name(root: Path, stem: str) -> str:

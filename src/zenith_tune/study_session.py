@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Mapping
+import threading
 from dataclasses import replace
 
 from zenith_tune.direction import Direction
-from zenith_tune.errors import EveryRunFailsAlike, StudyError, UsageError
+from zenith_tune.errors import DiskFullError, EveryRunFailsAlike, StudyError, TrialExhausted, UsageError
 from zenith_tune.evaluators.failures import FailureKind
 from zenith_tune.events import StudyListener
 from zenith_tune.interruption import Interruption
-from zenith_tune.parameters import Params, Value
+from zenith_tune.parameters import Params
 from zenith_tune.placeholders import fill_placeholders
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import export
@@ -46,6 +44,7 @@ class StudySession:
         timeouts: Timeouts,
         secrets: list[str],
         listener: StudyListener,
+        interruption: Interruption,
     ) -> None:
         self.place = place
         self.header = header
@@ -58,6 +57,8 @@ class StudySession:
         self._timeouts = timeouts
         self._secrets = secrets
         self._listener = listener
+        self._interruption = interruption
+        self._telling = threading.Lock()
         self._lock = StudyLock(database_path(place.database_url) or place.folder.path / "study", place.study_name)
         self._record: StudyRecord | None = None
 
@@ -88,26 +89,20 @@ class StudySession:
             self._record.close()
         self._lock.release()
 
-    def run_baseline(self, command: str, interruption: Interruption) -> None:
+    def run_baseline(self, command: str) -> None:
         """Run the user's own command, unless an earlier run of the study did."""
         if self.study.baseline is not None:
             return
-        trial = self._run({}, command, mask(command, self._secrets), interruption, is_baseline=True)
+        trial = self._run({}, command, mask(command, self._secrets), is_baseline=True)
         if trial.failure == FailureKind.METRIC:
-            raise UsageError(f"your own command ran to its end, but {trial.cause} (log: {trial.folder}/log.txt)")
+            raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
 
-    def run_point(self, params: Params, command: str, interruption: Interruption) -> Trial:
+    def run_point(self, params: Params, command: str, identity: str) -> Trial:
         """Run a point that was never run."""
-        trial = self._run(params, command, self.identify(params, command), interruption)
+        trial = self._run(params, command, identity)
         self._check_metric()
         self._check_alike()
         return trial
-
-    def identify(self, params: Mapping[str, Value], command: str) -> str:
-        """Name the run that a point stands for: its command and its files."""
-        files = self._preset.files(params)
-        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16] if files else ""
-        return mask(command, self._secrets) + (f" # files {digest}" if digest else "")
 
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
@@ -119,36 +114,59 @@ class StudySession:
         """Write the environment, with the values of secrets masked."""
         write_json(self.place.folder.environment, mask_environment(os.environ))
 
-    def _run(
-        self, params: Params, command: str, identity: str, interruption: Interruption, *, is_baseline: bool = False
-    ) -> Trial:
-        interruption.check()
+    def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False) -> Trial:
+        self._interruption.check()
         record = self._require_record()
         number = record.start(params, self._space, identity, is_baseline=is_baseline)
         folder = self.place.folder.trial(number)
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
-        label = self._label(params, is_baseline)
-        self._listener.trial_started(number, label, folder.log, limit_s)
-        request = TrialRequest(
-            number=number,
+        label = "your command" if is_baseline else self._preset.label(params)
+        with self._telling:
+            self._listener.trial_started(number, label, self._execution.first_log(folder), limit_s)
+        started = Trial(
             params=params,
-            command=fill_placeholders(command, {"trial_folder": str(folder.path)})[0],
+            outcome=Outcome.CANCELLED,
+            number=number,
             identity=identity,
-            files=self._preset.files(params) if params else {},
+            folder=folder.path,
             is_baseline=is_baseline,
         )
-        with full_disk_is_clear(folder.path):
-            trial = self._execution.run(request, folder, limit_s)
+        trial = self._attempt(started, command, folder, limit_s)
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED:
-            interruption.check()
+            self._interruption.check()
+            raise TrialExhausted("the study is ending")
         return trial
+
+    def _attempt(self, started: Trial, command: str, folder: TrialFolder, limit_s: float | None) -> Trial:
+        """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
+        try:
+            request = TrialRequest(
+                number=started.number or 0,
+                params=started.params,
+                command=fill_placeholders(command, {"trial_folder": str(folder.path)})[0],
+                identity=started.identity,
+                files=self._preset.files(started.params) if started.params else {},
+                is_baseline=started.is_baseline,
+            )
+            with full_disk_is_clear(folder.path):
+                return self._execution.run(request, folder, limit_s)
+        except OSError as error:
+            # The system could not start it, for one because its command is too long: that is the trial's failure.
+            cause = f"it could not be started: {error}"
+            return replace(started, outcome=Outcome.ERROR, cause=cause, failure=str(FailureKind.CRASH))
+        except DiskFullError:
+            raise  # there is no space to write more; resuming deals with it
+        except BaseException as error:
+            self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
+            raise
 
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
         record.finish(trial)
-        if trial.outcome is not Outcome.CANCELLED:
-            self.study.add(trial)
-        self._listener.trial_finished(trial, label, self.study)
+        with self._telling:
+            if trial.outcome is not Outcome.CANCELLED:
+                self.study.add(trial)
+            self._listener.trial_finished(trial, label, self.study)
 
     def _recover(self, record: StudyRecord) -> None:
         """End what a killed tuner left running; keep what had finished by itself."""
@@ -168,8 +186,10 @@ class StudySession:
             record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
 
     def _load(self, record: StudyRecord) -> None:
-        for trial in record.finished():
-            if trial.outcome not in _FINISHED or (self.place.retry_failed and trial.outcome is Outcome.ERROR):
+        # Of a run that was tried again, the last time counts.
+        last = {(trial.is_baseline, trial.identity): trial for trial in record.finished() if trial.outcome in _FINISHED}
+        for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
+            if self.place.retry_failed and trial.outcome is Outcome.ERROR:
                 continue
             self.study.add(trial)
             if not trial.is_baseline:
@@ -180,9 +200,7 @@ class StudySession:
         trials = self.study.trials
         if len(trials) >= _MAX_RUNS_WITHOUT_METRIC and all(t.failure == FailureKind.METRIC for t in trials):
             last = trials[-1]
-            raise UsageError(
-                f"the first {len(trials)} trials ran to their end, but {last.cause} (log: {last.folder}/log.txt)"
-            )
+            raise UsageError(f"the first {len(trials)} trials ran to their end, but {last.cause} (see {last.folder})")
 
     def _check_alike(self) -> None:
         """Stop a study that can only go on failing: each run may cost minutes of many GPUs."""
@@ -194,9 +212,6 @@ class StudySession:
         if all("unrecognized arguments" in (trial.cause or "") for trial in trials):
             cure = "choose another --preset, or write {placeholders} where the values belong"
             raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")
-
-    def _label(self, params: Params, is_baseline: bool) -> str:
-        return "your command" if is_baseline else self._preset.label(params)
 
     def _require_record(self) -> StudyRecord:
         if self._record is None:

@@ -33,6 +33,8 @@ class ScriptedTrials(EvalFunction):
 
     def __init__(self, value: Callable[[Mapping[str, Value]], float | None], budget: int = 1000) -> None:
         self.points: list[dict[str, Value]] = []
+        self.num_refused = 0
+        """How often the strategy asked although the budget was spent."""
         self._value = value
         self._budget = budget
 
@@ -41,6 +43,7 @@ class ScriptedTrials(EvalFunction):
 
     def run(self, params: Mapping[str, Value]) -> Trial:
         if len(self.points) >= self._budget:
+            self.num_refused += 1
             raise TrialExhausted(f"the budget of {self._budget} trials is spent")
         self.points.append(dict(params))
         value = self._value(params)
@@ -96,7 +99,13 @@ class StrategyContract(ABC):
     def test_a_spent_budget_passes_through(self) -> None:
         """Check that TrialExhausted is not swallowed: the strategy stops, and asks no more."""
         for budget in (1, 2, 3):
-            assert len(self._ask(budget).points) <= budget
+            trials = ScriptedTrials(self.value, budget)
+            try:
+                self.make().optimize(trials, self.space(), Direction.MINIMIZE)
+            except TrialExhausted:
+                assert trials.num_refused == 1, "it went on asking"
+            else:
+                assert trials.num_refused == 0, "it swallowed TrialExhausted"
 
     def test_it_survives_failing_trials(self) -> None:
         """Check that None is taken as an answer."""
@@ -245,6 +254,21 @@ class RunnerContract(ABC):
         result = self.make().submit("sleep 60", tmp_path, Resources(), timeout_s=0.3).wait()
         assert result.end is End.TIMED_OUT
         assert 0.3 <= time.monotonic() - start < 20
+
+    def test_a_timeout_ends_a_job_that_is_only_polled(self, tmp_path: Path) -> None:
+        """Check the limit for whoever does not wait."""
+        job = self.make().submit("sleep 60", tmp_path, Resources(), timeout_s=0.2)
+        deadline = time.monotonic() + 20
+        while (result := job.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert result is not None and result.end is End.TIMED_OUT
+
+    def test_an_interrupt_is_forgotten_when_the_next_study_begins(self, tmp_path: Path) -> None:
+        """Check a runner that serves twice."""
+        runner = self.make()
+        runner.interrupt()
+        runner.reset()
+        assert runner.submit("true", tmp_path, Resources()).wait().end is End.EXITED
 
     def test_an_interrupt_ends_the_wait(self, tmp_path: Path) -> None:
         """Check that an interrupt before the wait is not lost."""

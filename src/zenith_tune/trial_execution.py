@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
@@ -68,18 +70,22 @@ class TrialExecution:
                 return self._close(folder, trials[-1])
         return self._close(folder, _merge(trials))
 
+    def first_log(self, folder: TrialFolder) -> Path:
+        """Return where the log of a trial begins."""
+        return folder.run(1, self._repeats).log
+
     def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
         """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
         codes = [(files, self._runner.recover(files.path)) for files in folder.runs()]
         for files, _ in codes:
             self._mask_log(files)
         done = [(files, code) for files, code in codes if code is not None]
-        if len(done) != self._repeats:
-            return None
         readings = [self._read_result(request, files, _result_from_files(files, code)) for files, code in done]
         if any(failure is not None and failure.kind in _CANNOT_BE_JUDGED for _, failure in readings):
             return None
         failed = [trial for trial, _ in readings if not trial.ok]
+        if not failed and len(done) != self._repeats:
+            return None
         return self._close(folder, failed[0] if failed else _merge([trial for trial, _ in readings]))
 
     def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
@@ -122,8 +128,7 @@ class TrialExecution:
             "duration": result.duration_s,
         }
         try:
-            measured = self._evaluator.measure(text, metadata)
-            measured = replace(measured, value=_finite(measured.value))
+            measured = _checked(self._evaluator.measure(text, metadata))
         except ValueError as error:
             return hidden_failure(text, has_value=False) or _metric_failure(str(error))
         except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
@@ -157,6 +162,7 @@ class TrialExecution:
         )
 
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
+        trial = replace(trial, folder=folder.path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             write_json(folder.trial, trial_as_json(trial))
@@ -171,11 +177,14 @@ def _metric_failure(message: str) -> Failure:
     return Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(message))
 
 
-def _finite(value: float) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the value is {number}")
-    return number
+def _checked(measured: Measurement) -> Measurement:
+    """Return what an evaluator measured, if the record can hold it: plain and finite numbers."""
+    value = float(measured.value)
+    if not math.isfinite(value):
+        raise ValueError(f"the value is {value}")
+    measured = replace(measured, value=value)
+    json.dumps({name: getattr(measured, name) for name in measured.__slots__}, allow_nan=False)
+    return measured
 
 
 def _result_from_files(files: TrialFolder, exit_code: int) -> JobResult:
@@ -210,5 +219,15 @@ def _merge(trials: list[Trial]) -> Trial:
         peak_memory_bytes=max(trial.peak_memory_bytes or 0 for trial in trials) or None,
         num_runs=len(trials),
         duration_s=statistics.fmean(trial.duration_s or 0.0 for trial in trials),
-        folder=trials[0].folder.parent if trials[0].folder else None,
+        extra=_merge_extra(trials),
     )
+
+
+def _merge_extra(trials: list[Trial]) -> dict[str, Value]:
+    """Return the medians of what is a number in every run, and the first run's word on the rest."""
+    merged: dict[str, Value] = dict(trials[0].extra)
+    for name in merged:
+        numbers = [value for trial in trials if isinstance(value := trial.extra.get(name), int | float)]
+        if len(numbers) == len(trials):
+            merged[name] = statistics.median(numbers)
+    return merged

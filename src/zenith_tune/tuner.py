@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import signal
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from typing import Any
 
 from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import construct, typed
-from zenith_tune.errors import DiskFullError, StudyInterrupted, StudyLimitReached, UsageError
+from zenith_tune.errors import StudyInterrupted, StudyLimitReached, UsageError
 from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
@@ -77,6 +79,8 @@ class PresetTuner:
         self._dump_env = dump_env
         self._baseline = baseline
         self._repeats = repeats
+        if retry_failed and not resume:
+            raise UsageError("--retry-failed goes with --resume: give both")
         place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
         self._place = replace(place, retry_failed=retry_failed)
         self._check_command()
@@ -92,6 +96,8 @@ class PresetTuner:
             evaluator=self.evaluator.describe(),
         )
         runner = self._runner if isinstance(self._runner, Runner) else RunnerRegistry.get(self._runner)()
+        runner.reset()
+        interruption = Interruption(runner.interrupt, lambda: runner.num_running > 0)
         session = StudySession(
             self._place,
             header,
@@ -101,12 +107,14 @@ class PresetTuner:
             self._timeouts,
             self.secrets,
             self.listener,
+            interruption,
         )
         try:
-            with Interruption(runner.interrupt, lambda: runner.num_running > 0) as interruption:
+            with interruption:
                 session.open()
-                self._place = replace(self._place, resume=True)  # a second call goes on where this one stops
-                self._run(session, limits, interruption, runner.num_slots)
+                # A second call goes on where this one stops.
+                self._place = replace(self._place, resume=True, retry_failed=False)
+                self._run(session, limits, interruption, runner)
         finally:
             session.close()
             if runner is not self._runner:  # one that was given belongs to whoever gave it
@@ -129,38 +137,57 @@ class PresetTuner:
         """Return the command that a point stands for."""
         return self.preset.apply_parameters(self.command, params)
 
-    def _run(self, session: StudySession, limits: Limits, interruption: Interruption, num_slots: int) -> None:
-        self.listener.study_started(self._plan(session, limits))
-        if self._dump_env:
-            session.dump_environment()
+    def _run(self, session: StudySession, limits: Limits, interruption: Interruption, runner: Runner) -> None:
         evaluation = Evaluation(
             preset=self.preset,
-            identify=lambda params: session.identify(params, self.render(params)),
-            run_point=lambda params: session.run_point(params, self.render(params), interruption),
+            identify=self.identify,
+            run_point=lambda params, identity: session.run_point(params, self.render(params), identity),
             study=session.study,
             listener=self.listener,
             limits=limits,
             recorded=session.recorded,
-            num_slots=num_slots,
+            num_slots=runner.num_slots,
             check_interrupted=interruption.check,
         )
         why = "it failed"
         try:
+            self.listener.study_started(self._plan(session, limits))
+            if self._dump_env:
+                session.dump_environment()
             if self._runs_baseline:
-                session.run_baseline(self.command, interruption)
-            self.strategy.optimize(evaluation, self.preset.get_search_space(), self.evaluator.direction)
-            why = f"strategy {self.strategy_name} came to its end"
-        except StudyLimitReached as limit:
-            why = str(limit)
-        except StudyInterrupted as error:
-            why = f"interrupted by {signal.Signals(error.signum).name}"
-            raise
-        except (UsageError, DiskFullError) as error:
-            why = str(error)
+                session.run_baseline(self.command)
+            why = self._search(evaluation)
+        except BaseException as error:
+            if isinstance(error, StudyInterrupted):
+                why = f"interrupted by {signal.Signals(error.signum).name}"
+            else:
+                why = str(error) or why
+            runner.interrupt()  # nothing that other threads still run is worth waiting for
             raise
         finally:
-            evaluation.close()
-            self._end(session, why)
+            try:
+                evaluation.close()
+            finally:
+                self._end(session, why)
+
+    def _search(self, evaluation: Evaluation) -> str:
+        """Run the strategy to its end, wait for what it submitted, and return what ended it."""
+        why = f"strategy {self.strategy_name} came to its end"
+        try:
+            self.strategy.optimize(evaluation, self.preset.get_search_space(), self.evaluator.direction)
+        except StudyLimitReached as limit:
+            why = str(limit)
+        try:
+            evaluation.drain()
+        except StudyLimitReached as limit:
+            why = str(limit)
+        return why
+
+    def identify(self, params: Mapping[str, Any]) -> str:
+        """Name the run that a point stands for, its command and its files: one name is one run."""
+        files = self.preset.files(params)
+        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16] if files else ""
+        return mask(self.render(params), self.secrets) + (f" # files {digest}" if digest else "")
 
     def _end(self, session: StudySession, why: str) -> None:
         fastest, folder = session.study.fastest, session.place.folder
@@ -213,7 +240,7 @@ class PresetTuner:
 
     @property
     def _placeholders(self) -> set[str]:
-        return {*self.preset.get_search_space(), "gbs", "n_gpus", "trial_folder"}
+        return {*self.preset.placeholder_names(), "trial_folder"}
 
     def budget(self, n_trials: int | None) -> Limits:
         """Return the limits of a study of `n_trials`, or of the strategy's own length."""

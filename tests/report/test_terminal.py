@@ -44,7 +44,8 @@ def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program:
 @pytest.mark.slow
 def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_path: Path) -> None:
     arguments = ["optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "4"]
-    drawn = run_in_terminal([*arguments, "--", *TRAIN], tmp_path)
+    # Longer than the display's refresh, so that each trial is seen to run.
+    drawn = run_in_terminal([*arguments, "--", *TRAIN, "--iteration-seconds", "0.1"], tmp_path)
     assert "running" in drawn
     assert "\x1b[2K" in drawn, "nothing was drawn over: it is not live"
     assert "1 of at most 4, at most" in drawn
@@ -53,7 +54,7 @@ def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_pa
 
 @pytest.mark.slow
 def test_a_long_cause_leaves_the_other_columns_of_the_live_table_whole(tmp_path: Path) -> None:
-    command = "bash -c 'echo RuntimeError: {} {{x}}; sleep 0.3; exit 1'".format("a very long cause " * 20)
+    command = "bash -c 'echo RuntimeError: {} {{x}}; sleep 1; exit 1'".format("a very long cause " * 20)
     script = tmp_path / "study.py"
     script.write_text(
         "from rich.console import Console\n"

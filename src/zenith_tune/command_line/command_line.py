@@ -24,6 +24,7 @@ from zenith_tune.regular_file import open_regular
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
 _SCRIPT_READ_BYTES = 1 << 20
+_SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=")
 _PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
 
 
@@ -140,9 +141,11 @@ class CommandLine:
         words = () if isinstance(self._found, CommandError) else self._found.outer_words
         while words and words[0].value in ("exec", "command"):
             words = words[1:]
-        if not words or not words[0].is_static or words[0].value.startswith("-"):
+        if not words or not words[0].is_static or words[0].value.startswith("-") or _SETS_PATH.search(self._text):
             return None
-        return words[0].value
+        program = words[0].value
+        moves = isinstance(self._found, Target) and self._found.changes_folder
+        return None if moves and "/" in program and not program.startswith("/") else program
 
     def warnings(self) -> list[str]:
         """Return remarks on what may keep added options from having an effect, one line each."""

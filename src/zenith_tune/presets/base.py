@@ -38,6 +38,10 @@ class TuningPreset(ABC):
     def evaluator(self) -> TuningEvaluator:
         """Return the evaluator used where the user names none."""
 
+    def placeholder_names(self) -> set[str]:
+        """Return the names that a command may hold in braces, such as {tp}."""
+        return set(self.get_search_space())
+
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point is not worth a trial, in words, or None if it is."""
         return None

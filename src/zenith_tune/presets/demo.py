@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.constraints import check_batch
 from zenith_tune.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.placeholders import fill_or_set
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
@@ -17,6 +17,7 @@ OPTIONS = {
     "tp": "--tensor-model-parallel-size",
     "mbs": "--micro-batch-size",
     "recompute": "--recompute-granularity",
+    "gbs": "--global-batch-size",
 }
 
 
@@ -43,8 +44,11 @@ class DemoPreset(TuningPreset):
         return check_batch(self.gbs, dp=self.n_gpus // int(params["tp"]), mbs=int(params["mbs"]))
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
-        options = {option: params[name] for name, option in OPTIONS.items()}
-        return CommandLine(command).set({**options, "--global-batch-size": self.gbs}).text
+        # A placeholder such as {tp} in the command is filled; what has none is set as an option.
+        return fill_or_set(command, OPTIONS, {**params, "gbs": self.gbs})
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gbs"}
 
     def get_recommended_strategy(self) -> TuningStrategy:
         from zenith_tune.strategies.grid import GridStrategy

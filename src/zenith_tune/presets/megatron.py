@@ -87,6 +87,9 @@ class MegatronPreset(TuningPreset):
             "vit_gradient_checkpointing": CategoricalParameter(["true", "false"]),
         }
 
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gbs", "n_gpus"}
+
     def explain(self, params: Mapping[str, Value]) -> str | None:
         rule = self.rules.explain_folding if self.folding else self.rules.explain_documented
         return rule(self.layout(params), params)

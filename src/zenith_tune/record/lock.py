@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from zenith_tune.errors import StudyError
+from zenith_tune.record.storage import open_beside
 
 
 class StudyLock:
@@ -15,14 +16,13 @@ class StudyLock:
 
     def __init__(self, database: Path, study_name: str) -> None:
         # Beside the database, not in the output folder: two tuners may share the one and not the other.
-        real = database.resolve()
-        self._path = real.with_name(f".{real.name}.{study_name}.lock")
+        self._database = database.resolve()
         self._study_name = study_name
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
         """Take the lock, or name the process that holds it."""
-        file = self._path.open("a+")
+        file = open_beside(self._database, f".{self._database.name}.{self._study_name}.lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

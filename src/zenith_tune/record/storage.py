@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from zenith_tune.errors import DiskFullError, StudyError, UsageError
 from zenith_tune.secrets import find_secrets, mask
@@ -64,9 +64,20 @@ def _one_at_a_time(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    with path.with_name(f".{path.name}.lock").open("a") as file:
+    with open_beside(path, f".{path.name}.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def open_beside(database: Path, name: str) -> IO[str]:
+    """Open a lock file in the database's folder, or say in one line why that cannot be."""
+    path = database.resolve().with_name(name)
+    try:
+        return path.open("a+")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from error
+        raise StudyError(f"{path.parent} cannot be written ({error.strerror}): choose another --db") from error
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,8 @@ class StudyRecord:
             # Killed between the study's creation and its header: there cannot be a trial yet.
             if self._frozen_trials():
                 raise StudyError(f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name")
-            self._storage.set_study_user_attr(self._study_id, _HEADER, asdict(header))
+            with self._lock, clear_errors(self.url):
+                self._storage.set_study_user_attr(self._study_id, _HEADER, asdict(header))
             return
         try:
             theirs = StudyHeader(**stored)
@@ -107,13 +109,22 @@ class StudyRecord:
                 _RUN: {"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path)}
             },
         )
-        with self._lock, clear_errors(self.url):
+        with self._lock, clear_errors(self.url), self._same_choices():
             trial_id = self._storage.create_new_trial(self._require_study(), template_trial=template)
             # The study is locked for this tuner, so the numbers are known without asking the database.
             number = self._num_trials
             self._num_trials += 1
             self._trial_ids[number] = trial_id
             return number
+
+    @contextmanager
+    def _same_choices(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise StudyError(
+                f"study {self.study_name!r} was made with another search space ({error}): choose another --study-name"
+            ) from error
 
     def finish(self, trial: Trial) -> None:
         """Write how a trial ended; its state changes last, so that a finished trial is a whole one."""
@@ -122,7 +133,7 @@ class StudyRecord:
         if trial.number is None:
             raise ValueError("only a trial that was started can be finished")
         stored = {name: getattr(trial, name) for name in _STORED}
-        result = {"outcome": str(trial.outcome), "command": trial.command, **stored, **trial.extra}
+        result = {"outcome": str(trial.outcome), "command": trial.command, **stored, "extra": dict(trial.extra)}
         state = TrialState.COMPLETE if trial.ok else TrialState.FAIL
         values = [trial.value] if trial.ok and trial.value is not None else None
         with self._lock, clear_errors(self.url):
@@ -184,7 +195,7 @@ class StudyRecord:
             identity=run.get("identity", ""),
             folder=self._trial_folder(frozen),
             is_baseline=run.get("is_baseline", False),
-            extra=result,
+            extra=result.get("extra", {}),
             **{**known, "unit": known["unit"] or "", "num_runs": known["num_runs"] or 1},
         )
 

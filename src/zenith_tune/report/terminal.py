@@ -95,7 +95,8 @@ class TerminalReporter(StudyListener):
         study, fastest = end.study, end.study.fastest
         self._console.print()
         if study.best is None or fastest is None or fastest.value is None:
-            self._say("no trial went well: there is no best command yet")
+            stays = "your own command stays the best" if fastest else "there is no best command yet"
+            self._say(f"no trial went well: {stays}")
             self._print_warnings(end)
             return
         spread = f" ±{fastest.spread * 100:.1f}%" if fastest.spread is not None else ""

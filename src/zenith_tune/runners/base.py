@@ -62,7 +62,7 @@ class Runner(ABC):
 
     @abstractmethod
     def submit(self, command: str, folder: Path, resources: Resources, *, timeout_s: float | None = None) -> Job:
-        """Start `command` with its log in `folder`; the job ends itself after `timeout_s`."""
+        """Start `command` with its log in `folder`; `wait` and `poll` end it once `timeout_s` have passed."""
 
     @abstractmethod
     def recover(self, folder: Path) -> int | None:
@@ -74,6 +74,10 @@ class Runner(ABC):
     @abstractmethod
     def interrupt(self) -> None:
         """Make every `wait` end its job and return; called from a signal handler. Twice: without any grace."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget earlier interrupts; a study begins."""
 
     @abstractmethod
     def close(self) -> None:

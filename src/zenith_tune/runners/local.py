@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -40,7 +42,10 @@ class LocalRunner(Runner):
         """Whether this process exists for the runner alone, so that every child of it is a trial's."""
         if owns_process:
             adopt_orphans()
+        self.starting_or_ending = threading.Lock()
+        """Held while the number of running jobs changes, so that no job starts while stragglers are ended."""
         self._stop_reader, self._stop_writer = os.pipe()
+        os.set_blocking(self._stop_reader, False)
         self._interrupts = 0
         self._is_closed = False
 
@@ -51,6 +56,12 @@ class LocalRunner(Runner):
         self._interrupts += 1
         os.write(self._stop_writer, b"!")
 
+    def reset(self) -> None:
+        self._interrupts = 0
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._stop_reader, 4096):
+                pass
+
     def in_a_hurry(self) -> bool:
         """Tell whether the user asked twice: then nothing gets time to end by itself."""
         return self._interrupts > 1
@@ -59,8 +70,9 @@ class LocalRunner(Runner):
         files = TrialFolder(folder)
         identity = ProcessIdentity.parse(files.read(files.process))
         leader = identity.pid if identity and identity.is_alive() else None
-        ProcessTree(folder, leader).end(self.grace_s)
+        # Read before anything is ended: what is written while its processes are being ended says nothing of the run.
         code = files.read(files.exit_code).strip()
+        ProcessTree(folder, leader).end(self.grace_s)
         is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
         return int(code) if is_code else None
 
@@ -81,7 +93,10 @@ class LocalRunner(Runner):
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             poll.register(self._stop_reader, select.POLLIN)
-            ready = [fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)]
+            # At most what the call can take, some 25 days: whoever waits looks at the clock again.
+            ready = [
+                fd for fd, _ in poll.poll(None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1))
+            ]
         return pidfd not in ready
 
     @property
@@ -100,14 +115,17 @@ class LocalJob(Job):
         self._start = time.monotonic()
         self._deadline = None if timeout_s is None else self._start + timeout_s
         self._result: JobResult | None = None
-        self._process = _start(command, files)
-        runner.num_running += 1
+        with runner.starting_or_ending:
+            self._process = _start(command, files)
+            runner.num_running += 1
         self._tree = ProcessTree(folder, self._process.pid)
 
     def poll(self) -> JobResult | None:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if self._result is None and os.waitid(os.P_PID, self._process.pid, flags) is not None:
             self._finish(End.EXITED)
+        elif self._result is None and self._is_late():
+            self._end(End.TIMED_OUT)
         return self._result
 
     def wait(self) -> JobResult:
@@ -117,9 +135,12 @@ class LocalJob(Job):
                 self._finish(End.EXITED)
             elif self._runner.interrupted:
                 self.cancel()
-            else:
+            elif self._is_late():
                 self._end(End.TIMED_OUT)
         return self._result
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def cancel(self) -> None:
         if self._result is None:
@@ -135,8 +156,9 @@ class LocalJob(Job):
         # leader is reaped: until then nobody else can be given its pid.
         self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)
         code = self._process.wait()
-        self._runner.num_running -= 1
-        self._runner.end_stragglers()
+        with self._runner.starting_or_ending:
+            self._runner.num_running -= 1
+            self._runner.end_stragglers()
         self._result = JobResult(end=end, exit_code=code if end is End.EXITED else None, duration_s=duration_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -71,28 +72,29 @@ def adopt_orphans() -> None:
 
 
 def end_adopted(grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-    """End every child of this process: those that shed their mark and left their session have become ours.
+    """End every process that became a child of this one after it shed its trial's mark and session.
 
-    Only for a process that has no other children, and while no trial runs.
+    Only while no trial runs that it could belong to. A trial has a session of its own, so what shares the session of
+    this process is a child that this program started itself, and is left alone.
     """
-    deadline = time.monotonic() + grace_s + _KILL_S
-    while _reap_children() and time.monotonic() < deadline:
-        _end(_own_descendants, grace_s, hurry)
-
-
-def _reap_children() -> bool:
-    """Take in the children that ended; tell whether any is left."""
     try:
-        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
-            pass
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return False
-    return True
+        return  # no child at all, which is nearly always so: no need to look through all processes
+    _end(_adopted, grace_s, hurry)
+    for pid, fields in _process_table(with_ended=True).items():
+        if _is_adopted(fields):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
-def _own_descendants() -> set[int]:
+def _adopted() -> set[int]:
     table = _process_table()
-    return _with_descendants({pid for pid, fields in table.items() if int(fields[3]) == os.getpid()}, table)
+    return _with_descendants({pid for pid, fields in table.items() if _is_adopted(fields)}, table)
+
+
+def _is_adopted(fields: list[str]) -> bool:
+    return int(fields[3]) == os.getpid() and int(fields[5]) != os.getsid(0)
 
 
 def _end(members: Callable[[], set[int]], grace_s: float, hurry: Callable[[], bool]) -> None:
@@ -120,9 +122,10 @@ def _signal(pids: set[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def _process_table() -> dict[int, list[str]]:
-    """Return the fields of /proc/PID/stat of every process that runs."""
-    return {pid: fields for pid in _all_pids() if (fields := _read_stat(pid)) and fields[2] not in "ZX"}
+def _process_table(*, with_ended: bool = False) -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat of every process that runs, or that ended and waits for its parent."""
+    table = {pid: fields for pid in _all_pids() if (fields := _read_stat(pid))}
+    return table if with_ended else {pid: fields for pid, fields in table.items() if fields[2] not in "ZX"}
 
 
 def _with_descendants(found: set[int], table: dict[int, list[str]]) -> set[int]:
