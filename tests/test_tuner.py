@@ -429,9 +429,9 @@ def test_whatever_an_evaluator_adds_the_study_can_be_resumed(tmp_path: Path, ext
         def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
             return Measurement(value=self.evaluate(stdout, metadata), extra=extra)
 
-    tune(tmp_path, evaluator=Adds(r"value: (\S+)")).optimize(n_trials=2)
-    witness = Witness()
-    tune(tmp_path, evaluator=Adds(r"value: (\S+)"), resume=True, listener=witness).optimize()
+    preset, evaluator, witness = ToyPreset([1, 2]), Adds(r"value: (\S+)"), Witness()
+    tune(tmp_path, preset=preset, evaluator=evaluator).optimize()
+    tune(tmp_path, preset=preset, evaluator=evaluator, resume=True, listener=witness).optimize()
     assert len(witness.recalled) == 2
 
 
