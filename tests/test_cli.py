@@ -54,6 +54,8 @@ def test_a_dry_run_prints_commands_and_reasons_and_writes_nothing(zenithtune: Ru
     done = zenithtune(*MEGATRON, "--strategy", "grid", "--dry-run", "--n-trials", "300", *TRAIN)
     assert done.returncode == 0
     assert done.stdout.count("--tensor-model-parallel-size ") == 300
+    assert "dry run: preset megatron, strategy grid" in done.stdout
+    assert "trial base  your command" in done.stdout
     assert "must be divisible" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -135,6 +137,8 @@ def test_a_usage_error_is_one_line_and_exit_code_2(zenithtune: Run, arguments: l
         ["optimize", "--preset", "megatrn", *TRAIN],
         ["optimize", "--preset", "megatron", "--args", "n_gpus=eight,gbs=16", *TRAIN],
         [*MEGATRON, "--", "no-such-program-anywhere"],
+        [*MEGATRON, "--strategy", "optuna", "--strategy-args", "foo=1", *TRAIN],
+        [*MEGATRON, "--strategy", "optuna", "--strategy-args", "sampler=bogus", *TRAIN],
     ],
 )
 def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
@@ -148,6 +152,19 @@ def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(argumen
         subprocess.run([sys.executable, "-m", "zenith_tune.cli", *arguments], capture_output=True, cwd=ROOT)
         best = min(best, cpu_s() - before)
     assert best < 0.4
+
+
+def test_a_study_that_exists_or_is_another_is_told_within_four_tenths_of_a_cpu_second(
+    zenithtune: Run, tmp_path: Path
+) -> None:
+    assert zenithtune(*MEGATRON, "--n-trials", "1", "--study-name", "s", *TRAIN).returncode == 0
+    other = ["optimize", "--preset", "demo", "--study-name", "s", "--resume", *TRAIN]
+    for arguments, part in (([*MEGATRON, "--study-name", "s", *TRAIN], "--resume"), (other, "preset 'megatron'")):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = zenithtune(*arguments)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert_one_line(done, part)
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

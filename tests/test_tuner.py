@@ -13,12 +13,14 @@ import pytest
 
 from tests.toy_preset import ToyPreset
 from zenith_tune import (
+    CategoricalParameter,
     Direction,
     Outcome,
     Parameter,
     PresetTuner,
     RegexEvaluator,
     Trial,
+    TuningPreset,
     TuningStrategy,
 )
 from zenith_tune.errors import StudyError, UsageError
@@ -469,6 +471,39 @@ def test_a_study_in_which_your_own_command_fails_like_every_trial_stops(tmp_path
     assert tune(tmp_path, command, Ignored(range(9)), listener=witness).optimize() == (None, None)
     assert len(witness.trials) == 4, "the baseline and three trials"
     assert witness.end is not None and "failed alike: RuntimeError: no such file" in witness.end.why
+
+
+def test_a_study_in_which_everything_runs_out_of_memory_at_first_goes_on(tmp_path: Path) -> None:
+    class Larger(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return command.replace("base", str(params["x"]))
+
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    command = f"sh -c '[ base = 6 ] && echo value: 6 || {{ echo {oom}; exit 1; }}'"
+    assert tune(tmp_path, command, Larger(range(7))).optimize() == (6.0, {"x": 6})
+
+
+def test_a_preset_of_the_four_documented_methods_is_enough(tmp_path: Path) -> None:
+    class Four(TuningPreset):
+        def get_search_space(self) -> dict[str, Parameter]:
+            return {"x": CategoricalParameter([1, 2])}
+
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return f"{command} {params['x']}"
+
+        def prune(self, params: Mapping[str, Value]) -> bool:
+            return params["x"] == 2
+
+        def get_recommended_strategy(self) -> TuningStrategy:
+            return Asks(1, 2)
+
+    witness = Witness()
+    options: dict[str, Any] = {"output_dir": tmp_path / "out", "listener": witness}
+    tuner = PresetTuner("echo value:", Four(), None, RegexEvaluator(r"value: (\S+)"), baseline=False, **options)
+    assert tuner.optimize() == (1.0, {"x": 1})
+    assert witness.pruned == ["pruned by Four"]
+    with pytest.raises(UsageError, match="--objective"):
+        PresetTuner("echo value:", Four(), **options)
 
 
 def test_trials_that_fail_unlike_your_own_command_do_not_stop_the_study(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
 @click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
 @click.option("--max-duplicates", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-              help="Stop a strategy after N repeated points in a row.")  # fmt: skip
+              help="Stop random or optuna after N repeated points in a row.")  # fmt: skip
 @click.option("--max-prunes", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
-              help="Stop a strategy after N pruned points in a row.")  # fmt: skip
+              help="Stop random or optuna after N pruned points in a row.")  # fmt: skip
 @click.option("--dump-env", is_flag=True, help="Record the environment, with secrets masked.")
 @click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")

@@ -19,6 +19,9 @@ ASSUMPTION = "every trial is assumed to go well with the same value; real result
 class DryRunListener(StudyListener):
     """Hear of the points of a dry run."""
 
+    def dry_run_started(self, plan: str, baseline: str | None) -> None:
+        """Hear of what is planned, and of the command that would run first."""
+
     def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
         """Hear of a point that would be a trial."""
 
@@ -32,13 +35,15 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
     limits: Limits = tuner.budget(n_trials)
 
     def pretend(params: Params, identity: str) -> Trial:
-        number = len(study.trials) + 1
+        number = len(study.trials) + tuner.runs_baseline
         command = mask(tuner.render(params), tuner.secrets)
         listener.point_would_run(number, tuner.preset.label(params), command, params)
         trial = Trial(params=params, outcome=Outcome.OK, value=1.0, number=number, command=command)
         study.add(trial)
         return trial
 
+    plan = f"preset {tuner.preset_name}, strategy {tuner.strategy_name}, {tuner.evaluator.describe()}"
+    listener.dry_run_started(plan, mask(tuner.command, tuner.secrets) if tuner.runs_baseline else None)
     for note in [*tuner.notes(), ASSUMPTION]:
         listener.noted(note)
     evaluation = Evaluation(tuner.preset, tuner.identify, pretend, study, listener, limits, recorded={})

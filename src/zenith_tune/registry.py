@@ -38,6 +38,7 @@ class Registry(Generic[T]):
         self.entry_point_group = entry_point_group
         self._built_in = built_in
         self._classes: dict[str, type[T]] = {}
+        self._broken: set[str] = set()
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Return a decorator that registers a class under `name`."""
@@ -63,7 +64,8 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return every known name, built-ins and plugins alike, without importing any."""
-        return sorted({*self._built_in, *self._classes, *(point.name for point in self._entry_points())})
+        names = {*self._built_in, *self._classes, *(point.name for point in self._entry_points())}
+        return sorted(names - self._broken)
 
     def name_of(self, cls: type[T]) -> str:
         """Return the name that a class is registered under, or the class's own."""
@@ -91,6 +93,7 @@ class Registry(Generic[T]):
             try:
                 self._classes[name] = point.load()
             except Exception as error:  # a stranger's module may raise anything at import
+                self._broken.add(name)
                 package = point.dist.name if point.dist else point.value
                 reason = f"{type(error).__name__}: {error}"
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"

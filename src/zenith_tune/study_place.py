@@ -28,7 +28,7 @@ class StudyPlace:
     ) -> StudyPlace:
         """Fill in what the user left open; the output folder of a database that is given is the database's own."""
         file = _database_file(db) if db else None
-        if file is not None:
+        if file is not None and not (output_dir and file.parent.absolute() == expanded(output_dir).absolute()):
             check_database_file(file)
         root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
         name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)

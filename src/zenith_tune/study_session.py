@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import DiskFullError, EveryRunFailsAlike, StudyError, TrialExhausted, UsageError
-from zenith_tune.evaluators.failures import FailureKind
+from zenith_tune.evaluators.failures import FailureKind, names_unknown_option
 from zenith_tune.events import StudyListener
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
@@ -16,8 +16,9 @@ from zenith_tune.placeholders import fill_placeholders
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import export
 from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.peek import peek_header
 from zenith_tune.record.storage import database_path, full_disk_is_clear
-from zenith_tune.record.study_record import StudyHeader, StudyRecord
+from zenith_tune.record.study_record import HEADER_KEY, StudyHeader, StudyRecord
 from zenith_tune.secrets import mask, mask_environment
 from zenith_tune.study import Study
 from zenith_tune.study_place import StudyPlace
@@ -65,6 +66,7 @@ class StudySession:
     def open(self) -> None:
         """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
         folder = self.place.folder
+        self._look_first()
         folder.create()
         self._lock.acquire()
         with full_disk_is_clear(folder.path):
@@ -78,10 +80,24 @@ class StudySession:
                 self._recover(record)
                 self._load(record)
             else:
-                raise StudyError(
-                    f"study {self.place.study_name!r} is in {self.place.database_url} already: "
-                    "go on with it by --resume, or choose another --study-name"
-                )
+                raise self._exists_already()
+
+    def _look_first(self) -> None:
+        """Tell what is wrong with the study, if anything is, before Optuna is loaded to open it."""
+        path = database_path(self.place.database_url)
+        if path is None:
+            return
+        exists, stored = peek_header(path, self.place.study_name, HEADER_KEY)
+        if exists and not self.place.resume:
+            raise self._exists_already()
+        if stored is not None:
+            self.header.check_same(StudyHeader.from_stored(stored, self.place.study_name), self.place.study_name)
+
+    def _exists_already(self) -> StudyError:
+        return StudyError(
+            f"study {self.place.study_name!r} is in {self.place.database_url} already: "
+            "go on with it by --resume, or choose another --study-name"
+        )
 
     def close(self) -> None:
         """Let go of the study."""
@@ -205,11 +221,13 @@ class StudySession:
     def _check_alike(self) -> None:
         """Stop a study that can only go on failing: each run may cost minutes of many GPUs."""
         base, trials = self.study.baseline, self.study.trials
-        if len(trials) < _MAX_ALIKE_FAILURES or any(trial.failure is None for trial in trials):
+        if len(trials) < _MAX_ALIKE_FAILURES:
             return
-        if base is not None and base.cause is not None and {trial.cause for trial in trials} == {base.cause}:
+        # Out of memory, too slow or refused: another layout may cure each of these, but not a crash of the program.
+        crashed = all(trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND) for trial in trials)
+        if crashed and base is not None and {trial.cause for trial in trials} == {base.cause}:
             raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
-        if all("unrecognized arguments" in (trial.cause or "") for trial in trials):
+        if all(names_unknown_option(trial.cause) for trial in trials):
             cure = "choose another --preset, or write {placeholders} where the values belong"
             raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")
 

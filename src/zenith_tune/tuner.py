@@ -154,7 +154,7 @@ class PresetTuner:
             self.listener.study_started(self._plan(session, limits))
             if self._dump_env:
                 session.dump_environment()
-            if self._runs_baseline:
+            if self.runs_baseline:
                 session.run_baseline(self.command)
             why = self._search(evaluation)
         except BaseException as error:
@@ -229,13 +229,14 @@ class PresetTuner:
         notes = [*self.preset.notes(self.command), *self._line.warnings()]
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
-        if self._baseline and not self._runs_baseline:
+        if self._baseline and not self.runs_baseline:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         timeouts = self._timeouts.describe()
         return [*notes, timeouts] if timeouts else notes
 
     @property
-    def _runs_baseline(self) -> bool:
+    def runs_baseline(self) -> bool:
+        """Tell whether the user's own command runs first; one that holds placeholders cannot."""
         return self._baseline and not placeholder_names(self.command, self._placeholders)
 
     @property

@@ -61,3 +61,9 @@ def test_a_count_below_one_is_refused(name: str) -> None:
 
 def test_the_demo_is_registered() -> None:
     assert PresetRegistry.get("demo") is DemoPreset
+
+
+def test_a_placeholder_is_filled_and_the_rest_is_set() -> None:
+    command = DemoPreset().apply_parameters("MBS={mbs} python train.py", {"tp": 2, "mbs": 4, "recompute": "full"})
+    assert command.startswith("MBS=4 python train.py --tensor-model-parallel-size 2")
+    assert "--micro-batch-size" not in command

@@ -6,7 +6,10 @@ import logging
 import math
 import os
 import queue
+import socket
 import threading
+import urllib.parse
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ from zenith_tune.errors import ModelConfigError
 
 TIMEOUT_VARIABLE = "ZENITHTUNE_HUB_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 20.0
+_CONNECT_TIMEOUT_S = 3.0
 FILE_NAME = "config.json"
 CURE = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
 
@@ -31,6 +35,11 @@ def fetch_config(model_id: str) -> Path:
         law = f"model {model_id!r} is no local path, and fetching it needs huggingface_hub, which is not installed"
         raise ModelConfigError(f"{law}: pip install 'zenith-tune[hub]', or {CURE}") from None
     timeout_s = _timeout_s()
+    if (reason := _refused()) is not None:
+        cached = try_to_load_from_cache(model_id, FILE_NAME)
+        if isinstance(cached, str):
+            return Path(cached)
+        raise ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {CURE}")
     trouble: list[str] = []
     try:
         with warnings.catch_warnings():
@@ -44,6 +53,23 @@ def fetch_config(model_id: str) -> Path:
         raise _too_slow(model_id, timeout_s, trouble) from None
     except Exception as error:  # the hub's own errors, and whatever its HTTP library raises
         raise ModelConfigError(_explain(error, model_id)) from error
+
+
+def _refused() -> str | None:
+    """Return why the hub cannot be connected to at all, which its own client would find out after many retries."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+        return None
+    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=_CONNECT_TIMEOUT_S).close()
+    except TimeoutError:
+        return None  # slow, perhaps: the deadline judges that
+    except OSError as error:
+        return _one_line(error)
+    return None
 
 
 def _timeout_s() -> float:

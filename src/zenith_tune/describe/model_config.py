@@ -97,7 +97,7 @@ def _describe(config: Json, source: str) -> ModelConfig:
         num_query_groups=_required(_query_groups(part, source) or num_heads, (*QUERY_GROUPS[:1], *HEADS[:1]), source),
         num_attention_heads=num_heads,
         num_experts=_num_experts(part, source),
-        is_vision_language=any(part in VISION_PARTS and value for part, value in _walk(config)),
+        is_vision_language=any(part in VISION_PARTS and value is not None for part, value in _walk(config)),
         source=source,
     )
 

@@ -86,6 +86,7 @@ _USAGE = (
     ),
     _Sign("Error: ", re.compile(r"^Error: (?:No such option|Invalid value|Missing (?:option|arg)|Got unexpected)")),
 )
+_UNKNOWN_OPTION = re.compile(r"unrecognized arg|No such option|Got unexpected")
 _COMMUNICATION = tuple(
     map(
         _Sign.plain,
@@ -137,6 +138,15 @@ def classify(log: str, exit_code: int | None, *, timed_out: bool = False) -> Fai
     if timed_out:
         return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_telling_line(log)}")
     return _classify_exit(log, exit_code)
+
+
+def names_unknown_option(cause: str | None) -> bool:
+    """Tell whether a run failed because the program does not know an option at all, whatever its value.
+
+    >>> names_unknown_option("train.py: error: unrecognized arguments: --tp 4")
+    True
+    """
+    return cause is not None and _UNKNOWN_OPTION.search(cause) is not None
 
 
 def hidden_failure(log: str, *, has_value: bool) -> Failure | None:

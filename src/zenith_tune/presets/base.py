@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Parameter, Value
@@ -34,9 +35,10 @@ class TuningPreset(ABC):
     def get_recommended_strategy(self) -> TuningStrategy:
         """Return the strategy used where the user names none."""
 
-    @abstractmethod
     def evaluator(self) -> TuningEvaluator:
         """Return the evaluator used where the user names none."""
+        law = f"{type(self).__name__} reads no value by itself"
+        raise UsageError(f"{law}: give --objective REGEX or --evaluator NAME, or define its evaluator()")
 
     def placeholder_names(self) -> set[str]:
         """Return the names that a command may hold in braces, such as {tp}."""

@@ -20,7 +20,7 @@ from zenith_tune.trial import Outcome, Trial
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-_HEADER = "zenithtune"
+HEADER_KEY = "zenithtune"
 _RUN = "run"
 _RESULT = "result"
 _STORED = ("cause", "failure", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
@@ -34,6 +34,14 @@ class StudyHeader:
     args: dict[str, str]
     command: str
     evaluator: str
+
+    @classmethod
+    def from_stored(cls, stored: dict[str, Any], study_name: str) -> StudyHeader:
+        """Return the header that a database holds."""
+        try:
+            return cls(**stored)
+        except TypeError:
+            raise StudyError(f"study {study_name!r} is not one of zenithtune's: choose another --study-name") from None
 
     def check_same(self, other: StudyHeader, study_name: str) -> None:
         """Refuse to go on with a study of another preset, command or objective."""
@@ -70,28 +78,22 @@ class StudyRecord:
 
         with self._lock, clear_errors(self.url), quiet_optuna():
             study_id = self._storage.create_new_study([StudyDirection[direction.name]], self.study_name)
-            self._storage.set_study_user_attr(study_id, _HEADER, asdict(header))
+            self._storage.set_study_user_attr(study_id, HEADER_KEY, asdict(header))
             self._study_id = study_id
 
     def reopen(self, header: StudyHeader) -> None:
         """Go on with a study, if it is the same one."""
         with self._lock, clear_errors(self.url):
             self._study_id = self._storage.get_study_id_from_name(self.study_name)
-            stored = self._storage.get_study_user_attrs(self._study_id).get(_HEADER)
+            stored = self._storage.get_study_user_attrs(self._study_id).get(HEADER_KEY)
         if stored is None:
             # Killed between the study's creation and its header: there cannot be a trial yet.
             if self._frozen_trials():
                 raise StudyError(f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name")
             with self._lock, clear_errors(self.url):
-                self._storage.set_study_user_attr(self._study_id, _HEADER, asdict(header))
+                self._storage.set_study_user_attr(self._study_id, HEADER_KEY, asdict(header))
             return
-        try:
-            theirs = StudyHeader(**stored)
-        except TypeError:
-            raise StudyError(
-                f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name"
-            ) from None
-        header.check_same(theirs, self.study_name)
+        header.check_same(StudyHeader.from_stored(stored, self.study_name), self.study_name)
         self._frozen_trials()
 
     def start(

@@ -19,6 +19,11 @@ class DryRunText(DryRunListener):
         self._stream = stream
         self._num_pruned = 0
 
+    def dry_run_started(self, plan: str, baseline: str | None) -> None:
+        self._say(f"dry run: {plan}")
+        if baseline is not None:
+            self._say(f"trial base  your command\n  {baseline}")
+
     def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
         self._say(f"trial {number:>4}  {label}\n  {command}")
 
@@ -44,6 +49,9 @@ class DryRunJson(DryRunListener):
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+
+    def dry_run_started(self, plan: str, baseline: str | None) -> None:
+        self._write(event="dry_run_started", plan=plan, baseline=baseline)
 
     def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
         self._write(event="would_run", number=number, label=label, command=command, parameters=dict(params))

@@ -32,7 +32,7 @@ class JsonLinesReporter(StudyListener):
         self._people.trial_started(number, label, log_path, limit_s)
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
-        best = study.best
+        best = study.fastest
         self._write(
             "trial_finished",
             {"label": label, **trial_as_json(trial), "best_value": best.value if best else None},

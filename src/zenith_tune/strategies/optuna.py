@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-
-import optuna
-from optuna.samplers import BaseSampler
-from optuna.trial import TrialState, create_trial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.distributions import to_distribution
@@ -21,6 +19,10 @@ from zenith_tune.parameters import Parameter
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.samplers import BaseSampler
 
 NEEDS_ARGUMENTS = {"BaseSampler", "BaseGASampler", "GridSampler", "PartialFixedSampler"}
 """Samplers that cannot be made from a name alone; a grid is a strategy of its own."""
@@ -39,12 +41,15 @@ class OptunaStrategy(TuningStrategy):
     'NSGA-II'
     """
 
-    def __init__(self, *, sampler: str | BaseSampler = "tpe", seed: int = 0) -> None:
+    def __init__(self, *, sampler: Any = "tpe", seed: int = 0) -> None:
         self.sampler = sampler
+        """The name of one of Optuna's samplers, or a sampler."""
         self.seed = checked_seed(seed)
-        _check_packages(_sampler_class(sampler) if isinstance(sampler, str) else type(sampler))
+        _check_packages(_class_name(sampler) if isinstance(sampler, str) else type(sampler).__name__)
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        import optuna  # not at the top: a mistake in an argument is told long before this is loaded
+
         distributions = {name: to_distribution(parameter) for name, parameter in search_space.items()}
         with _quiet():
             study = optuna.create_study(sampler=self._make_sampler(), direction=direction.value)
@@ -57,37 +62,50 @@ class OptunaStrategy(TuningStrategy):
                 teller.tell(trial, value)
 
     def _make_sampler(self) -> BaseSampler:
-        if isinstance(self.sampler, BaseSampler):
-            return self.sampler
-        cls = _sampler_class(self.sampler)
+        import optuna
+
+        if not isinstance(self.sampler, str):
+            own: BaseSampler = self.sampler
+            return own
+        cls: type[BaseSampler] = getattr(optuna.samplers, _class_name(self.sampler))
         seed: dict[str, Any] = {"seed": self.seed} if "seed" in inspect.signature(cls).parameters else {}
         return cls(**seed)
 
 
 def sampler_names() -> dict[str, str]:
     """Return the samplers that can be named, and their classes' names: `tpe` is `TPESampler`."""
-    classes = [name for name in optuna.samplers.__all__ if name.endswith("Sampler") and name not in NEEDS_ARGUMENTS]
+    classes = [name for name in _exported() if name.endswith("Sampler") and name not in NEEDS_ARGUMENTS]
     return {_short(name): name for name in classes}
+
+
+def _exported() -> list[str]:
+    """Return the names that optuna.samplers exports, read from its source: importing it takes half a second."""
+    spec = importlib.util.find_spec("optuna")
+    folders = spec.submodule_search_locations if spec else None
+    source = Path(folders[0], "samplers", "__init__.py").read_text(encoding="utf-8") if folders else ""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
 
 
 def _short(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").removesuffix("sampler")
 
 
-def _sampler_class(name: str) -> type[BaseSampler]:
+def _class_name(name: str) -> str:
     known = sampler_names()
     if _short(name) not in known:
         raise UnknownNameError("Optuna sampler", name, known)
-    cls: type[BaseSampler] = getattr(optuna.samplers, known[_short(name)])
-    return cls
+    return known[_short(name)]
 
 
-def _check_packages(cls: type[BaseSampler]) -> None:
-    missing = [name for name in NEEDS_PACKAGES.get(cls.__name__, ()) if importlib.util.find_spec(name) is None]
+def _check_packages(class_name: str) -> None:
+    missing = [name for name in NEEDS_PACKAGES.get(class_name, ()) if importlib.util.find_spec(name) is None]
     if missing:
         packages = " ".join(missing)
         cure = f"pip install {packages}, or use sampler=tpe"
-        raise UsageError(f"Optuna's {cls.__name__} needs {packages}, which is not installed: {cure}")
+        raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed: {cure}")
 
 
 class _Teller:
@@ -116,6 +134,8 @@ class _Teller:
             self.exhausted = True
 
     def _tell_failure(self, trial: optuna.Trial) -> None:
+        from optuna.trial import TrialState, create_trial
+
         if self._has_success:
             self._study.tell(trial, state=TrialState.PRUNED)
             return
@@ -133,6 +153,8 @@ class _Teller:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Optuna's own messages off the terminal, and leave the user's settings as they were."""
+    import optuna
+
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
