@@ -27,6 +27,7 @@ from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluation import Limits
 from zenith_tune.evaluators.base import Measurement
 from zenith_tune.evaluators.duration import DurationEvaluator
+from zenith_tune.evaluators.megatron import MegatronEvaluator
 from zenith_tune.events import StudyEnd, StudyListener
 from zenith_tune.parameters import Value
 from zenith_tune.strategies.base import EvalFunction
@@ -504,6 +505,19 @@ def test_a_preset_of_the_four_documented_methods_is_enough(tmp_path: Path) -> No
     assert witness.pruned == ["pruned by Four"]
     with pytest.raises(UsageError, match="--objective"):
         PresetTuner("echo value:", Four(), **options)
+
+
+def test_a_value_in_another_unit_is_not_compared(tmp_path: Path) -> None:
+    line = " iteration {n}/ 3 | elapsed time per iteration (ms): 100.0 |{rate} lm loss: 1.0 |"
+    plain = "\\n".join(line.format(n=n, rate="") for n in (1, 2, 3))
+    rated = "\\n".join(line.format(n=n, rate=" throughput per GPU (TFLOP/s/GPU): 300.0 |") for n in (1, 2, 3))
+    script = tmp_path / "train.sh"
+    script.write_text(f"[ $1 = 2 ] && printf '{rated}' || printf '{plain}'\n")
+    witness = Witness()
+    evaluator = MegatronEvaluator()
+    assert tune(tmp_path, f"bash {script} {{x}}", evaluator=evaluator, listener=witness).optimize() == (10.0, {"x": 1})
+    assert [trial.outcome for trial in witness.trials] == ["ok", "error", "ok"]
+    assert "TFLOP/s/GPU, but those before it are in iterations/s" in str(witness.trials[1].cause)
 
 
 def test_trials_that_fail_unlike_your_own_command_do_not_stop_the_study(tmp_path: Path) -> None:

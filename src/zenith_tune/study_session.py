@@ -147,7 +147,7 @@ class StudySession:
             folder=folder.path,
             is_baseline=is_baseline,
         )
-        trial = self._attempt(started, command, folder, limit_s)
+        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s))
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED:
             self._interruption.check()
@@ -176,6 +176,14 @@ class StudySession:
         except BaseException as error:
             self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
             raise
+
+    def _in_one_unit(self, trial: Trial) -> Trial:
+        """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""
+        first = next((each for each in (self.study.baseline, *self.study.trials) if each is not None and each.ok), None)
+        if not trial.ok or first is None or first.unit == trial.unit:
+            return trial
+        cause = f"its value is in {trial.unit or 'no unit'}, but those before it are in {first.unit or 'no unit'}"
+        return replace(trial, outcome=Outcome.ERROR, value=None, cause=cause, failure=str(FailureKind.METRIC))
 
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
         record.finish(trial)
