@@ -89,7 +89,7 @@ class Evaluation:
     def close(self) -> None:
         """Drop what was submitted and did not start; whoever asks afterwards is told that the study is over."""
         self._is_closed = True
-        for future in self._answered.values():
+        for future in list(self._answered.values()):  # a thread may just be giving one back
             future.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 

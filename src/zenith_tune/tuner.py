@@ -71,7 +71,8 @@ class PresetTuner:
         self.strategy_name, self.strategy = self._make_strategy(strategy, strategy_args)
         self.evaluator = self._make_evaluator(evaluator, evaluator_args)
         self._runner = runner
-        RunnerRegistry.get(runner) if isinstance(runner, str) else None
+        if isinstance(runner, str):
+            RunnerRegistry.get(runner)  # an unknown one is refused now, not when the study begins
         self.secrets = find_secrets(command)
         self._listener = listener
         self._timeouts = timeouts or Timeouts()
@@ -258,7 +259,7 @@ class PresetTuner:
         cls = PresetRegistry.get(name)
         # Typed, so that a resumed study may write n_gpus=08 for 8.
         self._preset_args = typed(cls, self._tune_args, f"preset {name}")
-        return name, cls(**self._preset_args)
+        return name, construct(cls, self._preset_args, f"preset {name}")
 
     def _recognise(self) -> str:
         for name, cls in PresetRegistry.loadable().items():
