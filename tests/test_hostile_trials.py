@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from tests import toy_plugin
+from tests.study_tools import Asks, Witness, tune
 from tests.test_interruption import marked_processes, start, wait_for
-from tests.test_tuner import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner, TuningEvaluator
 from zenith_tune.errors import StudyError, TrialExhausted, UsageError
-from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.parameters import Value
 from zenith_tune.runners.local import LocalRunner
 from zenith_tune.strategies.base import EvalFunction
@@ -240,11 +239,11 @@ def test_asking_after_the_end_starts_nothing(tmp_path: Path) -> None:
 
 def test_a_runner_of_ones_own_serves_twice(tmp_path: Path) -> None:
     runner = LocalRunner()
-    tuner = tune(tmp_path, runner=runner, evaluator=DurationEvaluator())
-    tuner.optimize(n_trials=1)
-    tuner.optimize(n_trials=2)
+    tuner = tune(tmp_path, runner=runner)
+    assert tuner.optimize(n_trials=1) == (1.0, {"x": 1})
+    assert tuner.optimize(n_trials=2) == (2.0, {"x": 2})
     runner.close()
-    runner.close()
+    runner.close()  # as often as one likes
 
 
 @pytest.mark.parametrize("command", ["echo \0 {x}", "echo \udcff {x}"])

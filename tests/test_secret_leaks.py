@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tuner import Witness, tune
+from tests.study_tools import Witness, tune
 
 SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123"
 

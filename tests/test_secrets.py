@@ -99,7 +99,7 @@ def test_a_well_known_token_is_found_wherever_it_stands(token: str, text: str) -
         "p --use_auth_token True --token none --password '' --token-file /run/token --api-key-env NAME_OF_VARIABLE",
         "p --load ckpt/hf_qwen3_omni/release --task-name task-sk-learn --data-key dataset_v2_instruct",
         "p --url http://host:8080/x --address user@host --bearer no",
-        "PWD=/root/work AUTHOR=somebody GIT_AUTHOR_NAME=somebody SSH_AUTH_SOCK=/run/agent GIT_ASKPASS=/bin/askpass p",
+        "PWD=/home/me/run AUTHOR=somebody GIT_AUTHOR_NAME=somebody SSH_AUTH_SOCK=/run/agent GIT_ASKPASS=/bin/askpass p",
         "apptainer exec --pwd /workspace image p --num-pass 1000 --forward-pass fused --bypass all --compass north",
         "bash --login train.sh --login-shell bash --auth basic --no-auth data.bin --auth-type ldap --login http://host",
         "p --shared-key-value-heads 128 --key-value dict --secret-name name --pass-rate 0.95 --pass-at-k 1,10,100",
@@ -135,7 +135,13 @@ def test_a_command_in_the_environment_is_masked_like_any_other() -> None:
 
 
 def test_what_only_sounds_like_a_secret_stays_in_the_environment() -> None:
-    env = {"PWD": "/root/work", "OLDPWD": "/root", "AUTHOR": "somebody", "SSH_AUTH_SOCK": "/run/agent", "LOGNAME": "me"}
+    env = {
+        "PWD": "/home/me/run",
+        "OLDPWD": "/home/me",
+        "AUTHOR": "somebody",
+        "SSH_AUTH_SOCK": "/run/agent",
+        "LOGNAME": "me",
+    }
     env |= {"CMD": "x --eos-token abc123 --tokenizer-model m1", "SSH_ASKPASS": "/bin/ask", "APPTAINER_PWD": "/work"}
     assert mask_environment(env) == env
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.requirements import need_module
-from tests.test_tuner import tune
+from tests.study_tools import tune
 
 pytestmark = pytest.mark.slow
 

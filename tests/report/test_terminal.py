@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import FAKE_TRAINER, ROOT
-from tests.test_tuner import tune
+from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.report.terminal import TerminalReporter
 

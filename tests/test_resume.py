@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from zenith_tune import (
+    RegexEvaluator,
+)
+from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.evaluators.base import Measurement
+from zenith_tune.parameters import Value
+
+
+def test_an_existing_study_is_not_touched_without_resume(tmp_path: Path) -> None:
+    tune(tmp_path).optimize()
+    with pytest.raises(StudyError, match="--resume"):
+        tune(tmp_path).optimize()
+
+
+def test_a_resumed_study_recalls_what_is_finished_and_runs_the_rest(tmp_path: Path) -> None:
+    tune(tmp_path).optimize(n_trials=2)
+    witness = Witness()
+    assert tune(tmp_path, resume=True, listener=witness).optimize() == (3.0, {"x": 3})
+    assert [trial.params["x"] for trial in witness.recalled] == [1, 2]
+    assert [trial.params["x"] for trial in witness.trials] == [3]
+
+
+def test_the_budget_of_a_resumed_study_is_the_whole_studys(tmp_path: Path) -> None:
+    tune(tmp_path, preset=ToyPreset(range(1, 9))).optimize(n_trials=2)
+    witness = Witness()
+    tune(tmp_path, preset=ToyPreset(range(1, 9)), resume=True, listener=witness).optimize(n_trials=5)
+    assert len(witness.trials) == 3
+
+
+def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+    tuner = tune(tmp_path, preset=ToyPreset(range(1, 9)))
+    assert tuner.optimize(n_trials=2) == (2.0, {"x": 2})
+    assert tuner.optimize(n_trials=4) == (4.0, {"x": 4})
+
+
+def test_a_resumed_random_study_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
+    preset = ToyPreset(range(100))
+    whole, parts = Witness(), Witness()
+    tune(tmp_path / "a", preset=preset, strategy="random", listener=whole).optimize(n_trials=8)
+    for n_trials in (3, 8):
+        tuner = tune(tmp_path / "b", preset=preset, strategy="random", resume=True, listener=parts)
+        tuner.optimize(n_trials=n_trials)
+    assert [trial.params for trial in parts.trials] == [trial.params for trial in whole.trials]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"command": "sh -c 'echo value: {x}0'"}, "command"),
+        ({"evaluator": RegexEvaluator(r"value: (\S+)")}, "evaluator"),
+    ],
+)
+def test_a_study_of_another_kind_is_not_resumed(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    tune(tmp_path).optimize()
+    with pytest.raises(StudyError, match=f"was made with {named}"):
+        tune(tmp_path, resume=True, **change).optimize()
+
+
+def test_resuming_a_study_that_never_began_begins_it_and_says_so(tmp_path: Path) -> None:
+    witness = Witness()
+    assert tune(tmp_path, resume=True, listener=witness).optimize() == (3.0, {"x": 3})
+    assert witness.notes == ["there is no study 's' to resume: it begins now"]
+
+
+def test_a_retried_failure_is_replaced_by_its_success(tmp_path: Path) -> None:
+    command = f"sh -c '[ -e {tmp_path}/go ] && echo value: {{x}}'"
+    tune(tmp_path, command, ToyPreset([1, 2])).optimize()
+    (tmp_path / "go").touch()
+    tune(tmp_path, command, ToyPreset([1, 2]), resume=True, retry_failed=True).optimize()
+    witness = Witness()
+    tune(tmp_path, command, ToyPreset([1, 2]), resume=True, listener=witness).optimize()
+    assert witness.end is not None and [t.outcome for t in witness.end.study.trials] == ["ok", "ok"]
+
+
+def test_retrying_goes_with_resuming(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--resume"):
+        tune(tmp_path, retry_failed=True)
+
+
+def test_a_study_is_not_resumed_with_other_choices(tmp_path: Path) -> None:
+    tune(tmp_path, preset=ToyPreset([1, 2])).optimize()
+    with pytest.raises(StudyError, match="another search space"):
+        tune(tmp_path, preset=ToyPreset([1, 2, 3]), resume=True).optimize()
+
+
+def test_an_interrupted_baseline_runs_again(tmp_path: Path) -> None:
+    class Plain(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return "echo value: 5"
+
+    class StopsAtOnce(Witness):
+        def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path, "sh -c 'sleep 1; echo value: 1'", Plain([1]), listener=StopsAtOnce()).optimize()
+    witness = Witness()
+    tune(tmp_path, "sh -c 'sleep 1; echo value: 1'", Plain([1]), resume=True, listener=witness).optimize()
+    assert [trial.is_baseline for trial in witness.trials] == [True, False]
+
+
+@pytest.mark.parametrize("extra", [{"a": float("nan")}, {"a": object()}, {"outcome": "odd", "cause": "none"}])
+def test_whatever_an_evaluator_adds_the_study_can_be_resumed(tmp_path: Path, extra: dict[str, Any]) -> None:
+    class Adds(RegexEvaluator):
+        def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+            return Measurement(value=self.evaluate(stdout, metadata), extra=extra)
+
+    preset, evaluator, witness = ToyPreset([1, 2]), Adds(r"value: (\S+)"), Witness()
+    tune(tmp_path, preset=preset, evaluator=evaluator).optimize()
+    tune(tmp_path, preset=preset, evaluator=evaluator, resume=True, listener=witness).optimize()
+    assert len(witness.recalled) == 2
+
+
+def test_failed_trials_are_kept_on_resume_and_run_again_when_asked(tmp_path: Path) -> None:
+    command = f"sh -c '[ -e {tmp_path}/go ] && echo value: {{x}}'"
+    assert tune(tmp_path, command, ToyPreset([1, 2])).optimize() == (None, None)
+    (tmp_path / "go").touch()
+    assert tune(tmp_path, command, ToyPreset([1, 2]), resume=True).optimize() == (None, None)
+    assert tune(tmp_path, command, ToyPreset([1, 2]), resume=True, retry_failed=True).optimize() == (2.0, {"x": 2})
