@@ -12,7 +12,7 @@ SOURCE = Path(zenith_tune.__file__).parent
 # From the ground up: a module may import from its own layer and from those above it in this list.
 LAYERS: list[list[str]] = [
     ["errors", "direction", "units", "parameters", "regular_file", "secret_names"],
-    ["registry", "command_line", "constructor_args", "distributions"],
+    ["registry", "command_line", "constructor_args", "distributions", "quiet_optuna"],
     ["placeholders", "secrets"],
     ["trial", "trial_folder", "trial_log", "study"],
     ["describe"],

@@ -44,10 +44,14 @@ class Study:
     @property
     def gain(self) -> float | None:
         """Return how much faster the best trial is than the user's own command, as a fraction."""
-        best, base = self.best, self.baseline
-        if best is None or base is None or best.value is None or base.value is None:
+        return self.gain_of(self.best) if self.best is not None else None
+
+    def gain_of(self, trial: Trial) -> float | None:
+        """Return how much faster a trial is than the user's own command; None where that cannot be said."""
+        base = self.baseline
+        if base is None or not base.value or not trial.value:
             return None
-        gain = self.direction.gain(best.value, over=base.value) if best.value and base.value else math.nan
+        gain = self.direction.gain(trial.value, over=base.value)
         return gain if math.isfinite(gain) else None
 
     @property

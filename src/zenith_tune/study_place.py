@@ -28,17 +28,16 @@ class StudyPlace:
     ) -> StudyPlace:
         """Fill in what the user left open; the output folder of a database that is given is the database's own."""
         file = _database_file(db) if db else None
-        if file is not None and not (output_dir and file.parent.absolute() == expanded(output_dir).absolute()):
-            check_database_file(file)
         root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
         name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)
         folder = StudyFolder(root, name)
         check_text(str(folder.path), "the output folder")
         path = file.absolute() if file else folder.output_dir / DATABASE_NAME
-        if path.parent.is_dir():
+        # The output folder is made where it is missing, but not for a database alone.
+        will_be_made = path.parent == folder.output_dir and (output_dir or not db)
+        if path.parent.is_dir() or not will_be_made:
             check_database_file(path)
-        url = database_url(path)
-        return cls(folder=folder, database_url=url, study_name=name, resume=resume)
+        return cls(folder=folder, database_url=database_url(path), study_name=name, resume=resume)
 
 
 def _database_file(db: str | Path) -> Path:
@@ -46,6 +45,8 @@ def _database_file(db: str | Path) -> Path:
     if file is None:
         # Nothing keeps two tuners on two hosts off one study there.
         raise UsageError(f"--db must be an SQLite file, but got {mask(str(db), find_secrets(str(db)))}")
+    if str(file) in ("", ".", ":memory:"):
+        raise UsageError("a study must outlive its tuner, but this database is in memory: give --db a file")
     return file
 
 

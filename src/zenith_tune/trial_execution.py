@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from zenith_tune.evaluators.base import Measurement, TuningEvaluator
 from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.parameters import Value
 from zenith_tune.record.export import trial_as_json
-from zenith_tune.record.storage import disk_full
+from zenith_tune.record.storage import disk_full, is_disk_full
 from zenith_tune.runners.base import End, JobResult, Resources, Runner
 from zenith_tune.secrets import mask, mask_file
 from zenith_tune.trial import Outcome, Trial
@@ -77,8 +76,9 @@ class TrialExecution:
     def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
         """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
         codes = [(files, self._runner.recover(files.path)) for files in folder.runs()]
-        for files, _ in codes:
-            self._mask_log(files)
+        for files, code in codes:
+            if code is None:  # the others are masked as they are read
+                self._mask_log(files)
         done = [(files, code) for files, code in codes if code is not None]
         readings = [self._read_result(request, files, _result_from_files(files, code)) for files, code in done]
         if any(failure is not None and failure.kind in _CANNOT_BE_JUDGED for _, failure in readings):
@@ -168,7 +168,7 @@ class TrialExecution:
             write_json(folder.trial, trial_as_json(trial))
         except OSError as error:
             # A trial may do anything to its own folder; the record has all that this file would hold.
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_disk_full(error):
                 raise
         return trial
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zenith_tune.regular_file import open_regular
+from zenith_tune.units import MIB
 
-_MIB = 2**20
 _MAX_LINE_BYTES = 64 * 1024
 _TAIL_BYTES = 256 * 1024
 
@@ -32,7 +32,7 @@ class TrialLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def text(self, limit_bytes: int = 32 * _MIB) -> str:
+    def text(self, limit_bytes: int = 32 * MIB) -> str:
         """Return the log with `\\n` line ends; of a log above the limit, its first quarter and last three quarters."""
         try:
             with open_regular(self.path) as file:
@@ -75,7 +75,7 @@ def lines_of(text: str) -> Iterator[str]:
     start = 0
     while start < len(text):
         # A piece at a time: a list of all lines of a large log would outweigh the log many times.
-        end = text.find("\n", start + _MIB)
+        end = text.find("\n", start + MIB)
         end = len(text) if end < 0 else end
         for line in text[start:end].replace("\r", "\n").split("\n"):
             if line:

@@ -41,6 +41,15 @@ def format_value(value: float, unit: str = "") -> str:
     return f"{digits} {unit}".strip()
 
 
+def format_spread(fraction: float | None) -> str:
+    """Write a relative spread behind a value, or nothing where it is not known.
+
+    >>> format_spread(0.012), format_spread(None)
+    (' ±1.2%', '')
+    """
+    return "" if fraction is None else f" ±{fraction * 100:.1f}%"
+
+
 def count(number: int, noun: str) -> str:
     """Write how many there are of something.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.presets.points import PLAIN
 from zenith_tune.direction import Direction
 from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.layouts.layout import Layout
@@ -12,19 +13,6 @@ from zenith_tune.parameters import CategoricalParameter, Params
 from zenith_tune.presets.megatron import MegatronPreset
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.testing import PresetContract
-
-PLAIN: Params = {
-    "tp": 1,
-    "pp": 1,
-    "cp": 1,
-    "ep": 1,
-    "etp": 1,
-    "mbs": 1,
-    "recompute_granularity": "full",
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-    "vit_gradient_checkpointing": "true",
-}
 
 
 class TestMegatronPreset(PresetContract):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.presets.points import PLAIN
 from zenith_tune.parameters import Params
 from zenith_tune.presets.megatron import MegatronPreset
 
@@ -127,18 +128,7 @@ def test_what_is_pruned_is_what_the_rules_say_over_the_whole_space(
     assert num_kept > 0
 
 
-LEGAL: Params = {
-    "tp": 2,
-    "pp": 1,
-    "cp": 1,
-    "ep": 1,
-    "etp": 1,
-    "mbs": 1,
-    "recompute_granularity": "full",
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-    "vit_gradient_checkpointing": "true",
-}
+LEGAL: Params = {**PLAIN, "tp": 2}
 
 
 @pytest.mark.parametrize(

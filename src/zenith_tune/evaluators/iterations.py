@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.units import GIB, MIB
+
 # The pattern starts with a plain word, which lets the search skip quickly over megabytes of other text.
 _START = re.compile(r"iteration[ \t]{1,20}(\d{1,12})/[ \t]{0,20}\d{1,12}[ \t]{0,4}\|")
 _MEMORY = re.compile(r"memory \(MB\)[^\r\n]{0,400}?max reserved: (\d{1,12}(?:\.\d{1,6})?)")
 _PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
 _MAX_LINE = 16 * 1024
-_MIB, _GIB = 2**20, 2**30
 
 ELAPSED_MS = "elapsed time per iteration (ms)"
 TFLOPS = "throughput per GPU (TFLOP/s/GPU)"
@@ -97,14 +98,14 @@ def last_run(lines: Sequence[IterationLine]) -> list[IterationLine]:
 
 def peak_memory_bytes(log: str, lines: Sequence[IterationLine]) -> int | None:
     """Return the most memory that any rank reserved, where the log tells."""
-    reports = [round(float(match[1]) * _MIB) for match in _MEMORY.finditer(log)]
+    reports = [round(float(match[1]) * MIB) for match in _MEMORY.finditer(log)]
     return max([*reports, *(line.memory_bytes for line in lines if line.memory_bytes)], default=None)
 
 
 def gib_to_bytes(text: str | None) -> int | None:
     """Return a printed number of GiB in bytes, or None where it is none."""
     value = read_number(text) if text else None
-    return round(value * _GIB) if value is not None and math.isfinite(value) and value > 0 else None
+    return round(value * GIB) if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def _raw_lines(log: str) -> Iterator[tuple[int, dict[str, str]]]:

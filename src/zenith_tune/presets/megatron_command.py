@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from zenith_tune.command_line import CommandLine
 from zenith_tune.parameters import Value
-from zenith_tune.placeholders import fill_placeholders
+from zenith_tune.placeholders import fill_or_set, placeholder_names
 
 OPTIONS = {
     "tp": "--tensor-model-parallel-size",
@@ -55,7 +55,7 @@ def edit_command(
     command: str,
     values: Mapping[str, Value],
     *,
-    left_out: Iterable[str] = (),
+    left_out: Collection[str] = (),
     flags_left_out: Iterable[str] = (),
     sequence_parallel: bool = False,
 ) -> str:
@@ -65,18 +65,16 @@ def edit_command(
     that has a placeholder for every value is the user's own template, which may have no place for options: nothing is
     set in it.
     """
-    text, filled = fill_placeholders(command, values)
-    wanted = [name for name in OPTIONS if name in values and name not in {*filled, *left_out}]
-    line = CommandLine(text)
-    if wanted:
-        line = line.set({OPTIONS[name]: values[name] for name in wanted})
+    options = {name: option for name, option in OPTIONS.items() if name in values and name not in left_out}
+    is_template = options.keys() <= placeholder_names(command, values)
+    line = CommandLine(fill_or_set(command, options, values))
     for name in left_out:
         if line.has(OPTIONS[name]):
             line = line.remove(OPTIONS[name])
     for flag in flags_left_out:
         if line.get(flag) == "":
             line = line.remove(flag)
-    if wanted and sequence_parallel:
+    if sequence_parallel and not is_template:
         line = _with_sequence_parallel(line)
     return line.text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zenith_tune.errors import DiskFullError, StudyError, UsageError
+from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.secrets import find_secrets, mask
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def open_beside(database: Path, name: str) -> IO[str]:
     try:
         return path.open("a+")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             raise disk_full(path) from error
         raise StudyError(f"{path.parent} cannot be written ({error.strerror}): choose another --db") from error
 
@@ -98,9 +98,14 @@ def full_disk_is_clear(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             raise disk_full(path) from error
         raise
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Tell whether a write failed for lack of space, or of quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def disk_full(path: Path | str) -> DiskFullError:
@@ -108,22 +113,8 @@ def disk_full(path: Path | str) -> DiskFullError:
     return DiskFullError(f"no space left on the disk of {path}: free some and go on with --resume; no trial is lost")
 
 
-@contextmanager
-def quiet_optuna() -> Iterator[None]:
-    """Keep Optuna's chatter off the terminal without touching the user's settings for good."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def check_database_file(path: Path) -> None:
     """Refuse a path that cannot be a database, before anything is written."""
-    if str(path) in ("", ".", ":memory:"):
-        raise StudyError("a study must outlive its tuner, but this database is in memory: give --db a file")
     if odd := set(str(path)) & set("?%{}"):
         raise StudyError(
             f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}: choose another"

@@ -13,7 +13,8 @@ from zenith_tune.direction import Direction
 from zenith_tune.distributions import to_distribution
 from zenith_tune.errors import StudyError
 from zenith_tune.parameters import Parameter, Value
-from zenith_tune.record.storage import clear_errors, open_storage, quiet_optuna
+from zenith_tune.quiet_optuna import quiet_optuna
+from zenith_tune.record.storage import clear_errors, open_storage
 from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.trial import Outcome, Trial
 
@@ -136,8 +137,8 @@ class StudyRecord:
             raise ValueError("only a trial that was started can be finished")
         stored = {name: getattr(trial, name) for name in _STORED}
         result = {"outcome": str(trial.outcome), "command": trial.command, **stored, "extra": dict(trial.extra)}
-        state = TrialState.COMPLETE if trial.ok else TrialState.FAIL
-        values = [trial.value] if trial.ok and trial.value is not None else None
+        values = [trial.value] if trial.value is not None else None
+        state = TrialState.COMPLETE if values else TrialState.FAIL
         with self._lock, clear_errors(self.url):
             trial_id = self._trial_id(trial.number)
             self._storage.set_trial_user_attr(trial_id, _RESULT, result)

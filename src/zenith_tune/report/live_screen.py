@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zenith_tune.report.trial_table import STYLES, in_short
+from zenith_tune.report.trial_table import STYLES, in_short, shown_number
 from zenith_tune.study import Study
 from zenith_tune.trial import Trial
 from zenith_tune.units import format_seconds, format_value
@@ -64,10 +64,9 @@ class LiveScreen:
         # Only the last column gives way where the terminal is narrow.
         table.add_column("value", no_wrap=True, overflow="ellipsis", ratio=1)
         for trial, label in self._recent:
-            number = "base" if trial.is_baseline else str(trial.number)
             state = Text(str(trial.outcome), style=STYLES.get(trial.outcome, ""))
-            table.add_row(Text(number), Text(label), state, Text(in_short(trial)))
-        for number_running, (label, start) in list(self._running.items()):
+            table.add_row(Text(shown_number(trial)), Text(label), state, Text(in_short(trial)))
+        for number, (label, start) in list(self._running.items()):
             elapsed = format_seconds(time.monotonic() - start)
-            table.add_row(Text(str(number_running)), Text(label), Text("running", style="cyan"), Text(elapsed))
+            table.add_row(Text(str(number)), Text(label), Text("running", style="cyan"), Text(elapsed))
         return Group(table, Text(self.status(), style="bold", overflow="ellipsis", no_wrap=True))

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.report.live_screen import LiveScreen
-from zenith_tune.report.trial_table import MAX_ROWS, STYLES, failure_lines, in_short, trial_table
+from zenith_tune.report.trial_table import MAX_ROWS, STYLES, failure_lines, in_short, shown_number, trial_table
 from zenith_tune.secrets import MASK
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
-from zenith_tune.units import count, format_gain, format_value
+from zenith_tune.units import count, format_gain, format_spread, format_value
 
 _REFRESH_PER_S = 4
 
@@ -99,11 +99,10 @@ class TerminalReporter(StudyListener):
             self._say(f"no trial went well: {stays}")
             self._print_warnings(end)
             return
-        spread = f" ±{fastest.spread * 100:.1f}%" if fastest.spread is not None else ""
         who = "your own command" if fastest.is_baseline else f"trial {fastest.number}"
         label = self._labels.get(fastest.number or 0, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
-        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{spread}")
+        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.spread)}")
         if not fastest.is_baseline:
             self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
         self._print_gain(study)
@@ -129,7 +128,7 @@ class TerminalReporter(StudyListener):
         else:
             over = format_value(base.value or 0, base.unit)
             noise = study.noise or 0.0
-            doubt = f", within the noise of ±{noise * 100:.1f}%: confirm it with --repeats 3"
+            doubt = f", within the noise of{format_spread(noise)}: confirm it with --repeats 3"
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){doubt * (study.gain < noise)}")
 
     def _say(self, line: str) -> None:
@@ -137,8 +136,7 @@ class TerminalReporter(StudyListener):
         self._console.print(Text(line), soft_wrap=True)
 
     def _line(self, trial: Trial, label: str) -> Text:
-        number = "base" if trial.is_baseline else str(trial.number)
-        line = Text(f"trial {number:>4}  {label:<28}  ")
+        line = Text(f"trial {shown_number(trial):>4}  {label:<28}  ")
         line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
         return line.append(f" {in_short(trial)}  [{self._screen.status()}]")
 

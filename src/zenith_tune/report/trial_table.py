@@ -7,7 +7,7 @@ from rich.text import Text
 
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
-from zenith_tune.units import format_bytes, format_gain, format_seconds, format_value
+from zenith_tune.units import format_bytes, format_gain, format_seconds, format_spread, format_value
 
 MAX_ROWS = 60
 STYLES = {Outcome.OK: "green", Outcome.OOM: "red", Outcome.ERROR: "red", Outcome.TIMEOUT: "yellow"}
@@ -38,6 +38,11 @@ def failure_lines(study: Study) -> list[str]:
     return [f"  {len(trials)} {kind} (trial {_numbers(trials)}): {trials[0].cause}" for kind, trials in groups.items()]
 
 
+def shown_number(trial: Trial) -> str:
+    """Return how a trial is called in tables and lines."""
+    return "base" if trial.is_baseline else str(trial.number)
+
+
 def in_short(trial: Trial) -> str:
     """Return a trial's value, or the beginning of its cause, for one line among many."""
     if trial.value is not None:
@@ -60,23 +65,15 @@ def _chosen(study: Study) -> list[Trial]:
 
 
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
-    base = study.baseline.value if study.baseline else None
-    gain = study.direction.gain(trial.value, over=base) if trial.value and base and not trial.is_baseline else None
-    number = "base" if trial.is_baseline else str(trial.number)
+    gain = None if trial.is_baseline else study.gain_of(trial)
+    number = shown_number(trial)
     label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
     return [
         Text(f"* {number}" if trial is study.fastest else number),
         Text(label),
         Text(str(trial.outcome), style=STYLES.get(trial.outcome, "")),
-        Text(_value(trial)),
+        Text("" if trial.value is None else format_value(trial.value) + format_spread(trial.spread)),
         Text(format_gain(gain) if gain is not None else ""),
         Text(format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""),
         Text(format_seconds(trial.duration_s) if trial.duration_s is not None else ""),
     ]
-
-
-def _value(trial: Trial) -> str:
-    if trial.value is None:
-        return ""
-    spread = f" ±{trial.spread * 100:.1f}%" if trial.spread is not None else ""
-    return format_value(trial.value) + spread

@@ -94,9 +94,8 @@ class LocalRunner(Runner):
             poll.register(pidfd, select.POLLIN)
             poll.register(self._stop_reader, select.POLLIN)
             # At most what the call can take, some 25 days: whoever waits looks at the clock again.
-            ready = [
-                fd for fd, _ in poll.poll(None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1))
-            ]
+            limit_ms = None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1)
+            ready = [fd for fd, _ in poll.poll(limit_ms)]
         return pidfd not in ready
 
     @property

@@ -118,7 +118,7 @@ def _end(members: Callable[[], set[int]], grace_s: float, hurry: Callable[[], bo
 
 def _signal(pids: set[int], signum: int) -> None:
     for pid in pids:
-        with _ignoring_gone():
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have gone by itself
             os.kill(pid, signum)
 
 
@@ -135,15 +135,6 @@ def _with_descendants(found: set[int], table: dict[int, list[str]]) -> set[int]:
         grown = not children <= found
         found = found | children
     return found - {os.getpid()}
-
-
-class _ignoring_gone:  # noqa: N801 - reads as a statement
-    """Ignore that a process went away by itself."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, trace: object) -> bool:
-        return isinstance(error, ProcessLookupError | PermissionError)
 
 
 def _all_pids() -> list[int]:

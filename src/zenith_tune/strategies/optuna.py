@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from zenith_tune.direction import Direction
 from zenith_tune.distributions import to_distribution
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.parameters import Parameter
+from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
@@ -152,14 +154,7 @@ class _Teller:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna's own messages off the terminal, and leave the user's settings as they were."""
-    import optuna
-
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        optuna.logging.set_verbosity(verbosity)
+    """Keep Optuna's messages and warnings off the terminal."""
+    with quiet_optuna(logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
