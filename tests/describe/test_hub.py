@@ -23,6 +23,15 @@ try:
 except ModelConfigError as error:
     print("ModelConfigError:", error)
 """
+SHAPE_SCRIPT = """
+import sys
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.errors import ModelConfigError
+try:
+    print(load_model(sys.argv[1]).name, load_model(sys.argv[1]).num_params)
+except ModelConfigError as error:
+    print("ModelConfigError:", error)
+"""
 LOCAL_CURE = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
 Read = Callable[..., str]
 
@@ -178,3 +187,13 @@ fetch_config(sys.argv[1])
 print(before == (list(logger.handlers), logger.propagate, logger.level, are_progress_bars_disabled()))
 """
     assert read("org/good", script) == "True"
+
+
+def test_a_models_whole_shape_is_read_from_the_hub(read: Read) -> None:
+    assert read("org/good", SHAPE_SCRIPT) == "org/good 8190735360"
+
+
+def test_a_model_that_the_hub_does_not_have_names_the_catalog_as_a_way_out(read: Read) -> None:
+    line = read("org/missing", SHAPE_SCRIPT)
+    assert line.startswith("ModelConfigError: model 'org/missing' does not exist at ")
+    assert line.endswith("or give the path of a config.json, or name a model of the catalog, such as llama3-8b")

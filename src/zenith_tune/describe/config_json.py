@@ -1,0 +1,170 @@
+"""A model's config.json: found, read, and asked for counts under the names that different frameworks use."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import reprlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.errors import ModelConfigError
+from zenith_tune.regular_file import open_regular
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+QUERY_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+LANGUAGE_PARTS = ("text_config", "thinker_config", "llm_config", "language_config", "language_model", "lm_config")
+OTHER_PARTS = ("vision", "visual", "vit", "image", "img", "video", "audio", "speech", "talker", "wav", "encoder")
+"""A nested config whose name holds one of these is not the language model."""
+SUB_PARTS = ("attn_config", "ffn_config")
+FILE_NAME = "config.json"
+MAX_MIB = 16
+"""The longest configs there are hold some hundred kilobytes; weights that are given by mistake hold gigabytes."""
+MAX_COUNT = 10**9
+"""No model has more of anything; beyond, sums of bytes would leave what floats can hold."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigJson:
+    """Hold a config.json or one part of it, with where it came from and what else its reader may do."""
+
+    values: Json
+    source: str
+    """The file, or the Hugging Face id."""
+    otherwise: str
+    """What to do where the config cannot be mended."""
+
+    def refuse(self, law: str) -> ModelConfigError:
+        """Return the error for a config that breaks `law`."""
+        return ModelConfigError(f"{self.source}{law}: mend it, {self.otherwise}")
+
+    def language_part(self) -> ConfigJson | None:
+        """Return the nested config that describes the language model, or this one where it does."""
+        part = _language_part(self.values)
+        return None if part is None else replace(self, values=part)
+
+    def count(self, *keys: str) -> int | None:
+        """Return the first of `keys` that the config has, or None; a value that is no count is an error."""
+        for scope in (self.values, *(self.values[name] for name in SUB_PARTS if self._is_part(name))):
+            for key in keys:
+                if scope.get(key) is not None:
+                    return self._checked(key, scope[key])
+        return None
+
+    def size(self, key: str, default: int = 0) -> int:
+        """Return a count that may also be 0, or `default` where the config does not have it."""
+        value = self.values.get(key)
+        if type(value) is int and value == 0:
+            return 0
+        return default if value is None else self._checked(key, value)
+
+    def flag(self, key: str) -> bool | None:
+        """Return what the config says of `key`, or None; a value that is neither true nor false is an error."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.refuse(f": {key} must be true or false, but got {reprlib.repr(value)}")
+        return value
+
+    def query_groups(self) -> int | None:
+        """Return how many key and value heads there are, or None where every head has its own."""
+        multi_query = self.values.get("multi_query") is True
+        if multi_query and self.values.get("new_decoder_architecture") is False:
+            return 1  # Falcon 7B also writes a number of key and value heads, which its code ignores
+        groups = self.count(*QUERY_GROUPS)
+        # StarCoder says in words that all heads share one key and value head.
+        return 1 if groups is None and multi_query else groups
+
+    def num_experts(self) -> int | None:
+        """Return how many experts there are, or None for a model that is not a mixture of experts."""
+        # A dense model of a family that also has mixtures writes 0 here.
+        dense = {key: None for key in EXPERTS if type(self.values.get(key)) is int and self.values[key] == 0}
+        num_experts = replace(self, values={**self.values, **dense}).count(*EXPERTS)
+        return None if num_experts == 1 else num_experts
+
+    def _is_part(self, name: str) -> bool:
+        return isinstance(self.values.get(name), dict)
+
+    def _checked(self, key: str, value: object) -> int:
+        if type(value) is not int or value < 1:
+            raise self.refuse(f": {key} must be a whole number from 1, but got {reprlib.repr(value)}")
+        if value > MAX_COUNT:
+            raise self.refuse(f": {key} must be at most {MAX_COUNT}, but got {reprlib.repr(value)}")
+        return value
+
+
+def find_local(model: str, otherwise: str) -> Path | None:
+    """Return where `model` is on this machine, or None where it is not."""
+    if not model.strip():
+        raise ModelConfigError(f"model must be a local path or a Hugging Face id, but is empty: give one, {otherwise}")
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelConfigError(f"model {model!r} cannot be looked up ({error}): check the path, {otherwise}") from None
+
+
+def config_path(path: Path) -> Path:
+    """Return the config.json in a folder, or the path itself where it is none."""
+    return path / FILE_NAME if path.is_dir() else path
+
+
+def refuse_missing_path(model: str, otherwise: str) -> None:
+    """Raise for a path where nothing is, before the hub is asked for it."""
+    if model.startswith((".", "/", "~")) or model.endswith(".json"):
+        raise ModelConfigError(f"model {model!r} looks like a path, but nothing is there: check the path, {otherwise}")
+
+
+def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
+    """Read a config.json."""
+    empty = ConfigJson(values={}, source=source, otherwise=otherwise)
+    try:
+        values = json.loads(_content(path).decode("utf-8-sig"))
+    except FileNotFoundError:
+        law = f"model folder {str(path.parent)!r} has no config.json"
+        raise ModelConfigError(f"{law}: add it, {otherwise}") from None
+    except OSError as error:
+        raise empty.refuse(f" cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise too_deep(empty) from None
+    except ValueError as error:
+        raise _not_json(empty, " ".join(str(error).split())) from None
+    if not isinstance(values, dict):
+        raise empty.refuse(f" must be a JSON object, but is a {type(values).__name__}")
+    return replace(empty, values=values)
+
+
+def too_deep(config: ConfigJson) -> ModelConfigError:
+    """Return the error for a config that is nested deeper than Python can follow."""
+    return _not_json(config, "nested too deep")
+
+
+def _not_json(config: ConfigJson, reason: str) -> ModelConfigError:
+    return config.refuse(f" must be a config.json in JSON, but is not ({reason})")
+
+
+def _content(path: Path) -> bytes:
+    # The hub's cache is made of links, so these are followed; a pipe or a device would never end.
+    with open_regular(Path(os.path.realpath(path))) as file:
+        data = file.read(MAX_MIB * 2**20 + 1)
+    if len(data) > MAX_MIB * 2**20:
+        raise OSError(errno.EFBIG, f"larger than {MAX_MIB} MiB")
+    return data
+
+
+def _language_part(config: Json) -> Json | None:
+    nested = {name: value for name, value in config.items() if isinstance(value, dict)}
+    for name in LANGUAGE_PARTS:
+        if name in nested and (part := _language_part(nested[name])) is not None:
+            return part
+    if any(config.get(key) is not None for key in LAYERS):
+        return config
+    others = [value for name, value in nested.items() if not any(word in name.lower() for word in OTHER_PARTS)]
+    parts = [part for value in others if (part := _language_part(value)) is not None]
+    # Two candidates and no telling name: a guess could be the wrong one.
+    return parts[0] if len(parts) == 1 else None

@@ -1,0 +1,87 @@
+"""GPUs by name: what the catalog knows of each, and of the machine that it usually comes in."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from importlib import resources
+from typing import Any
+
+from zenith_tune.describe.cluster_spec import GpuSpec, LinkSpec
+from zenith_tune.errors import UnknownNameError
+from zenith_tune.units import GIB
+
+Entry = dict[str, Any]
+
+LINKS = ("fast_link", "node_link", "network")
+
+
+def known_gpus() -> list[str]:
+    """Return the names of the GPUs in the catalog, without aliases."""
+    return list(_catalog()["gpus"])
+
+
+def find_gpu(text: str) -> str | None:
+    """Return the catalog's name for a GPU, whatever its case or alias, or None where it is not there.
+
+    >>> find_gpu("H100-80"), find_gpu("tpu")
+    ('h100', None)
+    """
+    return _names().get(text.strip().lower())
+
+
+def gpu_name(text: str) -> str:
+    """Return the catalog's name for a GPU, or raise with those that are known."""
+    name = find_gpu(text)
+    if name is None:
+        raise UnknownNameError("GPU", text, known_gpus())
+    return name
+
+
+def match_gpu(driver_name: str) -> str | None:
+    """Return the catalog's name for the GPU that the driver calls so.
+
+    >>> match_gpu("NVIDIA A100-SXM4-40GB"), match_gpu("Voodoo 2")
+    ('a100-40', None)
+    """
+    words = set(re.split(r"[^a-z0-9]+", driver_name.lower()))
+    entries = _catalog()["gpus"].items()
+    return next((name for name, entry in entries if {word.lower() for word in entry["matches"]} <= words), None)
+
+
+def gpu_spec(name: str) -> GpuSpec:
+    """Return the catalog's GPU of this very name."""
+    entry = _catalog()["gpus"][name]
+    rates = {key: float(entry[key]) for key in entry if key.endswith("_flops") or key == "memory_bytes_per_s"}
+    return GpuSpec(name=name, memory_bytes=round(entry["memory_gib"] * GIB), **rates)
+
+
+def nvlink_bytes_per_s(name: str, nvlinks: int) -> float:
+    """Return what one GPU sends over so many NVLinks, or over all that it has where they lead to a switch.
+
+    >>> nvlink_bytes_per_s("h100", 18 * 7)
+    450000000000.0
+    """
+    entry = _catalog()["gpus"][name]
+    return float(min(nvlinks, entry.get("nvlinks", 0)) * entry.get("nvlink_bytes_per_s", 0.0))
+
+
+def node_fields(name: str) -> dict[str, Any]:
+    """Return the fields of ClusterSpec that a GPU's usual machine decides."""
+    catalog = _catalog()
+    node = catalog["nodes"][catalog["gpus"][name]["node"]]
+    return {**node, **{link: LinkSpec(**node[link]) for link in LINKS}}
+
+
+@functools.cache
+def _catalog() -> dict[str, dict[str, Entry]]:
+    text = resources.files("zenith_tune.describe").joinpath("catalog/clusters.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    """Return every spelling in lower case, with the catalog's name for it."""
+    entries = _catalog()["gpus"].items()
+    return {spelling: name for name, entry in entries for spelling in (name, *entry.get("aliases", ()))}

@@ -1,0 +1,17 @@
+"""What a training job keeps while its layout is chosen: sequence length, precision and the framework that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenith_tune.describe.framework_spec import FrameworkSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """Hold what every layout of one job shares; the global batch is a column of the layouts."""
+
+    seq_len: int
+    framework: FrameworkSpec
+    precision: str = "bf16"
+    """bf16, fp16, fp32, or the low-precision recipes fp8..., mxfp8, nvfp4."""

@@ -1,0 +1,79 @@
+"""One machine as nvidia-smi describes it: the names of its GPUs and the matrix of their links.
+
+The text is what `(nvidia-smi -L; nvidia-smi topo -m) > FILE` saves.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import replace
+from typing import Any
+
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.gpu_catalog import gpu_spec, known_gpus, match_gpu, node_fields, nvlink_bytes_per_s
+from zenith_tune.describe.topology import Topology, parse_topology
+from zenith_tune.errors import UsageError
+
+SAVE = "(nvidia-smi -L; nvidia-smi topo -m) > FILE"
+DESCRIBE = "describe the cluster in a TOML file with gpu, num_gpus and its links"
+_LISTED = re.compile(r"^GPU [0-9]+: (.+?)(?: \(UUID: [^)\n]*\))?[ \t\r]*$", re.ASCII | re.MULTILINE)
+_MATRIX = re.compile(r"^GPU0[ \t]", re.ASCII | re.MULTILINE)
+
+
+def is_machine(text: str) -> bool:
+    """Tell whether a text is from nvidia-smi: a list of GPUs, or a matrix of their links."""
+    return bool(listed_gpus(text) or _MATRIX.search(text))
+
+
+def listed_gpus(text: str) -> list[str]:
+    """Return the names of the GPUs that `nvidia-smi -L` lists."""
+    return _LISTED.findall(text)
+
+
+def machine_cluster(text: str, source: str) -> ClusterSpec:
+    """Return the machine that `nvidia-smi -L` and `nvidia-smi topo -m`, one after the other, describe."""
+    names = listed_gpus(text)
+    if not names:
+        law = f"{source} must list its GPUs before their matrix, as `nvidia-smi -L` does, but does not"
+        raise UsageError(f"{law}: save it with `{SAVE}`")
+    gpu = _one_kind(names, source)
+    # The list is left out of what is parsed as a matrix; a machine with one GPU needs none.
+    topology = parse_topology(_LISTED.sub("", text)) if len(names) > 1 else None
+    if topology and topology.num_gpus != len(names):
+        law = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
+        raise UsageError(f"{law}, but has {topology.num_gpus}: save it anew with `{SAVE}`")
+    fields = {**node_fields(gpu), **_links(gpu, topology)}
+    return ClusterSpec(name=f"{gpu}x{len(names)}", gpu=gpu_spec(gpu), num_gpus=len(names), **fields)
+
+
+def _links(gpu: str, topology: Topology | None) -> dict[str, Any]:
+    """Return what the matrix says of the machine, in place of what is usual for its GPU."""
+    usual = node_fields(gpu)
+    if topology is None or topology.fast_domain == 1:
+        return {
+            "gpus_per_node": topology.num_gpus if topology else 1,
+            "fast_domain": 1,
+            "fast_link": usual["node_link"],
+        }
+    rate = nvlink_bytes_per_s(gpu, topology.nvlinks_per_gpu) or usual["fast_link"].bytes_per_s
+    return {
+        "gpus_per_node": topology.num_gpus,
+        "fast_domain": topology.fast_domain,
+        "fast_link": replace(usual["fast_link"], bytes_per_s=rate),
+    }
+
+
+def _one_kind(names: list[str], source: str) -> str:
+    kinds = sorted(set(names))
+    if len(kinds) > 1:
+        raise UsageError(f"{source} must have GPUs of one kind, but has {_quoted(kinds)}: {DESCRIBE} for one of them")
+    gpu = match_gpu(kinds[0])
+    if gpu is None:
+        law = f"{source} must have GPUs that the catalog knows ({', '.join(sorted(known_gpus()))})"
+        raise UsageError(f"{law}, but has {_quoted(kinds)}: {DESCRIBE}")
+    return gpu
+
+
+def _quoted(names: list[str]) -> str:
+    return " and ".join(reprlib.repr(name) for name in names[:4])

@@ -1,0 +1,172 @@
+"""The shape of a transformer language model, and how many parameters each of its parts has.
+
+Legend: h hidden size, f feed-forward size, a attention heads, g key-value heads, d head dimension, E experts,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Hold the ranks of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    q_rank: int
+    """0 where the query is projected at once."""
+    kv_rank: int
+    qk_nope_dim: int
+    qk_rope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Hold the shape of a decoder-only transformer, dense or a mixture of experts."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    ffn_hidden: int
+    """Width of the feed-forward part of a dense layer; in a model without dense layers it is not used."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    gated_mlp: bool = True
+    """Three matrices (SwiGLU) instead of two."""
+    tied_embeddings: bool = False
+    norm_bias: bool = False
+    """LayerNorm, which has a bias, instead of RMSNorm."""
+    linear_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    embedding_norm: bool = False
+    num_positions: int = 0
+    """Learned positions; 0 where they are computed (rotary, ALiBi)."""
+    num_experts: int = 0
+    """0 for a model that is not a mixture of experts."""
+    top_k: int = 0
+    moe_ffn_hidden: int = 0
+    shared_ffn_hidden: int = 0
+    """Width of all shared experts together."""
+    shared_gate: bool = False
+    router_bias: bool = False
+    num_dense_layers: int = 0
+    """Layers of a mixture of experts that are dense all the same; they come first."""
+    latent_attention: LatentAttention | None = None
+    num_mtp_layers: int = 0
+    """Layers for multi-token prediction, after the last one; published counts leave them out."""
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers whose feed-forward part is a mixture of experts."""
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        mla = self.latent_attention
+        return self.num_heads * (mla.qk_nope_dim + mla.qk_rope_dim if mla else self.head_dim)
+
+    @property
+    def value_size(self) -> int:
+        """Width of the attention's output before its projection."""
+        mla = self.latent_attention
+        return self.num_heads * (mla.v_dim if mla else self.head_dim)
+
+    @property
+    def kv_size(self) -> int:
+        """Width of keys and values together, as the attention kernel sees them."""
+        mla = self.latent_attention
+        if mla:
+            return self.num_heads * (mla.qk_nope_dim + mla.qk_rope_dim + mla.v_dim)
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's attention, its norms of queries and keys included."""
+        h, mla = self.hidden, self.latent_attention
+        if mla:
+            q = h * mla.q_rank + mla.q_rank + mla.q_rank * self.query_size if mla.q_rank else h * self.query_size
+            kv = h * (mla.kv_rank + mla.qk_rope_dim) + mla.kv_rank
+            kv += mla.kv_rank * self.num_heads * (mla.qk_nope_dim + mla.v_dim)
+            return q + kv + self.value_size * h
+        qkv = self.query_size + self.kv_size
+        biases = (qkv if self.qkv_bias or self.linear_bias else 0) + (h if self.linear_bias else 0)
+        extras = (2 * self.head_dim if self.qk_norm else 0) + (self.num_heads if self.attention_sinks else 0)
+        return h * qkv + self.value_size * h + biases + extras
+
+    def mlp_params(self, width: int) -> int:
+        """Parameters of one feed-forward part of `width`."""
+        up = 2 if self.gated_mlp else 1
+        biases = up * width + self.hidden if self.linear_bias else 0
+        return (up + 1) * self.hidden * width + biases
+
+    @property
+    def dense_mlp_params(self) -> int:
+        """Parameters of a dense layer's feed-forward part."""
+        return self.mlp_params(self.ffn_hidden)
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one routed expert."""
+        return self.mlp_params(self.moe_ffn_hidden) if self.num_experts else 0
+
+    @property
+    def router_params(self) -> int:
+        """Parameters of one layer's router."""
+        return self.num_experts * (self.hidden + (1 if self.router_bias else 0))
+
+    @property
+    def shared_expert_params(self) -> int:
+        """Parameters of one layer's shared experts and their gate."""
+        if not self.shared_ffn_hidden:
+            return 0
+        return self.mlp_params(self.shared_ffn_hidden) + (self.hidden if self.shared_gate else 0)
+
+    @property
+    def norm_params(self) -> int:
+        """Parameters of one norm over the hidden size."""
+        return self.hidden * (2 if self.norm_bias else 1)
+
+    @property
+    def dense_layer_params(self) -> int:
+        """Parameters of one dense layer."""
+        return self.attention_params + self.dense_mlp_params + 2 * self.norm_params
+
+    @property
+    def moe_layer_params(self) -> int:
+        """Parameters of one layer with experts, all of them."""
+        experts = self.num_experts * self.expert_params + self.router_params + self.shared_expert_params
+        return self.attention_params + experts + 2 * self.norm_params
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of one vocabulary table."""
+        return self.vocab * self.hidden
+
+    @property
+    def num_params(self) -> int:
+        """All parameters, those for multi-token prediction left out."""
+        dense = (self.num_layers - self.num_moe_layers) * self.dense_layer_params
+        tables = self.embedding_params * (1 if self.tied_embeddings else 2) + self.num_positions * self.hidden
+        norms = self.norm_params * (2 if self.embedding_norm else 1)
+        return dense + self.num_moe_layers * self.moe_layer_params + tables + norms
+
+    @property
+    def num_active_params(self) -> int:
+        """Parameters that one token passes through."""
+        idle = (self.num_experts - self.top_k) * self.expert_params * self.num_moe_layers
+        return self.num_params - idle
+
+    def padded_vocab(self, divisible_by: int) -> int:
+        """Return the vocabulary rounded up to a multiple, as Megatron-LM pads it to split it.
+
+        >>> ModelSpec(name="gpt2", num_layers=1, hidden=8, ffn_hidden=8, num_heads=1, num_kv_heads=1, head_dim=8,
+        ...           vocab=50257).padded_vocab(128)
+        50304
+        """
+        return -(-self.vocab // divisible_by) * divisible_by

@@ -1,0 +1,135 @@
+"""How the GPUs of one machine are linked, as `nvidia-smi topo -m` prints it."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+import reprlib
+from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
+
+MAX_GPUS = 1024
+"""More than any machine has; a matrix of more is not one that nvidia-smi wrote."""
+CURE = "save it anew with `nvidia-smi topo -m`"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_GPU = re.compile(r"GPU[0-9]+", re.ASCII)
+_NVLINK = re.compile(r"NV([0-9]{1,3})", re.ASCII)
+
+Row = tuple[int, ...]
+
+
+class Path(enum.IntEnum):
+    """Name the way between two GPUs, from the quickest to the slowest."""
+
+    SELF = 0
+    NVLINK = 1
+    PIX = 2
+    """One PCIe switch."""
+    PXB = 3
+    """Several PCIe switches."""
+    PHB = 4
+    """A PCIe host bridge: through the CPU."""
+    NODE = 5
+    """Several host bridges of one socket."""
+    SYS = 6
+    """From socket to socket."""
+
+
+_CELLS = {"X": Path.SELF, "SOC": Path.SYS} | {path.name: path for path in Path if path >= Path.PIX}
+"""Drivers before 2018 wrote SOC for SYS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Hold the ways between the GPUs of a machine."""
+
+    paths: tuple[tuple[Path, ...], ...]
+    nvlinks: tuple[Row, ...]
+    """How many NVLinks join each pair; behind a switch every pair shows all that a GPU has."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in the machine."""
+        return len(self.paths)
+
+    @property
+    def islands(self) -> list[list[int]]:
+        """Return the groups of GPUs that NVLinks join, directly or through one another, a lone GPU being one too."""
+        left, islands = list(range(self.num_gpus)), []
+        while left:
+            island = [left.pop(0)]
+            for gpu in island:
+                island += [other for other in left if self.nvlinks[gpu][other]]
+                left = [other for other in left if other not in island]
+            islands.append(sorted(island))
+        return islands
+
+    @property
+    def fast_domain(self) -> int:
+        """GPUs in the smallest island: a group of that size fits into every one."""
+        return min(len(island) for island in self.islands)
+
+    @property
+    def nvlinks_per_gpu(self) -> int:
+        """NVLinks of the GPU that has the fewest, those behind a switch counted once for each other GPU."""
+        return min(sum(row) for row in self.nvlinks)
+
+    @property
+    def slowest_path(self) -> Path:
+        """The slowest way between any two GPUs."""
+        return max(max(row) for row in self.paths)
+
+
+def parse_topology(text: str) -> Topology:
+    """Read the matrix that `nvidia-smi topo -m` prints.
+
+    >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
+    [[0, 1]]
+    """
+    cells = _cells(_COLOURS.sub("", text))
+    nvlinks = tuple(tuple(_num_nvlinks(cell) for cell in row) for row in cells)
+    paths = tuple(tuple(_path(cell) for cell in row) for row in cells)
+    size = range(len(paths))
+    for a in size:
+        for b in size:
+            if (paths[a][b], nvlinks[a][b]) != (paths[b][a], nvlinks[b][a]) or (a == b) != (paths[a][b] is Path.SELF):
+                raise _refusal(f"GPU{a} to GPU{b} must be as GPU{b} to GPU{a}, and X on the diagonal alone, but is not")
+    return Topology(paths=paths, nvlinks=nvlinks)
+
+
+def _cells(text: str) -> list[list[str]]:
+    """Return the cells between GPUs; network cards and affinities stand behind them and are left out."""
+    lines = [words for line in text.splitlines() if (words := line.split()) and _GPU.fullmatch(words[0])]
+    if not lines:
+        raise _refusal("the matrix must have a line that begins with GPU0, but has none")
+    header, rows = list(itertools.takewhile(_GPU.fullmatch, lines[0])), lines[1:]
+    if len(header) > MAX_GPUS:
+        raise _refusal(f"the matrix must have at most {MAX_GPUS} GPUs, but has {len(header)}")
+    if [row[0] for row in rows] != header:
+        raise _refusal(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(rows)}")
+    cells = [row[1 : len(header) + 1] for row in rows]
+    short = next((row[0] for row, line in zip(rows, cells, strict=True) if len(line) < len(header)), None)
+    if short:
+        raise _refusal(f"{short} must have {len(header)} cells, but its line is shorter")
+    return cells
+
+
+def _num_nvlinks(cell: str) -> int:
+    match = _NVLINK.fullmatch(cell)
+    return int(match[1]) if match else 0
+
+
+def _path(cell: str) -> Path:
+    if _num_nvlinks(cell):
+        return Path.NVLINK
+    if cell not in _CELLS:
+        raise _refusal(
+            f"a cell must be X, NV1 to NV999 or one of PIX, PXB, PHB, NODE, SYS, but is {reprlib.repr(cell)}"
+        )
+    return _CELLS[cell]
+
+
+def _refusal(law: str) -> UsageError:
+    return UsageError(f"topology: {law}: {CURE}")

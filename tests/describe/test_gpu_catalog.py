@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, known_gpus, match_gpu, node_fields
+from zenith_tune.errors import UnknownNameError
+from zenith_tune.units import GIB
+
+# Marketed memory in GB or GiB, dense bf16 (V100: fp16) and memory rate, from the makers' datasheets.
+DATASHEETS = {
+    "v100-16": (16, 125e12, 0.9e12),
+    "v100-32": (32, 125e12, 0.9e12),
+    "a100-40": (40, 312e12, 1.555e12),
+    "a100-80": (80, 312e12, 2.039e12),
+    "a800": (80, 312e12, 2.039e12),
+    "h100": (80, 989e12, 3.35e12),
+    "h200": (141, 989e12, 4.8e12),
+    "b200": (180, 2250e12, 8e12),
+    "b300": (270, 2250e12, 8e12),
+    "gb200": (186, 2500e12, 8e12),
+    "gb300": (279, 2500e12, 8e12),
+    "mi300x": (192, 1307e12, 5.3e12),
+}
+NVLINK_ONE_WAY = {"v100-32": 150e9, "a100-80": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9, "gb300": 900e9}
+
+
+@pytest.mark.parametrize("name", DATASHEETS)
+def test_gpus_have_the_figures_of_their_datasheets(name: str) -> None:
+    memory, flops, bandwidth = DATASHEETS[name]
+    gpu = gpu_spec(name)
+    assert 0.96 * memory < gpu.memory_bytes / GIB <= memory
+    assert gpu.bf16_flops == pytest.approx(flops, rel=0.001)
+    assert gpu.memory_bytes_per_s == pytest.approx(bandwidth, rel=0.001)
+
+
+@pytest.mark.parametrize("name", NVLINK_ONE_WAY)
+def test_nvlink_is_half_of_the_rate_that_makers_print_for_both_ways(name: str) -> None:
+    assert node_fields(name)["fast_link"].bytes_per_s == NVLINK_ONE_WAY[name]
+
+
+def test_low_precisions_are_dense_rates() -> None:
+    assert gpu_spec("h100").fp8_flops == pytest.approx(2 * gpu_spec("h100").bf16_flops, rel=0.001)
+    assert gpu_spec("b200").fp4_flops == 4 * gpu_spec("b200").bf16_flops
+    assert gpu_spec("a100-80").fp8_flops == 0
+
+
+@pytest.mark.parametrize("name", known_gpus())
+def test_every_gpu_of_the_catalog_is_whole(name: str) -> None:
+    gpu, fields = gpu_spec(name), node_fields(name)
+    assert min(gpu.memory_bytes, gpu.bf16_flops, gpu.fp32_flops, gpu.memory_bytes_per_s) > 0
+    assert fields["fast_link"].bytes_per_s >= fields["node_link"].bytes_per_s
+    assert 0 < fields["fast_link"].latency_s <= fields["network"].latency_s < 1e-3
+    assert (
+        max(fields["gpus_per_node"], fields["fast_domain"]) % min(fields["gpus_per_node"], fields["fast_domain"]) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "name"),
+    [
+        ("Tesla V100-SXM2-16GB", "v100-16"),
+        ("Tesla V100-SXM3-32GB", "v100-32"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA H1000", None),
+        ("", None),
+    ],
+)
+def test_the_drivers_name_for_a_gpu_finds_its_entry(driver_name: str, name: str | None) -> None:
+    assert match_gpu(driver_name) == name
+
+
+def test_aliases_in_any_case_find_their_gpu() -> None:
+    assert [find_gpu(name) for name in ("A100", "V100", "H100-80", "MI300", "tpu")] == [
+        "a100-80",
+        "v100-32",
+        "h100",
+        "mi300x",
+        None,
+    ]
+
+
+def test_an_unknown_gpu_is_answered_with_a_guess() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown GPU 'h10'; did you mean 'h100'\? Known: a10, a100-40"):
+        gpu_name("h10")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.describe.smi_samples import listed, matrix, uniform
+from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.local_cluster import local_cluster
+from zenith_tune.errors import UsageError
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an empty folder before all others on PATH and return where its nvidia-smi goes."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "nvidia-smi"
+
+
+def install(smi: Path, script: str) -> None:
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+
+
+def install_machine(smi: Path, gpus: str, links: str) -> None:
+    (smi.parent / "gpus").write_text(gpus)
+    (smi.parent / "links").write_text(links)
+    install(smi, f"cd '{smi.parent}'; if [ \"$1\" = -L ]; then cat gpus; else cat links; fi")
+
+
+def refusal(timeout_s: float = 20.0) -> str:
+    with pytest.raises(UsageError) as caught:
+        local_cluster(timeout_s)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(": name the cluster instead, such as h100x8, or give a file")
+    return message
+
+
+def test_this_machine_is_read_from_its_nvidia_smi(smi: Path) -> None:
+    install_machine(smi, listed("NVIDIA H100 80GB HBM3", 8), matrix(uniform(8, "NV18"), nics=8, colours=True))
+    assert local_cluster() == load_cluster("h100x8")
+    assert load_cluster("local") == load_cluster(" LOCAL ") == load_cluster("h100x8")
+
+
+def test_one_gpu_is_not_asked_for_its_links(smi: Path) -> None:
+    install(smi, f'[ "$1" = -L ] && echo "{listed("NVIDIA H200", 1).strip()}"')
+    assert local_cluster().name == "h200x1"
+
+
+def test_a_machine_without_nvidia_smi_is_told(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(smi.parent))
+    assert "this machine must have nvidia-smi on its PATH, but has not" in refusal()
+
+
+def test_an_nvidia_smi_that_cannot_be_run_is_told(smi: Path) -> None:
+    smi.write_bytes(b"\x7fELF of another machine")
+    smi.chmod(0o755)
+    assert "must be able to run nvidia-smi, but cannot (Exec format error)" in refusal()
+
+
+def test_a_failing_nvidia_smi_is_quoted(smi: Path) -> None:
+    install(smi, "echo 'NVIDIA-SMI has failed because it could not'; echo 'talk to the driver.' >&2; exit 9")
+    assert "failed with status 9 (NVIDIA-SMI has failed because it could not talk to the driver.)" in refusal()
+
+
+def test_an_nvidia_smi_that_fails_with_much_noise_stays_one_line(smi: Path) -> None:
+    install(smi, "head -c 100000 /dev/zero | tr '\\0' 'x'; exit 1")
+    assert len(refusal()) < 500
+
+
+def test_a_machine_whose_gpus_have_gone_is_told(smi: Path) -> None:
+    install(smi, "echo 'No devices were found'")
+    assert "must have a GPU, but nvidia-smi lists none (No devices were found)" in refusal()
+
+
+def test_links_that_cannot_be_had_are_told(smi: Path) -> None:
+    install(smi, 'if [ "$1" = -L ]; then ' + f"printf '{listed('NVIDIA L4', 2)}'; else exit 3; fi")
+    assert "must answer `nvidia-smi topo -m`, but it failed with status 3 (no message)" in refusal()
+
+
+def test_an_nvidia_smi_that_hangs_is_killed_with_its_children(smi: Path) -> None:
+    install(smi, f"sh -c 'echo $$ > {smi.parent}/child; exec sleep 600' & wait")
+    started = time.monotonic()
+    assert "must answer `nvidia-smi -L` within 0.5 s, but does not" in refusal(timeout_s=0.5)
+    assert time.monotonic() - started < 60
+    child = int((smi.parent / "child").read_text())
+    deadline = time.monotonic() + 20
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.describe.smi_samples import DGX_1, islands, matrix, uniform
+from zenith_tune.describe.topology import Path, parse_topology
+from zenith_tune.errors import UsageError
+
+
+def test_a_dgx_a100_is_one_island_of_eight() -> None:
+    topology = parse_topology(matrix(uniform(8, "NV12"), nics=10))
+    assert topology.islands == [list(range(8))]
+    assert (topology.num_gpus, topology.fast_domain, topology.slowest_path) == (8, 8, Path.NVLINK)
+    assert topology.nvlinks[0] == (0, 12, 12, 12, 12, 12, 12, 12)
+
+
+def test_a_box_without_nvlink_has_no_island_and_tells_its_slowest_path() -> None:
+    topology = parse_topology(matrix(islands([2, 2], "PIX", "SYS")))
+    assert topology.islands == [[0], [1], [2], [3]]
+    assert (topology.fast_domain, topology.nvlinks_per_gpu, topology.slowest_path) == (1, 0, Path.SYS)
+
+
+@pytest.mark.parametrize("link", ["PIX", "PXB", "PHB", "NODE", "SYS"])
+def test_every_way_over_pcie_is_understood(link: str) -> None:
+    assert parse_topology(matrix(uniform(2, link))).slowest_path is Path[link]
+
+
+def test_the_old_name_of_the_way_between_sockets_is_understood() -> None:
+    assert parse_topology(matrix(uniform(2, "SOC"))).slowest_path is Path.SYS
+
+
+def test_two_islands_of_four_are_told_apart() -> None:
+    topology = parse_topology(matrix(islands([4, 4], "NV4", "SYS")))
+    assert topology.islands == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (topology.fast_domain, topology.nvlinks_per_gpu) == (4, 12)
+
+
+def test_pairs_behind_bridges_need_not_be_neighbours() -> None:
+    cells = uniform(4, "SYS")
+    cells[0][2] = cells[2][0] = cells[1][3] = cells[3][1] = "NV4"
+    assert parse_topology(matrix(cells)).islands == [[0, 2], [1, 3]]
+
+
+def test_a_lone_gpu_beside_an_island_leaves_no_fast_domain() -> None:
+    topology = parse_topology(matrix(islands([2, 1], "NV4", "PHB")))
+    assert (topology.islands, topology.fast_domain) == ([[0, 1], [2]], 1)
+
+
+def test_a_mesh_without_a_switch_is_one_island_with_all_its_links() -> None:
+    topology = parse_topology(matrix(DGX_1))
+    assert (topology.fast_domain, topology.nvlinks_per_gpu, topology.slowest_path) == (8, 6, Path.SYS)
+
+
+def test_underlined_headers_and_windows_line_ends_change_nothing() -> None:
+    plain = parse_topology(matrix(uniform(8, "NV18"), nics=4))
+    assert parse_topology(matrix(uniform(8, "NV18"), nics=4, colours=True)) == plain
+    assert parse_topology(matrix(uniform(8, "NV18"), nics=4).replace("\n", "\r\n")) == plain
+
+
+def test_one_gpu_is_a_machine_too() -> None:
+    topology = parse_topology(matrix([[" X "]]))
+    assert (topology.num_gpus, topology.fast_domain, topology.slowest_path) == (1, 1, Path.SELF)
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        ("", "must have a line that begins with GPU0"),
+        ("nonsense\n\x00\xff", "must have a line that begins with GPU0"),
+        ("GPU0 GPU1\nGPU0 X NV4", "must have a line for each of its 2 GPUs, but has 1"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4", "GPU1 must have 2 cells, but its line is shorter"),
+        ("GPU0 GPU1\nGPU0 X WAT\nGPU1 WAT X", "but is 'WAT'"),
+        ("GPU0 GPU1\nGPU0 X NV0\nGPU1 NV0 X", "but is 'NV0'"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV2 X", "GPU0 to GPU1 must be as GPU1 to GPU0"),
+        ("GPU0 GPU1\nGPU0 X X\nGPU1 X X", "X on the diagonal alone"),
+        ("GPU0 GPU1\nGPU0 NV1 NV1\nGPU1 NV1 NV1", "X on the diagonal alone"),
+        (" ".join(f"GPU{i}" for i in range(5000)), "must have at most 1024 GPUs, but has 5000"),
+    ],
+)
+def test_a_broken_matrix_is_refused_in_one_line(text: str, law: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_topology(text)
+    assert law in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).endswith("save it anew with `nvidia-smi topo -m`")
+
+
+@given(st.lists(st.sampled_from(["GPU0", "GPU1", "X", "NV4", "NV", "SYS", "\n", "\t", "\x1b[4m", "NIC0", "é"])))
+def test_any_text_is_read_or_refused(words: list[str]) -> None:
+    try:
+        assert parse_topology(" ".join(words)).num_gpus > 0
+    except UsageError as error:
+        assert "\n" not in str(error)
