@@ -21,8 +21,9 @@ check: $(VENV)/.dev  ## lint, types and documentation
 docs: $(VENV)/.dev  ## write docs/cli.md anew from --help
 	$(BIN)/python docs/generate_cli.py
 
-bench: $(VENV)/.base  ## what the tuner itself costs per trial
+bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the planner is
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/planner_rate.py
 
 $(VENV)/.base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -17,6 +17,12 @@ LAYERS: list[list[str]] = [
     ["trial", "trial_folder", "trial_log", "study"],
     ["describe"],
     ["layouts"],
+    ["estimate"],
+    ["measured"],
+    ["calibrate"],
+    ["planning"],
+    ["planner"],
+    ["emit"],
     ["evaluators"],
     ["strategies"],
     ["presets"],
@@ -27,6 +33,7 @@ LAYERS: list[list[str]] = [
     ["tuner"],
     ["dry_run"],
     ["report"],
+    ["plan_command"],
     ["testing", "cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -82,7 +89,7 @@ def test_runners_and_the_record_stand_side_by_side() -> None:
 
 
 def test_layouts_and_description_know_neither_torch_nor_optuna() -> None:
-    for folder in ("layouts", "describe"):
+    for folder in ("layouts", "describe", "estimate"):
         for path in (SOURCE / folder).rglob("*.py"):
             text = path.read_text()
             assert "import torch" not in text and "optuna" not in text, path

@@ -32,11 +32,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_readmes_first_study_works_as_written(folder: Path) -> None:
-    commands = [block for block in blocks("README.md", "sh") if block.startswith("zenithtune")]
+    commands = [block for block in blocks("README.md", "sh") if block.startswith("zenithtune optimize")]
     assert len(commands) == 1
     done = run(["bash", "-c", commands[0]], folder)
     assert done.returncode == 0, done.stderr
     assert "gain: +43.3% over your command (221.1 TFLOP/s/GPU)" in done.stdout, "the README shows another result"
+
+
+def test_the_readmes_plan_works_as_written(folder: Path) -> None:
+    (command,) = [block for block in blocks("README.md", "sh") if block.startswith("zenithtune plan")]
+    done = run(["bash", "-c", command], folder)
+    assert done.returncode == 0, done.stderr
+    assert "layouts considered" in done.stdout and "tok/s/GPU" in done.stdout
+
+
+def test_the_planners_python_works_as_written(folder: Path) -> None:
+    (code,) = blocks("docs/planner.md", "python")
+    done = run([sys.executable, "-c", code], folder)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_readmes_placeholder_works_as_typed(folder: Path) -> None:
@@ -69,7 +82,7 @@ def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/outcomes.md", "docs/plugs.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/outcomes.md", "docs/planner.md", "docs/plugs.md"])
 def test_every_link_between_pages_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target

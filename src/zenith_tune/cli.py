@@ -13,6 +13,7 @@ import click
 
 from zenith_tune import __version__
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
+from zenith_tune.plan_command import plan
 
 if TYPE_CHECKING:
     from zenith_tune.events import StudyListener
@@ -80,6 +81,9 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     return 0 if best_value is not None else 1
 
 
+cli.add_command(plan)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every failure is one line on stderr and an exit code."""
     warnings.showwarning = _show_warning
@@ -113,8 +117,9 @@ def _run(arguments: list[str], own: list[str]) -> int:
 def _explain(error: Exception) -> tuple[str, int]:
     """Return what to say of an error, and the exit code."""
     if isinstance(error, click.exceptions.NoSuchOption):
-        in_command = error.ctx is not None and error.ctx.command is not cli
-        hint = "Options of the training command go after --." if in_command else "Give a command: zenithtune optimize."
+        command = error.ctx.command if error.ctx else cli
+        hints = {cli: "Give a command: zenithtune optimize.", optimize: "Options of the training command go after --."}
+        hint = hints.get(command, f"zenithtune {command.name} --help lists them.")
         return f"No such option {error.option_name!r}. {hint}", 2
     if isinstance(error, click.UsageError):
         return error.format_message(), 2

@@ -16,22 +16,22 @@ def check_documented_world(n_gpus: int, *, tp: int, pp: int, cp: int, ep: int, e
     >>> check_documented_world(8, tp=4, pp=2, cp=2, ep=1, etp=1)
     'n_gpus must be divisible by tp*pp*cp*ep*etp, but 8 % (4*2*2*1*1 = 16) != 0'
     """
-    return _check_multiple("n_gpus", n_gpus, "tp*pp*cp*ep*etp", tp, pp, cp, ep, etp)
+    return check_multiple("n_gpus", n_gpus, "tp*pp*cp*ep*etp", tp, pp, cp, ep, etp)
 
 
 def check_dense_world(n_gpus: int, *, tp: int, pp: int, cp: int) -> str | None:
     """Check n_gpus % (tp*pp*cp) == 0, Megatron's rule for the dense layers."""
-    return _check_multiple("n_gpus", n_gpus, "tp*pp*cp", tp, pp, cp)
+    return check_multiple("n_gpus", n_gpus, "tp*pp*cp", tp, pp, cp)
 
 
 def check_expert_world(n_gpus: int, *, etp: int, ep: int, pp: int) -> str | None:
     """Check n_gpus % (etp*ep*pp) == 0, Megatron's rule for the experts, found out only when it builds its groups."""
-    return _check_multiple("n_gpus", n_gpus, "etp*ep*pp", etp, ep, pp)
+    return check_multiple("n_gpus", n_gpus, "etp*ep*pp", etp, ep, pp)
 
 
 def check_batch(gbs: int, *, dp: int, mbs: int) -> str | None:
     """Check gbs % (dp*mbs) == 0, so that every rank takes the same number of micro-batches."""
-    return _check_multiple("gbs", gbs, "dp*mbs", dp, mbs)
+    return check_multiple("gbs", gbs, "dp*mbs", dp, mbs)
 
 
 def check_expert_tensor(etp: int, *, tp: int) -> str | None:
@@ -41,7 +41,7 @@ def check_expert_tensor(etp: int, *, tp: int) -> str | None:
 
 def check_query_groups(num_query_groups: int, *, tp: int) -> str | None:
     """Check num_query_groups % tp == 0, the documented rule and Megatron's up to 0.14."""
-    return _check_multiple("num_query_groups", num_query_groups, "tp", tp)
+    return check_multiple("num_query_groups", num_query_groups, "tp", tp)
 
 
 def check_query_groups_either_way(num_query_groups: int, *, tp: int) -> str | None:
@@ -53,12 +53,12 @@ def check_query_groups_either_way(num_query_groups: int, *, tp: int) -> str | No
 
 def check_attention_heads(num_attention_heads: int, *, tp: int) -> str | None:
     """Check num_attention_heads % tp == 0."""
-    return _check_multiple("num_attention_heads", num_attention_heads, "tp", tp)
+    return check_multiple("num_attention_heads", num_attention_heads, "tp", tp)
 
 
 def check_layers(num_layers: int, *, pp: int) -> str | None:
     """Check num_layers % pp == 0."""
-    return _check_multiple("num_layers", num_layers, "pp", pp)
+    return check_multiple("num_layers", num_layers, "pp", pp)
 
 
 def check_recompute_layers(recompute_num_layers: int, *, num_layers: int, pp: int) -> str | None:
@@ -73,7 +73,7 @@ def check_recompute_layers(recompute_num_layers: int, *, num_layers: int, pp: in
 def check_experts(num_experts: int | None, *, ep: int) -> str | None:
     """Check num_experts % ep == 0, and that a model without experts has ep 1."""
     if num_experts is not None:
-        return _check_multiple("num_experts", num_experts, "ep", ep)
+        return check_multiple("num_experts", num_experts, "ep", ep)
     return None if ep == 1 else f"ep must be 1 for a model without experts, but got {ep}"
 
 
@@ -100,7 +100,8 @@ def check_selective_once(method: str, num_layers: int, *, first_method: str, fir
     return f"{law}: {method} and {num_layers} are the same run under another name as {same}"
 
 
-def _check_multiple(name: str, value: int, factors: str, *sizes: int) -> str | None:
+def check_multiple(name: str, value: int, factors: str, *sizes: int) -> str | None:
+    """Check value % product of sizes == 0, and say so in the names of both."""
     product = 1
     for size in sizes:
         product *= size

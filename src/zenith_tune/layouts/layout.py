@@ -21,6 +21,16 @@ class Layout:
     etp: int = 1
     micro_batch: int = 1
     global_batch: int = 1
+    vp: int = 1
+    """Model chunks per pipeline rank (interleaving)."""
+    zero: int = 0
+    """What is sharded over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    recompute: str = "none"
+    """none, selective, full/uniform or full/block."""
+    recompute_layers: int = 0
+    """Full recomputation: layers per checkpoint (uniform) or layers recomputed per chunk (block); else 0."""
+    sequence_parallel: bool = False
+    flash_attention: bool = True
 
     @property
     def dp(self) -> int:

@@ -1,0 +1,125 @@
+"""A configuration file for Accelerate: its Megatron-LM, DeepSpeed or FSDP backend, or plain data parallelism.
+
+Accelerate ignores an unknown key of these parts in silence, so that every key here is one that its plugins read.
+"""
+
+from __future__ import annotations
+
+from zenith_tune.emit.deepspeed import SIZES
+from zenith_tune.emit.emission import Emission, Target
+from zenith_tune.emit.yaml_text import Settings, yaml_text
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.pipeline_split import is_accounted
+
+
+def accelerate_config(target: Target) -> Settings:
+    """Return the settings of the backend that runs the layout's framework."""
+    framework = target.job.framework.name
+    if framework == "deepspeed":
+        return {**_common(target, "DEEPSPEED"), "deepspeed_config": _deepspeed(target)}
+    if framework == "fsdp":
+        return {**_common(target, "FSDP"), "fsdp_config": _fsdp(target)}
+    if framework == "hf-accelerate":
+        _refuse_all_sizes(target)
+        return _common(target, "MULTI_GPU")
+    return {**_common(target, "MEGATRON_LM"), "megatron_lm_config": _megatron(target)}
+
+
+def emit_accelerate(target: Target) -> Emission:
+    """Return the file for `accelerate launch --config_file`."""
+    notes = [f"the micro-batch is the dataloader's batch size: {target.layout.micro_batch}"]
+    if target.num_nodes > 1:
+        notes.append("set machine_rank and main_process_ip on every node")
+    text = f"# {target.title}\n{yaml_text(accelerate_config(target))}"
+    return Emission(file_name="accelerate.yaml", text=text, notes=tuple(notes))
+
+
+def _common(target: Target, kind: str) -> Settings:
+    settings: dict[str, int | str | bool] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": _precision(target.job.precision),
+        "num_machines": target.num_nodes,
+        "num_processes": target.layout.num_gpus,
+        "machine_rank": 0,
+        "use_cpu": False,
+    }
+    if target.num_nodes > 1:
+        settings |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
+    return settings
+
+
+def _megatron(target: Target) -> Settings:
+    at = target.layout
+    _refuse_what_accelerate_lacks(target)
+    granularity, _, method = at.recompute.partition("/")
+    settings: dict[str, int | float | str | bool] = {
+        "megatron_lm_tp_degree": at.tp,
+        "megatron_lm_pp_degree": at.pp,
+        # Left out, Accelerate takes 2.
+        "megatron_lm_context_parallel_size": at.cp,
+        "megatron_lm_num_micro_batches": at.num_micro_batches,
+        "megatron_lm_sequence_parallelism": at.sequence_parallel,
+        "megatron_lm_use_distributed_optimizer": at.zero > 0,
+        "megatron_lm_gradient_clipping": 1.0,
+        # Left out, Accelerate takes full.
+        "megatron_lm_recompute_granularity": granularity,
+        "megatron_lm_attention_backend": "flash" if at.flash_attention else "unfused",
+        "megatron_lm_expert_model_parallel_size": at.ep,
+        "megatron_lm_expert_tensor_parallel_size": at.etp,
+    }
+    if method:
+        settings["megatron_lm_recompute_method"] = method
+        settings["megatron_lm_recompute_num_layers"] = at.recompute_layers
+    return settings
+
+
+def _refuse_what_accelerate_lacks(target: Target) -> None:
+    at = target.layout
+    lacks = {
+        "virtual stages": at.vp > 1,
+        "context parallelism, whose ranks it counts into the batch": at.cp > 1,
+        "a pipeline with embedding and loss counted": is_accounted(target.model.num_layers, pp=at.pp, vp=at.vp),
+        "a run without recomputation": at.recompute == "none",
+    }
+    for what, lacking in lacks.items():
+        if lacking:
+            law = f"Accelerate's file has no key for {what}"
+            raise UsageError(f"{law}, but {layout_name(at)} needs it: plan with --emit accelerate")
+
+
+def _deepspeed(target: Target) -> Settings:
+    _refuse_all_sizes(target)
+    at = target.layout
+    return {
+        "zero_stage": at.zero,
+        "gradient_accumulation_steps": at.num_micro_batches,
+        "gradient_clipping": 1.0,
+        "zero3_init_flag": at.zero == 3,
+        "zero3_save_16bit_model": at.zero == 3,
+    }
+
+
+def _fsdp(target: Target) -> Settings:
+    _refuse_all_sizes(target)
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": target.layout.zero == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_activation_checkpointing": target.layout.recompute != "none",
+    }
+
+
+def _refuse_all_sizes(target: Target) -> None:
+    cut = [name for name in SIZES if getattr(target.layout, name) > 1]
+    if cut:
+        law = f"Accelerate's {target.job.framework.name} backend is planned with data parallelism only"
+        raise UsageError(f"{law}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1: fix them to 1")
+
+
+def _precision(precision: str) -> str:
+    if precision in ("bf16", "fp16"):
+        return precision
+    return "no" if precision == "fp32" else "fp8"

@@ -1,0 +1,48 @@
+"""A configuration file for DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from zenith_tune.emit.emission import Emission, Target
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout_name import layout_name
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+def deepspeed_config(target: Target) -> dict[str, Any]:
+    """Return the configuration: stage of sharding, micro-batch, accumulation and precision."""
+    at = target.layout
+    cut = [name for name in SIZES if getattr(at, name) > 1]
+    if cut:
+        law = "a DeepSpeed configuration has data parallelism and ZeRO only"
+        raise UsageError(f"{law}, but {layout_name(at)} has {' and '.join(cut)} above 1: plan with --emit deepspeed")
+    return {
+        "train_batch_size": at.global_batch,
+        "train_micro_batch_size_per_gpu": at.micro_batch,
+        "gradient_accumulation_steps": at.num_micro_batches,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": target.job.precision not in ("fp16", "fp32")},
+        "fp16": {"enabled": target.job.precision == "fp16"},
+        "zero_optimization": _zero(at.zero),
+    }
+
+
+def emit_deepspeed(target: Target) -> Emission:
+    """Return ds_config.json."""
+    notes = []
+    if target.layout.recompute != "none":
+        notes.append("switch gradient checkpointing on in the model: DeepSpeed's file does not")
+    text = json.dumps(deepspeed_config(target), indent=2) + "\n"
+    return Emission(file_name="ds_config.json", text=text, notes=tuple(notes))
+
+
+def _zero(stage: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"stage": stage}
+    if stage:
+        options |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
+    if stage == 3:
+        options["stage3_gather_16bit_weights_on_model_save"] = True
+    return options

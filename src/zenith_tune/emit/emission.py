@@ -1,0 +1,47 @@
+"""A layout written down for a framework, ready to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_name import layout_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """Hold a file for a framework, and what its reader should know."""
+
+    file_name: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Hold what is written down: a layout, and the job and machines that it is for."""
+
+    layout: Layout
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: JobSpec
+
+    @property
+    def title(self) -> str:
+        """What it is, in one line."""
+        at = self.layout
+        where = f"{self.model.name} on {self.cluster.name}, batch {at.global_batch}, sequence {self.job.seq_len}"
+        return " ".join(f"{layout_name(at)} for {where}".split())
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one node, of which there may be only one and that not full."""
+        return min(self.cluster.gpus_per_node, self.layout.num_gpus)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the layout's GPUs fill."""
+        return -(-self.layout.num_gpus // self.gpus_per_node)

@@ -1,0 +1,69 @@
+"""A layout as options of Megatron-LM, by their names with underscores; `True` is a switch.
+
+ms-swift knows the same names, but for those that `ms_swift` changes.
+"""
+
+from __future__ import annotations
+
+from zenith_tune.emit.emission import Target
+from zenith_tune.layouts.pipeline_split import is_accounted
+
+Options = dict[str, int | str | bool]
+
+
+def megatron_options(target: Target) -> Options:
+    """Return every option that the layout sets; sizes of 1 are said too, so that no default can differ."""
+    at = target.layout
+    sizes: Options = {
+        "tensor_model_parallel_size": at.tp,
+        "pipeline_model_parallel_size": at.pp,
+        "context_parallel_size": at.cp,
+    }
+    batch: Options = {"micro_batch_size": at.micro_batch, "global_batch_size": at.global_batch}
+    return {**sizes, **_pipeline(target), **_experts(target), **batch, **_sharding(target), **_recompute(target)}
+
+
+def _pipeline(target: Target) -> Options:
+    at, options = target.layout, Options()
+    if at.vp > 1:
+        options["num_virtual_stages_per_pipeline_rank"] = at.vp
+    if is_accounted(target.model.num_layers, pp=at.pp, vp=at.vp):
+        options["account_for_embedding_in_pipeline_split"] = True
+        options["account_for_loss_in_pipeline_split"] = True
+    return options
+
+
+def _experts(target: Target) -> Options:
+    if not target.model.num_experts:
+        return {}
+    # Unset, Megatron takes etp = tp and ms-swift 1: it is always said.
+    sizes: Options = {
+        "expert_model_parallel_size": target.layout.ep,
+        "expert_tensor_parallel_size": target.layout.etp,
+    }
+    return {**sizes, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
+
+
+def _sharding(target: Target) -> Options:
+    at, options = target.layout, Options()
+    if at.sequence_parallel:
+        options["sequence_parallel"] = True
+    if at.zero:
+        options["use_distributed_optimizer"] = True
+    if at.dp * at.cp > 1:
+        options["overlap_grad_reduce"] = True
+        if at.zero:
+            options["overlap_param_gather"] = True
+    return options
+
+
+def _recompute(target: Target) -> Options:
+    at = target.layout
+    options: Options = {"attention_backend": "flash" if at.flash_attention else "unfused"}
+    if at.recompute == "none":
+        return options
+    granularity, _, method = at.recompute.partition("/")
+    options["recompute_granularity"] = granularity
+    if method:
+        options |= {"recompute_method": method, "recompute_num_layers": at.recompute_layers}
+    return options

@@ -1,0 +1,36 @@
+"""A script that runs ms-swift's `megatron sft` with a layout."""
+
+from __future__ import annotations
+
+from zenith_tune.emit.emission import Emission, Target
+from zenith_tune.emit.megatron_options import Options, megatron_options
+
+RENAMED = {"num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
+
+
+def swift_options(target: Target) -> Options:
+    """Return the options by ms-swift's names; what it would do by default and the layout does not is said."""
+    options = {RENAMED.get(name, name): value for name, value in megatron_options(target).items()}
+    said: Options = {
+        "sequence_parallel": target.layout.sequence_parallel,
+        "use_distributed_optimizer": target.layout.zero > 0,
+        "recompute_granularity": "none",
+    }
+    return {**said, **options, "max_length": target.job.seq_len}
+
+
+def swift_flags(target: Target) -> list[str]:
+    """Return the flags in ms-swift's spelling: underscores, and a value for every switch."""
+    return [f"--{name} {str(value).lower()}" for name, value in swift_options(target).items()]
+
+
+def emit_ms_swift(target: Target) -> Emission:
+    """Return a script; what follows its name on the command line goes to ms-swift too: model, data and schedule."""
+    env = f"NPROC_PER_NODE={target.gpus_per_node} NNODES={target.num_nodes}"
+    lines = [f'{env} megatron sft "$@"', *swift_flags(target)]
+    script = ["#!/usr/bin/env bash", f"# {target.title}", "set -euo pipefail"]
+    text = "\n".join(script) + "\n" + " \\\n  ".join(lines) + "\n"
+    notes = ["give the model, the data and the schedule as arguments of the script"]
+    if target.num_nodes > 1:
+        notes.append("start it on every node with NODE_RANK, MASTER_ADDR and MASTER_PORT set")
+    return Emission(file_name="run_ms_swift.sh", text=text, notes=tuple(notes))

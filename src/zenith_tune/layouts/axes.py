@@ -1,0 +1,112 @@
+"""The legal values of each parallel size for one model, job and number of GPUs, and those that a rule cuts off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.layouts.divisors import divisors
+from zenith_tune.layouts.framework_limits import limits_of
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_rules import RULES
+from zenith_tune.layouts.pipeline_split import is_even
+from zenith_tune.layouts.search_space import SearchSpace
+
+TENSOR_RULES = ("heads", "query_groups", "ffn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Hold what one rule has cut off the search."""
+
+    rule: str
+    law: str
+    count: int
+    what: str
+    """What was counted: values of a size, grids of tp x pp x vp x cp x dp, or micro-batches."""
+    example: str
+    """The reason of the first one, with its values."""
+
+
+@dataclass(slots=True)
+class CutLog:
+    """Count what the rules cut off."""
+
+    _found: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, rule: str, what: str, reason: str, count: int = 1) -> None:
+        """Count `count` things that `rule` cut off for `reason`."""
+        self._found.setdefault((rule, what), []).append(reason)
+        self._counts[rule, what] = self._counts.get((rule, what), 0) + count
+
+    def cuts(self) -> list[Cut]:
+        """Return one entry per rule, the one that cut most first."""
+        cuts = [
+            Cut(rule=rule, what=what, law=RULES[rule].law, count=self._counts[rule, what], example=reasons[0])
+            for (rule, what), reasons in self._found.items()
+        ]
+        return sorted(cuts, key=lambda cut: -cut.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Hold the values of each size that hold the rules which look at it alone."""
+
+    model: ModelSpec
+    job: JobSpec
+    num_gpus: int
+    space: SearchSpace
+    log: CutLog = field(default_factory=CutLog)
+
+    def tensor(self) -> list[int]:
+        """Return the tensor-parallel sizes."""
+        return [tp for tp in self._sizes("tp") if self._holds(Layout(num_gpus=tp, tp=tp), "tp", *TENSOR_RULES)]
+
+    def context(self) -> list[int]:
+        """Return the context-parallel sizes."""
+        return [cp for cp in self._sizes("cp") if self._holds(Layout(num_gpus=cp, cp=cp), "cp", "context")]
+
+    def pipeline(self) -> list[tuple[int, int]]:
+        """Return the pipeline sizes, each with every number of chunks per rank."""
+        sizes = [pp for pp in self._sizes("pp") if pp <= self.model.num_layers]
+        sizes = [pp for pp in sizes if self._holds(Layout(num_gpus=pp, pp=pp), "pp", "pipeline")]
+        pairs = [(pp, vp) for pp in sizes for vp in self._chunks(pp)]
+        if self.space.accounted_split:
+            return pairs
+        return [(pp, vp) for pp, vp in pairs if is_even(self.model.num_layers, pp=pp, vp=vp)]
+
+    def experts(self, pp: int) -> Iterator[tuple[int, int]]:
+        """Yield the expert-parallel and expert-tensor sizes that go with a pipeline of `pp` ranks."""
+        ranks = self.num_gpus // pp
+        eps = [ep for ep in divisors(self.model.num_experts or 1) if ranks % ep == 0 and self._allows("ep", ep)]
+        etps = [etp for etp in divisors(ranks) if self._allows("etp", etp) and etp <= self.space.max_tp]
+        etps = [etp for etp in etps if self._is_legal(Layout(num_gpus=etp, etp=etp), "expert_tensor", "expert_bias")]
+        return ((ep, etp) for ep in eps for etp in etps if ranks % (ep * etp) == 0)
+
+    def _chunks(self, pp: int) -> Iterable[int]:
+        most = self.model.num_layers // pp if pp > 1 else 1
+        return [
+            vp
+            for vp in range(1, most + 1)
+            if self._allows("vp", vp) and self._is_legal(Layout(num_gpus=pp, pp=pp, vp=vp), "pipeline")
+        ]
+
+    def _sizes(self, name: str) -> list[int]:
+        return [size for size in divisors(self.num_gpus) if self._allows(name, size)]
+
+    def _allows(self, name: str, size: int) -> bool:
+        return self.space.allows(name, size) and (size == 1 or name in limits_of(self.job.framework.name).sizes)
+
+    def _is_legal(self, layout: Layout, *rules: str) -> bool:
+        return all(RULES[rule].explain(self.model, self.job, layout) is None for rule in rules)
+
+    def _holds(self, layout: Layout, what: str, *rules: str) -> bool:
+        for rule in rules:
+            reason = RULES[rule].explain(self.model, self.job, layout)
+            if reason is not None:
+                self.log.add(rule, f"{what} value", reason)
+                return False
+        return True

@@ -1,0 +1,96 @@
+"""Many layouts at once: a struct of arrays, so that a million of them are one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, RECOMPUTE_BLOCK = range(4)
+RECOMPUTE_NAMES = ("none", "selective", "full/uniform", "full/block")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutBatch:
+    """Hold one array per choice; row i of all of them is one layout.
+
+    Dense layers: num_gpus = tp * cp * dp * pp; experts: num_gpus = etp * ep * edp * pp.
+    """
+
+    tp: IntArray
+    pp: IntArray
+    vp: IntArray
+    """Model chunks per pipeline rank (interleaving); 1 for plain 1F1B."""
+    cp: IntArray
+    ep: IntArray
+    etp: IntArray
+    dp: IntArray
+    zero: IntArray
+    """What is sharded over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    mbs: IntArray
+    """Samples per micro-batch."""
+    gbs: IntArray
+    """Samples per step, over all ranks."""
+    recompute: IntArray
+    """One of RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, RECOMPUTE_BLOCK."""
+    recompute_layers: IntArray
+    """Full recomputation: layers per chunk (uniform), or layers recomputed per model chunk (block); else 0."""
+    sequence_parallel: BoolArray
+    flash_attention: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def num_gpus(self) -> IntArray:
+        """Ranks of each layout."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def edp(self) -> IntArray:
+        """Ranks that hold the same experts."""
+        return self.num_gpus // (self.etp * self.ep * self.pp)
+
+    @property
+    def num_micro_batches(self) -> IntArray:
+        """Micro-batches per step and rank."""
+        return self.gbs // (self.mbs * self.dp)
+
+    @classmethod
+    def of(cls, **columns: npt.ArrayLike) -> Self:
+        """Build a batch from columns of one length or scalars; what is left out is off or 1.
+
+        >>> batch = LayoutBatch.of(tp=[1, 2], dp=[8, 4], gbs=16)
+        >>> batch.num_micro_batches.tolist()
+        [2, 4]
+        """
+        defaults: dict[str, npt.ArrayLike] = dict.fromkeys(("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs"), 1)
+        defaults |= {"zero": 0, "recompute": RECOMPUTE_NONE, "recompute_layers": 0}
+        defaults |= {"sequence_parallel": False, "flash_attention": True}
+        columns = defaults | columns
+        length = max(np.size(column) for column in columns.values())
+        kinds = {field.name: np.bool_ if field.type == "BoolArray" else np.int32 for field in fields(cls)}
+        arrays: dict[str, Any] = {
+            name: np.broadcast_to(np.asarray(columns[name], kinds[name]), length) for name in kinds
+        }
+        return cls(**arrays)
+
+    def take(self, index: npt.NDArray[np.intp] | BoolArray) -> Self:
+        """Return the layouts at `index`, or those where it is true."""
+        return replace(self, **{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    @classmethod
+    def concatenate(cls, batches: list[Self]) -> Self:
+        """Join batches end to end."""
+        return cls(**{f.name: np.concatenate([getattr(batch, f.name) for batch in batches]) for f in fields(cls)})
+
+    def slices(self, size: int) -> Iterator[Self]:
+        """Yield the batch in pieces of at most `size` layouts."""
+        for start in range(0, len(self), size):
+            yield self.take(np.arange(start, min(start + size, len(self))))

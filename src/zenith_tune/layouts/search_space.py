@@ -1,0 +1,78 @@
+"""Which layouts are worth an estimate: limits, pinned values, and what is left out with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zenith_tune.errors import UnknownNameError
+
+PINNABLE = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "zero", "recompute", "recompute_layers", "sp", "flash")
+RECOMPUTE = ("none", "selective", "full/uniform", "full/block")
+SPACES = ("default", "all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """Hold the bounds of a search; every divisor inside them is tried, not only powers of two."""
+
+    max_tp: int = 64
+    max_pp: int | None = None
+    max_cp: int = 64
+    max_mbs: int | None = None
+    max_block_steps: int = 8
+    """Block recomputation is tried for at most so many numbers of layers, evenly spread; the best are refined."""
+    without_sequence_parallel: bool = False
+    unfused_attention: bool = False
+    plain_optimizer: bool = False
+    """Also leave the optimizer whole where it can be sharded."""
+    wide_experts: bool = False
+    """Try every etp, not only 1 and tp."""
+    accounted_split: bool = True
+    """Also split pipelines with embedding and loss counted as a layer each."""
+    recompute: tuple[str, ...] = RECOMPUTE
+    pinned: Mapping[str, int | str] = field(default_factory=dict)
+    """Values that are given, by name; the others are searched."""
+
+    @classmethod
+    def named(
+        cls, name: str, *, max_sizes: Mapping[str, int] | None = None, pinned: Mapping[str, int | str] | None = None
+    ) -> SearchSpace:
+        """Return the default space, or with `all` the one that leaves nothing out."""
+        if name not in SPACES:
+            raise UnknownNameError("space", name, SPACES)
+        wide = name == "all"
+        space = cls(
+            without_sequence_parallel=wide,
+            unfused_attention=wide,
+            plain_optimizer=wide,
+            wide_experts=wide,
+            pinned=dict(pinned or {}),
+        )
+        limits: dict[str, Any] = {f"max_{size}": value for size, value in (max_sizes or {}).items()}
+        return replace(space, **limits)
+
+    def left_out(self, *, has_experts: bool) -> list[str]:
+        """Return what this space does not try, and why."""
+        reasons = []
+        if not self.without_sequence_parallel:
+            reasons.append("tp without sequence parallelism: it sends as much and keeps more")
+        if not self.unfused_attention:
+            reasons.append("unfused attention: it is slower and keeps the scores")
+        if not self.plain_optimizer:
+            reasons.append("an optimizer that is not sharded where it can be: it sends no less and keeps more")
+        if has_experts and not self.wide_experts:
+            reasons.append(
+                "etp other than 1 and tp: it lies between these two, or cuts experts with more traffic than ep"
+            )
+        reasons.append("full recomputation of several layers as one: it frees little more and peaks higher")
+        return reasons
+
+    def allows(self, name: str, value: int | str) -> bool:
+        """Tell whether a value is inside the bounds and not pinned to another."""
+        if name in self.pinned:
+            return self.pinned[name] == value
+        bounds = {"tp": self.max_tp, "pp": self.max_pp, "cp": self.max_cp, "mbs": self.max_mbs}
+        bound = bounds.get(name)
+        return bound is None or int(value) <= bound

@@ -1,0 +1,100 @@
+"""What one stage of a pipeline holds: its layers, and the micro-batches whose activations wait there.
+
+Legend: L layers; p pipeline ranks of v chunks each; r the rank of a stage, from 0; m micro-batches per step; c the cost
+of one layer and H the cost of the output layer, in the same unit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.pipeline_split import ACCOUNTED
+
+FloatArray = npt.NDArray[np.float64]
+Number = float | FloatArray
+
+ROUNDING = 1e-9
+"""Keeps shares that are whole numbers of layers whole."""
+
+
+def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
+    """Return the layers of a stage where each has L/p, or (L+2)/p less embedding and loss (`pipeline_split`).
+
+    Where neither goes, which no planned layout has but a measured run may, it is the fullest stage's ceil(L/p).
+
+    >>> batch = LayoutBatch.of(pp=[4, 16, 16])
+    >>> even_stage_layers(np.array([80.0, 126, 126]), batch, np.array([0.0, 0, 1])).tolist()
+    [20.0, 7.0, 8.0]
+    """
+    pp = layouts.pp.astype(np.float64)
+    chunks = pp * layouts.vp
+    even = np.asarray(num_layers / chunks)
+    units = num_layers + ACCOUNTED
+    accounted = (pp > 1) & (even % 1 != 0) & (units % chunks == 0) & (units > chunks)
+    ends = (stage == 0) * 1.0 + (stage == pp - 1)
+    result: FloatArray = np.where(
+        accounted, units / pp - ends, np.where(even % 1 == 0, num_layers / pp, -(-num_layers // pp))
+    )
+    return result
+
+
+def cost_stage_layers(
+    num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
+) -> FloatArray:
+    """Return the layers of a stage where blocks are dealt by cost, as nanotron's `build_model` does.
+
+    Blocks are taken in order; a stage goes on until the cost so far exceeds (L*c + H)*(r+1)/p, and keeps the block that
+    exceeds it. Stages 0..r hold min(L, floor((L*c + H)*(r+1)/(p*c)) + 1) layers; late stages may hold none.
+
+    >>> cost_stage_layers(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
+    [6.0, 5.0, 5.0, 0.0]
+    """
+    upto = _layers_upto(num_layers, layer_cost, head_cost, pp, stage)
+    before = np.where(
+        np.asarray(stage) > 0, _layers_upto(num_layers, layer_cost, head_cost, pp, np.asarray(stage) - 1.0), 0.0
+    )
+    result: FloatArray = upto - before
+    return result
+
+
+def empty_cost_stages(num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number) -> FloatArray:
+    """Return how many stages at the end get no block at all where blocks are dealt by cost.
+
+    A block moves the walk on by one stage at most: a layer does where the cost so far exceeds the stage's share, the
+    output layer and the cast of its logits do until the last stage is reached, and the loss comes last.
+
+    >>> empty_cost_stages(16.0, 1.0, 4.0, np.array([8.0, 16.0, 32.0])).tolist()
+    [0.0, 1.0, 12.0]
+    """
+    total = num_layers + head_cost / layer_cost
+    reached = np.minimum(num_layers, np.ceil(num_layers * pp / total) - 1.0)
+    by_norm = num_layers > total * (reached + 1.0) / pp
+    result: FloatArray = np.maximum(np.asarray(pp) - 1.0 - (reached + by_norm + 2.0), 0.0)
+    return result
+
+
+def _layers_upto(num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number) -> FloatArray:
+    total = num_layers + head_cost / layer_cost
+    stages = np.asarray(stage) + 1.0
+    # A stage takes a layer even where the cost so far has passed its share, so that r + 1 stages hold r + 1 layers.
+    result: FloatArray = np.minimum(num_layers, np.maximum(np.floor(total * stages / pp + ROUNDING) + 1.0, stages))
+    return result
+
+
+def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
+    """Return how many micro-batches' activations of all its layers a stage holds at once.
+
+    1F1B: min(m, p - r) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). Interleaved: chunks of 1/v of its
+    layers, 2(p - r - 1) + (v - 1)p + 1 of them but at most m*v (`forward_backward_pipelining_with_interleaving`).
+
+    >>> batch = LayoutBatch.of(pp=4, vp=[1, 1, 2], gbs=[8, 2, 8])
+    >>> micro_batches_in_flight(batch, np.zeros(3)).tolist()
+    [4.0, 2.0, 5.5]
+    """
+    behind = layouts.pp - stage - 1.0
+    vp = layouts.vp
+    chunks = np.where(vp > 1, 2.0 * behind + (vp - 1.0) * layouts.pp + 1.0, behind + 1.0)
+    result: FloatArray = np.minimum(chunks / vp, layouts.num_micro_batches)
+    return result

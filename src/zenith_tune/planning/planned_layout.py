@@ -1,0 +1,88 @@
+"""One layout with what is predicted for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_name import layout_name
+
+PRESSURE = "memory"
+"""The part of a step that is lost for want of memory."""
+CAUSES = {
+    "compute": "compute",
+    "recompute": "memory (recompute)",
+    "tp": "TP",
+    "cp": "CP",
+    "ep": "EP",
+    "bubble": "PP bubble",
+    "p2p": "PP p2p",
+    "dp": "DP",
+    "optimizer": "optimizer",
+    "overhead": "overhead",
+    PRESSURE: "memory (nearly full)",
+}
+"""What a person calls the parts of a step; recomputation is time paid for memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLayout:
+    """Hold a layout and its estimate."""
+
+    layout: Layout
+    step_s: float
+    step_spread: float
+    """Standard deviation of the logarithm of measured over estimated time."""
+    step_interval_s: tuple[float, float]
+    """The interval that holds the step time with 90%."""
+    time_parts: dict[str, float]
+    memory_bytes: float
+    memory_interval_bytes: tuple[float, float]
+    """The interval that holds the peak memory with 90%."""
+    memory_parts: dict[str, float]
+    capacity_bytes: float
+    oom_probability: float
+    tokens_per_s: float
+    mfu: float
+    """Model operations over the peak of all GPUs."""
+
+    @property
+    def name(self) -> str:
+        """The short spelling."""
+        return layout_name(self.layout)
+
+    @property
+    def expected_s(self) -> float:
+        """Step time with the risk counted: a run that dies of memory brings nothing."""
+        return self.step_s / (1 - self.oom_probability) if self.oom_probability < 1 else math.inf
+
+    @property
+    def roomy_s(self) -> float:
+        """Step time if the GPU had memory to spare: without what a full one loses to its allocator."""
+        return self.step_s - self.time_parts.get(PRESSURE, 0.0)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Speed of one GPU."""
+        return self.tokens_per_s / self.layout.num_gpus
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory left on the fullest GPU; negative where it is exceeded."""
+        return self.capacity_bytes - self.memory_bytes
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts of a step as fractions, the largest first."""
+        parts = sorted(self.time_parts.items(), key=lambda part: -part[1])
+        return {CAUSES.get(name, name): seconds / self.step_s for name, seconds in parts if seconds > 0}
+
+    @property
+    def bound(self) -> str:
+        """What takes most of a step, and where that is the work itself, what comes next.
+
+        A step is never all work, so that `compute` alone would not say what to look at.
+        """
+        shown = [f"{cause} {share:.0%}" for cause, share in self.shares.items()]
+        return ", ".join(shown[: 2 if next(iter(self.shares), "") == "compute" else 1])

@@ -1,0 +1,106 @@
+"""A plan for programs: plain objects with SI units in their names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from zenith_tune.layouts.axes import Cut
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.planning.explanation import Explanation
+from zenith_tune.planning.plan import NearMiss, Plan
+from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.planning.what_if import WhatIf
+
+Json = dict[str, Any]
+
+
+def plan_object(plan: Plan) -> Json:
+    """Return a plan as a plain object."""
+    return {
+        **_situation(plan),
+        "risk": plan.risk,
+        "num_considered": plan.num_considered,
+        "num_fitting": plan.num_fitting,
+        "num_not_fitting": plan.num_not_fitting,
+        "dropped": [_cut(cut) for cut in plan.cuts],
+        "left_out": list(plan.left_out),
+        "best": [planned_object(planned) for planned in plan.best],
+        "near_misses": [_near_miss(miss) for miss in plan.near_misses],
+    }
+
+
+def planned_object(planned: PlannedLayout) -> Json:
+    """Return a layout and its estimate as a plain object."""
+    return {
+        "name": planned.name,
+        "layout": layout_object(planned.layout),
+        "step_s": planned.step_s,
+        "step_interval_90_s": list(planned.step_interval_s),
+        "expected_s": _finite(planned.expected_s),
+        "tokens_per_s": planned.tokens_per_s,
+        "tokens_per_s_per_gpu": planned.tokens_per_s_per_gpu,
+        "mfu": planned.mfu,
+        "bound": planned.bound,
+        "time_parts_s": planned.time_parts,
+        "memory_bytes": planned.memory_bytes,
+        "memory_interval_90_bytes": list(planned.memory_interval_bytes),
+        "headroom_bytes": planned.headroom_bytes,
+        "oom_probability": planned.oom_probability,
+        "memory_parts_bytes": planned.memory_parts,
+    }
+
+
+def layout_object(layout: Layout) -> Json:
+    """Return a layout with what follows from its sizes."""
+    return {**asdict(layout), "dp": layout.dp, "edp": layout.edp, "num_micro_batches": layout.num_micro_batches}
+
+
+def explanation_object(explanation: Explanation) -> Json:
+    """Return an explained layout as a plain object."""
+    return {
+        "layout": layout_object(explanation.layout) if explanation.planned else asdict(explanation.layout),
+        "broken_rules": list(explanation.broken),
+        "estimate": planned_object(explanation.planned) if explanation.planned else None,
+        "stages": [{"stage": stage.stage, "memory_parts_bytes": stage.parts} for stage in explanation.stages],
+        "better": [
+            {"change": step.change, "gain": _finite(step.gain), **planned_object(step.planned)}
+            for step in explanation.steps
+        ],
+    }
+
+
+def what_if_object(what_if: WhatIf) -> Json:
+    """Return two plans and the gain as a plain object."""
+    before, after = plan_object(what_if.before), plan_object(what_if.after)
+    return {"what_if": what_if.text, "gain": what_if.gain, "before": before, "after": after}
+
+
+def _situation(plan: Plan) -> Json:
+    return {
+        "model": plan.model.name,
+        "num_params": plan.model.num_params,
+        "cluster": plan.cluster.name,
+        "gpu": plan.cluster.gpu.name,
+        "num_gpus": plan.cluster.num_gpus,
+        "memory_bytes_per_gpu": plan.cluster.gpu.memory_bytes,
+        "framework": plan.job.framework.name,
+        "precision": plan.job.precision,
+        "seq_len": plan.job.seq_len,
+        "global_batch": plan.global_batch,
+    }
+
+
+def _cut(cut: Cut) -> Json:
+    return {"rule": cut.rule, "law": cut.law, "count": cut.count, "of": cut.what, "example": cut.example}
+
+
+def _near_miss(miss: NearMiss) -> Json:
+    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "cure": miss.cure}
+    return {**why, **planned_object(miss.planned), "step_with_room_s": miss.planned.roomy_s}
+
+
+def _finite(number: float) -> float | None:
+    """Return a number, or None for one that JSON has no spelling for."""
+    return number if math.isfinite(number) else None

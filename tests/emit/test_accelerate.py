@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.emit.targets import target
+from tests.layouts.specs import LLAMA_405B, MIXTRAL
+from zenith_tune.emit.accelerate import emit_accelerate
+from zenith_tune.emit.emission import Target
+from zenith_tune.errors import UsageError
+
+# What Accelerate 1.15 reads; an unknown key at the top is an error there, one inside a part is ignored in silence.
+TOP_KEYS = {
+    "compute_environment",
+    "distributed_type",
+    "mixed_precision",
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "same_network",
+    "use_cpu",
+    "megatron_lm_config",
+    "deepspeed_config",
+    "fsdp_config",
+}
+MEGATRON_KEYS = {
+    f"megatron_lm_{key}"
+    for key in [
+        "tp_degree",
+        "pp_degree",
+        "num_micro_batches",
+        "sequence_parallelism",
+        "recompute_activations",
+        "use_distributed_optimizer",
+        "gradient_clipping",
+        "use_custom_fsdp",
+        "no_load_optim",
+        "eod_mask_loss",
+        "no_save_optim",
+        "optimizer_cpu_offload",
+        "overlap_cpu_optimizer_d2h_h2d",
+        "use_precision_aware_optimizer",
+        "decoder_last_pipeline_num_layers",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        "attention_backend",
+        "expert_model_parallel_size",
+        "context_parallel_size",
+        "attention_dropout",
+        "hidden_dropout",
+        "attention_softmax_in_fp32",
+        "expert_tensor_parallel_size",
+        "calculate_per_token_loss",
+        "use_rotary_position_embeddings",
+    ]
+}
+DEEPSPEED_KEYS = {"zero_stage", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag"}
+DEEPSPEED_KEYS |= {"zero3_save_16bit_model"}
+FSDP_KEYS = {
+    f"fsdp_{key}"
+    for key in ("version", "reshard_after_forward", "auto_wrap_policy", "state_dict_type", "activation_checkpointing")
+}
+
+
+def settings(at: Target) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(emit_accelerate(at).text)
+    assert loaded.keys() <= TOP_KEYS
+    return loaded
+
+
+def test_a_megatron_layout_has_only_keys_that_the_plugin_reads() -> None:
+    at = target(tp=8, pp=4, zero=1, sequence_parallel=True, recompute="full/block", recompute_layers=3)
+    config = settings(at)
+    part = config["megatron_lm_config"]
+    assert config["distributed_type"] == "MEGATRON_LM"
+    assert part.keys() <= MEGATRON_KEYS
+    assert (part["megatron_lm_tp_degree"], part["megatron_lm_pp_degree"]) == (8, 4)
+    assert part["megatron_lm_num_micro_batches"] == 256
+    assert part["megatron_lm_recompute_num_layers"] == 3
+    assert part["megatron_lm_sequence_parallelism"] is True
+
+
+def test_the_context_size_is_always_written_because_its_default_is_2() -> None:
+    part = settings(target(recompute="selective"))["megatron_lm_config"]
+    assert part["megatron_lm_context_parallel_size"] == 1
+    assert part["megatron_lm_recompute_granularity"] == "selective", "its default is full"
+
+
+def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
+    at = target(tp=4, pp=2, micro_batch=2, recompute="selective")
+    part = settings(at)["megatron_lm_config"]
+    dp_degree = 64 // (part["megatron_lm_tp_degree"] * part["megatron_lm_pp_degree"])
+    assert dp_degree * at.layout.micro_batch * part["megatron_lm_num_micro_batches"] == 512
+    assert "dataloader's batch size: 2" in emit_accelerate(at).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("at", "part"),
+    [
+        (target(pp=4, vp=5, recompute="selective"), "virtual stages"),
+        (target(cp=2, recompute="selective"), "context parallelism"),
+        (target(), "without recomputation"),
+        (target(model=LLAMA_405B, cluster="h100x2048", pp=16, recompute="selective"), "embedding and loss"),
+    ],
+)
+def test_what_accelerate_has_no_key_for_is_refused(at: Target, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        emit_accelerate(at)
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "part", "keys"),
+    [("deepspeed", "DEEPSPEED", "deepspeed_config", DEEPSPEED_KEYS), ("fsdp", "FSDP", "fsdp_config", FSDP_KEYS)],
+)
+def test_the_other_backends_have_files_too(framework: str, kind: str, part: str, keys: set[str]) -> None:
+    config = settings(target(framework=framework, zero=3))
+    assert config["distributed_type"] == kind
+    assert config[part].keys() <= keys
+    with pytest.raises(UsageError, match="tp above 1"):
+        emit_accelerate(target(framework=framework, tp=2))
+
+
+def test_a_mixture_says_its_expert_sizes() -> None:
+    part = settings(target(model=MIXTRAL, tp=2, ep=8, sequence_parallel=True, recompute="selective"))
+    assert part["megatron_lm_config"]["megatron_lm_expert_model_parallel_size"] == 8
+
+
+def test_several_machines_are_named() -> None:
+    config = settings(target(recompute="selective"))
+    assert (config["num_machines"], config["num_processes"]) == (8, 64)
+    assert "main_process_ip" in config

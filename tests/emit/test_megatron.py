@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.emit.targets import target
+from tests.layouts.specs import LLAMA_405B, MIXTRAL
+from zenith_tune.emit.emission import Target
+from zenith_tune.emit.megatron import emit_megatron, megatron_flags, needs_one_connection
+
+# The flags of Megatron-LM main of 2026-08 that change speed or memory, as far as a layout sets them.
+KNOWN_FLAGS = {
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+    "--sequence-parallel",
+    "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+    "--micro-batch-size",
+    "--global-batch-size",
+    "--seq-length",
+    "--recompute-granularity",
+    "--recompute-method",
+    "--recompute-num-layers",
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+    "--use-distributed-optimizer",
+    "--attention-backend",
+    "--moe-token-dispatcher-type",
+    "--moe-grouped-gemm",
+    "--bf16",
+}
+
+
+def test_a_layout_of_many_sizes_sets_all_of_its_flags() -> None:
+    at = target(tp=8, pp=4, vp=5, zero=1, sequence_parallel=True, recompute="full/block", recompute_layers=2)
+    assert megatron_flags(at) == [
+        "--tensor-model-parallel-size 8",
+        "--pipeline-model-parallel-size 4",
+        "--context-parallel-size 1",
+        "--num-virtual-stages-per-pipeline-rank 5",
+        "--micro-batch-size 1",
+        "--global-batch-size 512",
+        "--sequence-parallel",
+        "--use-distributed-optimizer",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--attention-backend flash",
+        "--recompute-granularity full",
+        "--recompute-method block",
+        "--recompute-num-layers 2",
+        "--seq-length 8192",
+        "--bf16",
+    ]
+
+
+def test_selective_recomputation_is_given_neither_method_nor_layers() -> None:
+    flags = megatron_flags(target(tp=8, recompute="selective"))
+    assert "--recompute-granularity selective" in flags
+    assert not any("recompute-method" in flag or "num-layers" in flag for flag in flags)
+
+
+def test_no_recomputation_is_no_flag() -> None:
+    assert not any("recompute" in flag for flag in megatron_flags(target(tp=8)))
+
+
+def test_the_split_of_405b_over_sixteen_stages_is_accounted() -> None:
+    flags = megatron_flags(target(model=LLAMA_405B, cluster="h100x2048", tp=8, pp=16))
+    assert "--account-for-embedding-in-pipeline-split" in flags and "--account-for-loss-in-pipeline-split" in flags
+    assert not any("account" in flag for flag in megatron_flags(target(tp=8, pp=4)))
+
+
+def test_experts_always_say_their_tensor_size() -> None:
+    flags = megatron_flags(target(model=MIXTRAL, tp=4, ep=8, sequence_parallel=True))
+    assert "--expert-tensor-parallel-size 1" in flags and "--expert-model-parallel-size 8" in flags
+    assert not any("expert" in flag for flag in megatron_flags(target(tp=8)))
+
+
+def test_no_flag_is_one_that_megatron_does_not_know() -> None:
+    layouts = [
+        target(tp=8, pp=4, vp=5, zero=1, sequence_parallel=True, recompute="full/block", recompute_layers=2),
+        target(model=LLAMA_405B, cluster="h100x2048", tp=8, pp=16, cp=2, flash_attention=False),
+        target(model=MIXTRAL, tp=4, ep=8, etp=1, zero=1, sequence_parallel=True, recompute="selective"),
+    ]
+    assert {flag.split()[0] for at in layouts for flag in megatron_flags(at)} <= KNOWN_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("at", "needed"),
+    [
+        (target(tp=2), True),
+        (target(cp=2), True),
+        (target(pp=2), False),
+        (target(cluster="b200x64", tp=2), False),
+        (target(cluster="gb200x64", tp=2), False),
+    ],
+)
+def test_one_connection_is_set_where_megatron_asks_for_it(at: Target, needed: bool) -> None:
+    assert needs_one_connection(at) is needed
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in emit_megatron(at).text) is needed
+
+
+def test_the_script_runs_and_passes_on_what_it_is_given(tmp_path: Path) -> None:
+    emission = emit_megatron(target(cluster="h100x8", tp=8, sequence_parallel=True))
+    (tmp_path / emission.file_name).write_text(emission.text)
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    done = subprocess.run(
+        ["bash", emission.file_name, "--data-path", "my data"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("1 --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --data-path my data --tensor")
+    assert done.stdout.rstrip().endswith("--bf16")

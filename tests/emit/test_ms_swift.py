@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from tests.emit.targets import target
+from tests.layouts.specs import LLAMA_405B, MIXTRAL
+from zenith_tune.emit.ms_swift import emit_ms_swift, swift_flags
+
+# Arguments of `megatron sft` in ms-swift 4.5 that change speed or memory, as far as a layout sets them.
+KNOWN_ARGUMENTS = {
+    "micro_batch_size",
+    "global_batch_size",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "sequence_parallel",
+    "virtual_pipeline_model_parallel_size",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "use_distributed_optimizer",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "attention_backend",
+    "moe_grouped_gemm",
+    "moe_token_dispatcher_type",
+    "max_length",
+}
+
+
+def test_every_switch_takes_a_value() -> None:
+    flags = swift_flags(target(tp=2, zero=1, sequence_parallel=True))
+    assert "--sequence_parallel true" in flags
+    assert "--use_distributed_optimizer true" in flags
+    assert all(len(flag.split()) == 2 for flag in flags)
+
+
+def test_the_virtual_pipeline_is_called_by_its_size() -> None:
+    flags = swift_flags(target(tp=2, pp=4, vp=5))
+    assert "--virtual_pipeline_model_parallel_size 5" in flags
+    assert not any("num_virtual_stages" in flag for flag in flags)
+
+
+def test_what_ms_swift_does_by_default_is_switched_off_where_the_layout_does_not() -> None:
+    flags = swift_flags(target(tp=2))
+    assert "--recompute_granularity none" in flags, "its default is selective"
+    assert "--use_distributed_optimizer false" in flags, "its default is true"
+
+
+def test_no_argument_is_one_that_ms_swift_does_not_know() -> None:
+    layouts = [
+        target(tp=8, pp=4, vp=5, zero=1, sequence_parallel=True, recompute="full/block", recompute_layers=2),
+        target(model=LLAMA_405B, cluster="h100x2048", tp=8, pp=16, cp=2),
+        target(model=MIXTRAL, tp=4, ep=8, zero=1, sequence_parallel=True, recompute="selective"),
+    ]
+    assert {flag.split()[0].removeprefix("--") for at in layouts for flag in swift_flags(at)} <= KNOWN_ARGUMENTS
+
+
+def test_the_launcher_is_told_of_nodes_and_gpus() -> None:
+    assert "NPROC_PER_NODE=8 NNODES=8 megatron sft" in emit_ms_swift(target(tp=8)).text
+    assert "NPROC_PER_NODE=4 NNODES=1 megatron sft" in emit_ms_swift(target(cluster="h100x4", tp=4)).text
