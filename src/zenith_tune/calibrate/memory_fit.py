@@ -1,0 +1,103 @@
+"""Fit the coefficients of the memory model to measured runs of one framework.
+
+Only three numbers move: a factor for activations, one for logits, and the bytes that are always there. The rest is the
+account of the framework's code. Where runs may be of the framework's variant, each counts as the nearer of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from zenith_tune.calibrate.memory_rows import MemoryRows, usable
+from zenith_tune.calibrate.robust_fit import robust_fit
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.memory_coefficients import NUM_QUANTILES, MemoryCoefficients
+from zenith_tune.measured.measured_run import MeasuredRun
+from zenith_tune.units import GIB
+
+PRIOR_SCALE = np.array([0.2, 0.2, 0.3])
+"""How far the logarithms of both factors, and the fixed GiB, may be expected to move."""
+HUBER_SCALE = 0.03
+APART = 0.1
+"""Logarithmic distance from which framework and variant are told apart."""
+LEAST_ERROR = 0.002
+"""Half of the least interval: what the allocator's rounding alone makes."""
+
+
+def fit_memory(runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> MemoryCoefficients:
+    """Return the coefficients that `runs` of `framework` show; the defaults where none of them states its memory."""
+    found = [run for run in runs if run.memory_bytes and usable(run)]
+    if not found:
+        return MemoryCoefficients()
+    rows = MemoryRows.of(found, framework)
+    measured = rows.measured_bytes
+    variant = replace(rows, framework=load_framework(framework.variant)) if framework.variant else None
+    start = MemoryCoefficients()
+
+    def errors(theta: FloatArray) -> FloatArray:
+        return _errors(rows, variant, measured, _coefficients(theta, start))
+
+    fixed = start.fixed_bytes / GIB
+    theta = robust_fit(errors, np.array([0.0, 0.0, fixed]), prior_scale=PRIOR_SCALE, scale=HUBER_SCALE)
+    fitted = _coefficients(theta, start)
+    return replace(
+        fitted,
+        log_middle=shortest_half(np.log(measured / rows.printed(fitted))),
+        variant_share=_variant_share(rows, variant, measured, fitted),
+        log_errors=_quantiles(-errors(theta)),
+    )
+
+
+def shortest_half(values: FloatArray) -> float:
+    """Return the middle of the shortest interval that holds half of the values: the least median of squares.
+
+    Rousseeuw, J. Am. Stat. Assoc. 79 (1984). It stays with the larger of two heaps, where a median stands between them.
+
+    >>> shortest_half(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 6.0, 7.0])).__round__(2)
+    1.15
+    """
+    ordered = np.sort(values)
+    half = len(ordered) // 2 + 1
+    widths = ordered[half - 1 :] - ordered[: len(ordered) - half + 1]
+    start = int(widths.argmin())
+    return float(ordered[start] + ordered[start + half - 1]) / 2.0
+
+
+def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:
+    activations, logits = (float(factor) for factor in np.exp(theta[:2]))
+    return replace(start, activations=activations, logits=logits, fixed_bytes=max(float(theta[2]), 0.0) * GIB)
+
+
+def _errors(
+    rows: MemoryRows, variant: MemoryRows | None, measured: FloatArray, coefficients: MemoryCoefficients
+) -> FloatArray:
+    """Return the logarithm of estimated over measured, of the nearer of framework and variant."""
+    errors = np.log(rows.printed(coefficients) / measured)
+    if variant is None:
+        return errors
+    others = np.log(variant.printed(coefficients) / measured)
+    return np.where(np.abs(errors) <= np.abs(others), errors, others)
+
+
+def _variant_share(
+    rows: MemoryRows, variant: MemoryRows | None, measured: FloatArray, coefficients: MemoryCoefficients
+) -> float:
+    if variant is None:
+        return 0.0
+    here, there = np.log(rows.printed(coefficients) / measured), np.log(variant.printed(coefficients) / measured)
+    apart = np.abs(here - there) > APART
+    return float((np.abs(there) < np.abs(here))[apart].mean()) if apart.any() else 0.0
+
+
+def _quantiles(errors: FloatArray) -> tuple[float, ...]:
+    """Return evenly spaced quantiles, widened for what few runs cannot show."""
+    levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    middle = np.median(errors)
+    widened = middle + (np.quantile(errors, levels) - middle) * (1.0 + len(PRIOR_SCALE) / len(errors))
+    least = LEAST_ERROR * (2.0 * levels - 1.0)
+    return tuple(float(error) for error in widened + least)

@@ -1,0 +1,83 @@
+"""Fit a handful of coefficients to measurements, some of which are wrong: damped Gauss-Newton under Huber's loss.
+
+Huber, "Robust Estimation of a Location Parameter", Ann. Math. Statist. 35 (1964); Levenberg-Marquardt damping. A prior
+pulls each coefficient toward its start, so that what the data does not tell stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from zenith_tune.estimate.estimate import FloatArray
+
+Residuals = Callable[[FloatArray], FloatArray]
+
+_STEP = 1e-4
+_MAX_DAMPING = 1e8
+
+
+def robust_fit(
+    residuals: Residuals,
+    start: FloatArray,
+    *,
+    prior_scale: FloatArray,
+    scale: float = 0.1,
+    iterations: int = 60,
+) -> FloatArray:
+    """Return the coefficients that make `residuals` small.
+
+    Residuals beyond `scale` count by their size and no more by their square. `prior_scale` says how far each
+    coefficient may be expected to move from `start`, in its own unit.
+
+    >>> x, y = np.arange(6.0), np.array([1.0, 3, 5, 7, 9, 100])  # a line, and a wrong last point
+    >>> fitted = robust_fit(lambda c: c[0] + c[1] * x - y, np.zeros(2), prior_scale=np.full(2, 100.0))
+    >>> bool(abs(fitted[1] - 2) < 0.1)
+    True
+    """
+    theta, damping = start.astype(np.float64), 1e-2
+    errors = residuals(theta)
+    loss = _loss(errors, theta, start, prior_scale, scale)
+    for _ in range(iterations):
+        normal, gradient = _normal_equations(residuals, theta, errors, start, prior_scale, scale)
+        while damping < _MAX_DAMPING:
+            trial = theta - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+            trial_errors = residuals(trial)
+            trial_loss = _loss(trial_errors, trial, start, prior_scale, scale)
+            if trial_loss < loss:
+                break
+            damping *= 4
+        else:
+            return theta
+        gain = loss - trial_loss
+        theta, errors, loss, damping = trial, trial_errors, trial_loss, damping / 4
+        if gain < 1e-9 * max(loss, 1.0):
+            return theta
+    return theta
+
+
+def _loss(errors: FloatArray, theta: FloatArray, start: FloatArray, prior_scale: FloatArray, scale: float) -> float:
+    size = np.abs(errors) / scale
+    huber = np.where(size <= 1, size**2 / 2, size - 0.5).sum()
+    total = float(huber + (((theta - start) / prior_scale) ** 2).sum() / 2)
+    return total if np.isfinite(total) else np.inf
+
+
+def _normal_equations(
+    residuals: Residuals,
+    theta: FloatArray,
+    errors: FloatArray,
+    start: FloatArray,
+    prior_scale: FloatArray,
+    scale: float,
+) -> tuple[FloatArray, FloatArray]:
+    steps = _STEP * np.maximum(np.abs(theta), 1.0)
+    columns = [
+        (residuals(theta + step * unit) - errors) / step for step, unit in zip(steps, np.eye(len(theta)), strict=True)
+    ]
+    jacobian = np.stack(columns, axis=1)
+    weights = 1 / np.maximum(np.abs(errors), scale) / scale
+    normal = jacobian.T @ (weights[:, None] * jacobian) + np.diag(prior_scale**-2)
+    gradient = jacobian.T @ (weights * errors) + (theta - start) / prior_scale**2
+    return normal, gradient

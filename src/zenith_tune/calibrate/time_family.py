@@ -1,0 +1,117 @@
+"""Which frameworks share coefficients of time, which coefficients their runs can tell, and how far those may move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+
+EFFICIENCY, PASSES, TRAFFIC, LAUNCH = 0.25, 0.5, 0.4, 0.5
+"""Standard deviations of the logarithm that a coefficient of each sort is expected to have about its default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeFamily:
+    """Hold what is fitted together."""
+
+    name: str
+    frameworks: tuple[str, ...]
+    start: TimeCoefficients = field(default_factory=TimeCoefficients)
+    fitted: dict[str, float] = field(default_factory=dict)
+    """Coefficients to fit, and the prior's standard deviation of their logarithm."""
+    by_gpu: tuple[str, ...] = ()
+    """Coefficients that may differ by GPU."""
+    by_release: tuple[str, ...] = ()
+    """Coefficients that may change with the framework's releases."""
+    factor_prior: float = 0.3
+    trend_prior: float = 0.2
+
+
+DENSE = {
+    "gemm_efficiency": EFFICIENCY,
+    "attention_efficiency": 2 * EFFICIENCY,
+    "hidden_passes": PASSES,
+    "ffn_passes": PASSES,
+    "logit_passes": PASSES,
+    "fast_efficiency": TRAFFIC,
+    "slow_efficiency": TRAFFIC,
+    "data_overlap": TRAFFIC,
+    "data_decay": 1.0,
+    "optimizer_passes": PASSES,
+    "step_overhead_s": 1.0,
+}
+TENSOR = {"tensor_exposed": TRAFFIC}
+EXPERTS = {
+    "expert_launch_s": 1.0,
+    "expert_efficiency": EFFICIENCY,
+    "expert_passes": 1.0,
+    "expert_exposed": TRAFFIC,
+}
+NANOTRON_START = TimeCoefficients(
+    gemm_efficiency=0.65,
+    attention_efficiency=0.2,
+    layer_launch_s=4e-3,
+    stage_wait_s=2e-3,
+    network_wait_s=5e-4,
+    handover_wait_s=0.2,
+    handover_nodes=45.0,
+    data_overlap=0.1,
+    thrash=5.0,
+)
+
+FAMILIES = (
+    TimeFamily(
+        name="megatron",
+        frameworks=("megatron",),
+        fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": 0.3},
+        by_gpu=("gemm_efficiency", "attention_efficiency", "expert_launch_s"),
+        by_release=("gemm_efficiency", "expert_efficiency", "expert_passes", "expert_launch_s"),
+    ),
+    TimeFamily(
+        name="megatron-legacy",
+        frameworks=("megatron-legacy", "megascale", "deepspeed"),
+        fitted=DENSE | TENSOR,
+    ),
+    TimeFamily(name="megatron-deepspeed", frameworks=("megatron-deepspeed",), fitted=DENSE | TENSOR),
+    TimeFamily(
+        name="nanotron",
+        frameworks=("nanotron",),
+        start=NANOTRON_START,
+        fitted=DENSE
+        | {
+            "layer_launch_s": LAUNCH,
+            "stage_wait_s": LAUNCH,
+            "network_wait_s": LAUNCH,
+            "shard_penalty": TRAFFIC,
+            "handover_wait_s": LAUNCH,
+        },
+    ),
+    TimeFamily(
+        name="llm-foundry",
+        frameworks=("llm-foundry",),
+        fitted=DENSE | {"layer_launch_s": LAUNCH},
+        by_gpu=("gemm_efficiency", "attention_efficiency"),
+    ),
+    TimeFamily(
+        name="fsdp",
+        frameworks=("fsdp",),
+        fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": LAUNCH},
+        by_gpu=("gemm_efficiency",),
+    ),
+    TimeFamily(
+        name="hf-accelerate",
+        frameworks=("hf-accelerate",),
+        fitted={name: 2 * prior for name, prior in DENSE.items() if "slow" not in name} | {"layer_launch_s": 1.0},
+    ),
+    TimeFamily(
+        name="megatron-local",
+        frameworks=("megatron-local",),
+        fitted={"gemm_efficiency": EFFICIENCY, "memory_efficiency": EFFICIENCY, "layer_launch_s": LAUNCH},
+    ),
+)
+
+
+def family_of(framework: str) -> TimeFamily:
+    """Return the family that a framework belongs to; one of its own that is never fitted, where there is none."""
+    known = (family for family in FAMILIES if framework in family.frameworks)
+    return next(known, TimeFamily(name=framework, frameworks=(framework,)))

@@ -1,0 +1,104 @@
+"""Fit the coefficients of a family of frameworks to its measured step times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zenith_tune.calibrate.robust_fit import robust_fit
+from zenith_tune.calibrate.run_table import RunTable
+from zenith_tune.calibrate.time_family import TimeFamily
+from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.step import thrash_factor
+from zenith_tune.estimate.time import estimate_time
+from zenith_tune.estimate.time_calibration import TimeCalibration, precision_class
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+
+RELEASE = 2026.0
+"""The release, as a year, about which trends turn."""
+SCALE = 0.08
+"""Errors of the logarithm beyond this count by their size only: some rows are of other settings than they state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Hold one deviation: for runs where `share` is 1 (or by that much), a coefficient is multiplied by exp(theta)."""
+
+    kind: str
+    coefficient: str
+    share: FloatArray
+    prior: float
+
+
+class TimeFit:
+    """Fit one family to one table of its runs."""
+
+    def __init__(
+        self, family: TimeFamily, table: RunTable, framework: FrameworkSpec, device_bytes: FloatArray | None = None
+    ) -> None:
+        """Prepare a fit; `device_bytes` is what memory each run is estimated to need, where that is known."""
+        self.family, self.table, self.framework = family, table, framework
+        self.device_bytes = device_bytes
+        self.names = tuple(family.fitted)
+        self.factors = _factors(family, table)
+        self.start = np.concatenate([family.start.to_vector(self.names), np.zeros(len(self.factors))])
+        priors = [*family.fitted.values(), *(factor.prior for factor in self.factors)]
+        self.prior_scale = np.array(priors)
+
+    def fit(self, rows: FloatArray | None = None) -> FloatArray:
+        """Return the vector of coefficients and factors fitted to `rows`, or to all."""
+        index = np.arange(len(self.table.runs)) if rows is None else rows
+        measured = np.log(self.table.step_s[index])
+        return robust_fit(
+            lambda theta: np.log(self.predict(theta)[index]) - measured,
+            self.start,
+            prior_scale=self.prior_scale,
+            scale=SCALE,
+        )
+
+    def predict(self, theta: FloatArray) -> FloatArray:
+        """Return the step time of every run of the table."""
+        table, coefficients = self.table, self._coefficients(theta)
+        step_s = estimate_time(table.workload, table.machine, table.layouts, self.framework, coefficients).step_s
+        if self.device_bytes is None:
+            return step_s
+        return step_s * thrash_factor(self.device_bytes, table.machine.memory_bytes, coefficients.thrash)
+
+    def calibration(self, theta: FloatArray) -> TimeCalibration:
+        """Return the fitted vector as a calibration."""
+        factors: dict[str, dict[str, float]] = defaultdict(dict)
+        trends = {}
+        for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
+            if factor.kind == "release":
+                trends[factor.coefficient] = float(value)
+            else:
+                factors[factor.kind][factor.coefficient] = float(np.exp(value))
+        base = self.family.start.with_vector(self.names, theta[: len(self.names)])
+        return TimeCalibration(coefficients=base, factors=dict(factors), trends=trends, release=RELEASE)
+
+    def _coefficients(self, theta: FloatArray) -> TimeCoefficients:
+        base = self.family.start.with_vector(self.names, theta[: len(self.names)])
+        logs: dict[str, FloatArray | float] = defaultdict(float)
+        for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
+            logs[factor.coefficient] = logs[factor.coefficient] + value * factor.share
+        return replace(base, **{name: getattr(base, name) * np.exp(log) for name, log in logs.items()})
+
+
+def _factors(family: TimeFamily, table: RunTable) -> list[Factor]:
+    runs, prior = table.runs, family.factor_prior
+    found = []
+    for gpu in sorted({run.gpu for run in runs}):
+        share = np.array([run.gpu == gpu for run in runs]) * 1.0
+        found += [Factor(f"gpu:{gpu}", name, share, prior) for name in family.by_gpu]
+    for kind in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
+        share = np.array([precision_class(run.precision) == kind for run in runs]) * 1.0
+        found.append(Factor(f"precision:{kind}", "gemm_efficiency", share, prior))
+    for name in family.frameworks if len(family.frameworks) > 1 else ():
+        share = np.array([run.framework == name for run in runs]) * 1.0
+        found.append(Factor(f"framework:{name}", "gemm_efficiency", share, prior))
+    years = np.array([run.release or RELEASE for run in runs]) - RELEASE
+    found += [Factor("release", name, years, family.trend_prior) for name in family.by_release]
+    return found

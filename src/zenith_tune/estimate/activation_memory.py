@@ -1,0 +1,150 @@
+"""What layers keep of the forward pass for the backward pass, and what the backward pass of one layer needs beside it.
+
+Korthikanti et al. 2022 (arXiv 2205.05198) count 34*s*b*h + 5*a*s^2*b bytes for a GPT layer without parallelism
+(equation 1), s*b*h*(10 + 24/t + 5as/(ht)) with tensor parallelism (2), everything over t with sequence parallelism (4),
+and no score terms with selective recomputation (6). Here the same is counted width by width, so that it holds for
+grouped queries, gated feed-forward parts, experts, and frameworks that keep more or less: FrameworkSpec.saved has the
+bytes of each width.
+
+Legend: q/kv/v widths of queries, of keys and values together, and of the attention's output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zenith_tune.describe.framework_spec import FrameworkSpec, LayerBytes
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.stage import Stage
+from zenith_tune.estimate.workload import Number, Workload
+from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
+
+HALF = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationMemory:
+    """Hold bytes per rank of a stage."""
+
+    saved: FloatArray
+    """What waits on the stage for the backward passes of all micro-batches in flight."""
+    attention_peak: FloatArray
+    """What is added, less what is freed already, at the attention of the first layer that goes backward."""
+    mlp_peak: FloatArray
+    """The same at its feed-forward part."""
+    one_layer: FloatArray
+    """What the last layer to go backward needs, with nothing but its own activations left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Hold one layer's bytes by part."""
+
+    attention: FloatArray
+    """Without what the backward pass can recompute of the core of attention."""
+    core: FloatArray
+    """Scores and what else only the core of attention keeps; selective recomputation does without."""
+    core_inputs: FloatArray
+    """What selective recomputation keeps instead of it."""
+    mlp: FloatArray
+
+
+def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec, imbalance: float) -> ActivationMemory:
+    """Return the activations of a stage by moment."""
+    f, at = framework, stage.layouts
+    kept = _layer(workload, stage, f, f.saved, imbalance)
+    work = _layer(workload, stage, f, f.working, imbalance)
+    selective = at.recompute == RECOMPUTE_SELECTIVE
+    whole = kept.attention + kept.core + kept.mlp
+    layer = np.where(selective, kept.attention + kept.core_inputs + kept.mlp, whole)
+    checkpoint = f.checkpoint_bytes * workload.hidden * stage.tokens / stage.sequence_split
+    recomputed, chunk = _recomputed(stage)
+    tables = _table(workload, stage, f)
+    saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
+    saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
+    saved += _boundary(workload, stage, f)
+    again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + selective * kept.core
+    attention_work = again - kept.mlp + work.attention + work.core
+    mlp_work = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + work.mlp
+    return ActivationMemory(
+        saved=saved,
+        attention_peak=attention_work,
+        mlp_peak=mlp_work,
+        one_layer=whole + np.maximum(work.mlp, work.attention + work.core - kept.mlp),
+    )
+
+
+def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, imbalance: float) -> _Layer:
+    """Return the bytes of one layer at so many bytes per width."""
+    flash = stage.layouts.flash_attention
+    per_rank = stage.tokens / stage.tp
+    hidden = (per.attention_hidden / stage.sequence_split + per.whole) * w.hidden * stage.tokens
+    scores = np.where(flash, per.heads * w.num_heads, per.scores * w.num_heads * w.seq_len) * per_rank
+    inputs = (per.query * w.query_size + per.key_value * w.kv_size) * per_rank
+    if f.expands_key_values and per is f.saved:
+        inputs, expanded = _unfused_inputs(w, per_rank)
+    else:
+        expanded = inputs
+    normed = per.qk_norm * w.qk_norm * (w.query_size + w.kv_size / 2.0)
+    attention = hidden + (per.value * w.value_size + normed) * per_rank
+    mlp = _mlp(w, stage, per, imbalance)
+    return _Layer(attention=attention, core=expanded + scores, core_inputs=inputs, mlp=mlp)
+
+
+def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return what unfused attention is given and what it makes of it.
+
+    Rotated queries and keys are new tensors, values a view of the projection of all three, which stays whole. With
+    grouped queries, keys and values are then repeated for every query head, and the projection is freed.
+    """
+    rotary = np.asarray(w.position_params) == 0
+    given = HALF * (w.query_size + w.kv_size + rotary * (w.query_size + w.kv_size / 2.0))
+    repeated = HALF * (w.query_size + w.query_size + w.value_size)
+    grouped = np.asarray(w.kv_size) < w.query_size + w.value_size
+    return given * per_rank, np.where(grouped, repeated, given) * per_rank
+
+
+def _mlp(w: Workload, stage: Stage, per: LayerBytes, imbalance: float) -> FloatArray:
+    """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts."""
+    at = stage.layouts
+    ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated)
+    hidden = per.mlp_hidden * w.hidden / stage.sequence_split
+    dense: Number = ffn * w.ffn_hidden / stage.tp
+    routed = per.expert_hidden * w.hidden * at.etp + ffn * w.moe_ffn_hidden
+    experts = (w.top_k * imbalance * routed + per.router * w.num_experts) / stage.sequence_split
+    experts = experts + ffn * w.shared_ffn_hidden / stage.tp
+    share = stage.moe_layers / np.maximum(stage.layers, 1.0)
+    result: FloatArray = (hidden + (1.0 - share) * dense + share * experts) * stage.tokens
+    return result
+
+
+def _recomputed(stage: Stage) -> tuple[FloatArray, FloatArray]:
+    """Return how many layers are recomputed, and how many of them at once."""
+    at = stage.layouts
+    full = (at.recompute >= RECOMPUTE_UNIFORM) * 1.0
+    block = at.recompute == RECOMPUTE_BLOCK
+    recomputed = np.where(block, np.minimum(at.recompute_layers * at.vp, stage.layers), stage.layers) * full
+    # With blocks the last layer, which goes backward first, is recomputed only where all layers are.
+    at_once = np.where(block, (recomputed >= stage.layers) * 1.0, np.clip(at.recompute_layers, 1.0, stage.layers))
+    return recomputed, at_once * full
+
+
+def _checkpoints(stage: Stage, recomputed: FloatArray) -> FloatArray:
+    at = stage.layouts
+    per = np.where(at.recompute == RECOMPUTE_UNIFORM, np.maximum(at.recompute_layers, 1), 1)
+    result: FloatArray = np.ceil(recomputed / per)
+    return result
+
+
+def _boundary(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
+    split = f.boundary_bytes * w.hidden * stage.tokens / stage.sequence_split * stage.in_flight
+    result: FloatArray = np.where(stage.layouts.pp > 1, split, 0.0)
+    return result
+
+
+def _table(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
+    rotary = np.asarray(w.position_params) == 0
+    result: FloatArray = rotary * (f.table_bytes * w.query_size / w.num_heads) * w.seq_len / stage.layouts.cp
+    return result

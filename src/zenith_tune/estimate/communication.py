@@ -1,0 +1,90 @@
+"""How long the ranks of a group take to exchange what they hold.
+
+Legend: n ranks in a group, k of them in one fast domain; V bytes that each rank ends up with or starts from.
+
+All-gather and reduce-scatter over a ring move (n-1)/n * V over every link (Thakur et al., "Optimization of Collective
+Communication Operations in MPICH", 2005). Over several fast domains each rank carries its k-th part over the network
+while the rest goes through the fast links, as NCCL's rings do with one network card per GPU.
+
+Ranks are laid out with tensor parallelism innermost, then context, data and pipeline (Megatron's tp-cp-ep-dp-pp).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zenith_tune.estimate.compute import tokens_per_rank
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.workload import Number, Workload
+from zenith_tune.layouts.layout_batch import LayoutBatch
+
+BF16 = 2.0
+
+
+def gather_time(
+    num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients
+) -> FloatArray:
+    """Return the time of an all-gather or a reduce-scatter of `num_bytes` over `ranks`, `near` of them in one domain."""
+    domains = ranks / near
+    fast = (near - 1) / near / (machine.fast_bytes_per_s * c.fast_efficiency)
+    slow = (domains - 1) / domains / near / (machine.slow_bytes_per_s * c.slow_efficiency)
+    return num_bytes * (fast + slow)
+
+
+def ranks_nearby(ranks: FloatArray, stride: FloatArray, machine: Machine) -> FloatArray:
+    """Return how many ranks of a group with `stride` between neighbours share a fast domain."""
+    return np.clip(np.floor(machine.fast_domain / stride), 1.0, ranks)
+
+
+def tensor_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> FloatArray:
+    """Return the exposed tensor-parallel traffic of one layer and micro-batch, forward and backward.
+
+    Two all-reduces forward and two backward, or twice as many gathers and scatters of the same bytes with sequence
+    parallelism (Korthikanti et al. 2022, section 4.2.2).
+    """
+    tp = layouts.tp.astype(np.float64)
+    volume = 8 * tokens_per_rank(workload, layouts) * workload.hidden * BF16
+    near = ranks_nearby(tp, np.ones_like(tp), machine)
+    return gather_time(volume, tp, near, machine, coefficients) * coefficients.tensor_exposed
+
+
+def context_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients, attention_s: FloatArray
+) -> FloatArray:
+    """Return what of the ring of keys and values attention does not hide (Liu et al., Ring Attention, 2310.01889)."""
+    cp, tp = layouts.cp.astype(np.float64), layouts.tp.astype(np.float64)
+    volume = 3 * tokens_per_rank(workload, layouts) * cp * workload.kv_size / tp * BF16
+    ring = gather_time(volume, cp, ranks_nearby(cp, tp, machine), machine, coefficients)
+    return np.maximum(ring - attention_s, 0.1 * ring)
+
+
+def expert_exchange_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> FloatArray:
+    """Return the exposed all-to-all of one layer with experts: tokens go out and come back, forward and backward."""
+    w, c = workload, coefficients
+    ep, etp = layouts.ep.astype(np.float64), layouts.etp.astype(np.float64)
+    routed = w.top_k * tokens_per_rank(w, layouts) / layouts.tp * w.hidden * BF16
+    near = ranks_nearby(ep, etp, machine)
+    outside = routed * (ep - near) / ep / (machine.slow_bytes_per_s * c.slow_efficiency)
+    inside = routed * (near - 1) / ep / (machine.fast_bytes_per_s * c.fast_efficiency)
+    split = gather_time(routed * etp, etp, ranks_nearby(etp, np.ones_like(etp), machine), machine, c)
+    return 4 * (outside + inside + split) * c.expert_exposed
+
+
+def handover_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> FloatArray:
+    """Return the time of one activation and one gradient between neighbouring stages."""
+    tp = layouts.tp.astype(np.float64)
+    stride = tp * layouts.cp * layouts.dp
+    volume = 2 * tokens_per_rank(workload, layouts) * workload.hidden * BF16
+    volume = volume / np.where(layouts.sequence_parallel, tp, 1.0)
+    fast = machine.fast_bytes_per_s * coefficients.fast_efficiency
+    slow = machine.slow_bytes_per_s * coefficients.slow_efficiency
+    near = stride < machine.fast_domain
+    return np.where(layouts.pp > 1, volume / np.where(near, fast, slow), 0.0)

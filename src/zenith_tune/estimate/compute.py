@@ -1,0 +1,102 @@
+"""How long the work of one layer and one micro-batch takes on one rank, forward and backward.
+
+Legend: t tokens of a micro-batch on one context-parallel rank, s sequence length, h hidden size.
+
+A matrix product of f operations takes f / (peak * efficiency) (Williams et al., "Roofline", CACM 52 (2009)); its
+backward pass takes two of them. What it must read and write whatever its size, the weights and the gradients that are
+added up, is counted in bytes: this is why small micro-batches and thin shards are slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.workload import Workload
+from zenith_tune.layouts.layout_batch import LayoutBatch
+
+WEIGHT_TRAFFIC = 14.0
+"""Bytes per weight and micro-batch: read in bf16 three times, and added to a gradient in fp32 (read and written)."""
+SCORE_TRAFFIC = 20.0
+"""Bytes per attention score without a fused kernel, forward and backward: Korthikanti et al. 2022, section 4.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Hold the seconds of one dense layer and of one with experts, forward and backward."""
+
+    dense_s: FloatArray
+    expert_s: FloatArray
+    """A layer with experts; equal to dense_s in a model without."""
+    attention_s: FloatArray
+    """What of both is the attention kernel, forward and backward."""
+
+
+def tokens_per_rank(workload: Workload, layouts: LayoutBatch) -> FloatArray:
+    """Return t, the tokens of one micro-batch that a rank sees."""
+    tokens: FloatArray = layouts.mbs * (workload.seq_len / layouts.cp)
+    return tokens
+
+
+def layer_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> LayerTime:
+    """Return how long one layer computes per micro-batch."""
+    w, c = workload, coefficients
+    tokens, tp = tokens_per_rank(w, layouts), layouts.tp.astype(np.float64)
+    flops = machine.matrix_flops * c.gemm_efficiency
+    memory = machine.memory_bytes_per_s * c.memory_efficiency
+    attention = attention_time(w, machine, layouts, c)
+    # Norms and residuals are split over the tensor-parallel ranks only with sequence parallelism.
+    rows = tokens / np.where(layouts.sequence_parallel, tp, 1.0)
+    shared = w.attention_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + attention
+    shared = shared + rows * w.hidden * c.hidden_passes / memory
+    width = c.ffn_passes / memory
+    dense = w.dense_mlp_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + tokens * w.ffn_hidden * width / tp
+    return LayerTime(shared + dense, shared + _expert_time(w, layouts, tokens, flops, memory, c), attention)
+
+
+def attention_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> FloatArray:
+    """Return how long scores and their product with the values take, forward and backward, under a causal mask."""
+    w, tokens = workload, tokens_per_rank(workload, layouts)
+    flops = 3 * tokens * w.seq_len * (w.query_size + w.value_size) / layouts.tp
+    kernel = flops / (machine.attention_flops * coefficients.attention_efficiency)
+    scores = tokens * w.seq_len * w.num_heads / layouts.tp * SCORE_TRAFFIC
+    unfused = scores / (machine.memory_bytes_per_s * coefficients.memory_efficiency)
+    return np.where(layouts.flash_attention, kernel, kernel + unfused)
+
+
+def _expert_time(
+    workload: Workload,
+    layouts: LayoutBatch,
+    tokens: FloatArray,
+    flops: FloatArray | float,
+    memory: FloatArray | float,
+    c: TimeCoefficients,
+) -> FloatArray:
+    """Return the time of the routed and shared experts; routing is taken to be balanced."""
+    w, tp = workload, layouts.tp.astype(np.float64)
+    routed = w.top_k * tokens / tp
+    local = w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
+    work = 6 * routed * w.expert_params / (flops * c.expert_efficiency) + local * WEIGHT_TRAFFIC / memory
+    moved = routed * (w.moe_ffn_hidden * c.ffn_passes + w.hidden * c.expert_passes) / memory
+    shared = w.shared_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp
+    return work + moved + shared + tokens * w.shared_ffn_hidden * c.ffn_passes / memory / tp
+
+
+def head_time(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> FloatArray:
+    """Return how long the logits and the loss take per micro-batch, with the layers that predict further tokens."""
+    w, c = workload, coefficients
+    tokens = tokens_per_rank(w, layouts) * (1 + w.num_mtp_layers)
+    memory = machine.memory_bytes_per_s * c.memory_efficiency
+    product = w.embedding_params * (6 * tokens / (machine.attention_flops * c.gemm_efficiency) + WEIGHT_TRAFFIC / memory)
+    result: FloatArray = (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp
+    return result

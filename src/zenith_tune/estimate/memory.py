@@ -1,0 +1,117 @@
+"""Peak memory of each layout: the fullest stage, at the fullest moment of a step.
+
+The moments are the loss going forward, the loss going backward, the attention and the feed-forward part of the first
+layer to go backward, the last layer to go backward, and the optimizer's step; the peak is the largest of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
+from zenith_tune.estimate.moments import CHANGING, Parts, buffers, moments
+from zenith_tune.estimate.stage import Stage
+from zenith_tune.estimate.state_memory import state_memory
+from zenith_tune.estimate.workload import Workload
+from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.stages import even_stage_layers
+
+_TEMPORARY = ("activations", "working", "logits", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Hold one number per layout; the parts add up to the device memory."""
+
+    stage: FloatArray
+    """The pipeline rank that the figures are of."""
+    allocated_bytes: FloatArray
+    """Peak of what the allocator has given out, as torch.cuda.max_memory_allocated says."""
+    device_bytes: FloatArray
+    """What the device must hold: with the allocator's reserve, the CUDA context and communication buffers."""
+    parts: Parts
+
+
+def estimate_memory(
+    workload: Workload,
+    layouts: LayoutBatch,
+    framework: FrameworkSpec,
+    coefficients: MemoryCoefficients,
+    stage: FloatArray | None = None,
+) -> MemoryEstimate:
+    """Return the memory of each layout on pipeline rank `stage`, or on the rank that needs the most."""
+    if stage is None:
+        stage = _fullest(workload, layouts, framework, coefficients)
+    parts = _parts(workload, layouts, framework, coefficients, stage)
+    allocated = _total(parts)
+    parts["reserve"] = coefficients.reserve * _total({name: parts[name] for name in _TEMPORARY})
+    parts["context"] = np.full(len(layouts), coefficients.context_bytes)
+    device = allocated + parts["reserve"] + parts["context"]
+    return MemoryEstimate(stage=stage, allocated_bytes=allocated, device_bytes=device, parts=parts)
+
+
+def _fullest(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
+    """Return the pipeline rank that needs the most: the first, the second, or the last.
+
+    The first holds the embedding and the most micro-batches, the last the loss; the second may hold one layer more than
+    the first. All others hold no more than the second.
+    """
+    last = layouts.pp.astype(np.float64) - 1.0
+    first, second = np.zeros_like(last), np.minimum(last, 1.0)
+    best, peak = first, _peak(w, layouts, f, c, first)
+    for rank in [second, last] if _second_may_lead(w, layouts, f, second) else [last]:
+        other = _peak(w, layouts, f, c, rank)
+        best = np.where(other > peak, rank, best)
+        peak = np.maximum(peak, other)
+    return best
+
+
+def _second_may_lead(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, second: FloatArray) -> bool:
+    """Tell whether any layout's second stage has more layers than its first, or experts where the first has none."""
+    if f.pipeline_split == "cost":
+        return False
+    mixed = (np.asarray(w.num_moe_layers) > 0) & (np.asarray(w.num_moe_layers) < w.num_layers)
+    more = even_stage_layers(w.num_layers, layouts, second) > even_stage_layers(w.num_layers, layouts, 0.0 * second)
+    return bool(mixed.any() or more.any())
+
+
+def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, rank: FloatArray) -> FloatArray:
+    """Return the bytes at the fullest moment of one stage."""
+    stage = Stage.of(w, layouts, f, rank)
+    state = state_memory(w, stage, f)
+    found = [_total(moment) for moment in moments(w, stage, f, c, state)]
+    result: FloatArray = np.maximum.reduce(found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
+    return result
+
+
+def _parts(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, rank: FloatArray) -> Parts:
+    """Return the bytes by cause at the fullest moment of one stage."""
+    stage = Stage.of(w, layouts, f, rank)
+    state = state_memory(w, stage, f)
+    found = moments(w, stage, f, c, state)
+    best = np.stack([_total(moment) for moment in found]).argmax(axis=0)
+    changing = {name: _chosen(best, name, found) for name in CHANGING}
+    lasting = {"weights": state.weights, "optimizer": state.optimizer, "buffers": buffers(w, stage, f, c, state)}
+    return lasting | changing
+
+
+def _chosen(best: npt.NDArray[np.intp], name: str, found: list[Parts]) -> FloatArray:
+    """Return one part at the moment that is fullest for each layout."""
+    result = np.zeros(len(best))
+    for index, moment in enumerate(found):
+        if name in moment:
+            result = np.where(best == index, moment[name], result)
+    return result
+
+
+def _total(parts: Parts) -> FloatArray:
+    values = list(parts.values())
+    total = values[0].copy()
+    for value in values[1:]:
+        total = total + value
+    return total

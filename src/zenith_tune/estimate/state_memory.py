@@ -1,0 +1,101 @@
+"""What a rank keeps between steps: weights, gradients and optimizer states, and what the optimizer's step adds.
+
+Mixed precision keeps 2 + 4 + 12 bytes per parameter (weights, fp32 gradients, fp32 master copy and two moments); ZeRO
+shards the optimizer over the data-parallel ranks at stage 1, gradients at 2, weights at 3 (Rajbhandari et al. 2020,
+arXiv 1910.02054, figure 1). Megatron's distributed optimizer is stage 1 over dp*cp, and over edp for experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.stage import Stage
+from zenith_tune.estimate.workload import Workload
+
+HALF = 2.0
+AHEAD = 2.0
+"""Layers gathered at once: the one that computes and the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParams:
+    """Hold how many parameters a rank of a stage has, before any sharding over data-parallel ranks."""
+
+    matrices: FloatArray
+    """Of the layers: attention and feed-forward parts, router and norms, without experts."""
+    experts: FloatArray
+    embedding: FloatArray
+    """The embedding with its positions; on a stage that has the output layer too, nothing where both are tied."""
+    head: FloatArray
+
+    @property
+    def dense(self) -> FloatArray:
+        """All but the experts."""
+        return self.matrices + self.embedding + self.head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMemory:
+    """Hold bytes per rank of a stage."""
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    step: FloatArray
+    """What the optimizer's step needs for its while."""
+    buckets: FloatArray
+    """Buckets in which unsharded gradients are reduced."""
+    layer_casts: FloatArray
+    """Half-precision copies of the matrices of all layers, where autocast makes them."""
+    head_casts: FloatArray
+
+
+def stage_params(workload: Workload, stage: Stage) -> StageParams:
+    """Count the parameters on one rank of a stage."""
+    w, at, tp = workload, stage.layouts, stage.tp
+    norms = 2.0 * w.norm_params
+    dense = stage.dense_layers * ((w.attention_params + w.dense_mlp_params) / tp + norms)
+    moe_layers = stage.moe_layers + w.num_mtp_layers * stage.is_last
+    moe = moe_layers * ((w.attention_params + w.shared_params) / tp + norms + w.num_experts * w.hidden)
+    experts = moe_layers * (w.num_experts * w.expert_params / (at.ep * at.etp))
+    table = stage.padded_vocab * w.hidden
+    alone = stage.is_first * stage.is_last
+    return StageParams(
+        matrices=dense + moe + stage.is_last * w.norm_params,
+        experts=experts,
+        embedding=stage.is_first * (table * (1.0 - alone * w.tied) + w.position_params),
+        head=stage.is_last * table,
+    )
+
+
+def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> StateMemory:
+    """Return what a rank of a stage keeps between steps, by kind."""
+    f, params, at = framework, stage_params(workload, stage), stage.layouts
+    dense, experts = params.dense, params.experts
+    shard, expert_shard = at.dp * at.cp, np.maximum(at.edp, 1)
+    whole = dense + experts
+    sharded = dense / shard + experts / expert_shard
+    updated = np.where(at.zero >= 1, sharded, whole)
+    return StateMemory(
+        weights=np.where(at.zero >= 3, f.weight_bytes * sharded + _gathered(stage, params), f.weight_bytes * whole),
+        gradients=f.gradient_bytes * np.where(at.zero >= 2, sharded, whole),
+        optimizer=f.optimizer_bytes * updated,
+        step=f.step_bytes * updated + np.where(at.zero >= 1, f.sync_bytes * whole, 0.0),
+        buckets=np.where((at.zero == 0) & (shard > 1), f.bucket_bytes * whole, 0.0),
+        layer_casts=f.cast_bytes * (params.matrices + experts),
+        head_casts=f.cast_bytes * params.head,
+    )
+
+
+def _gathered(stage: Stage, params: StageParams) -> FloatArray:
+    """Return what sharded weights are gathered into: the layer that computes, the next one, and the two tables.
+
+    torch.distributed.fsdp gathers in half precision, one layer ahead, and leaves its root unit gathered.
+    """
+    layers = (params.matrices + params.experts) / np.maximum(stage.layers, 1.0)
+    result: FloatArray = HALF * (AHEAD * layers + params.embedding + params.head)
+    return result

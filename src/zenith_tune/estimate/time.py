@@ -1,0 +1,140 @@
+"""How long a training step takes: layers, traffic between ranks, the pipeline and what comes once per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.estimate.communication import context_time, expert_exchange_time, handover_time, tensor_time
+from zenith_tune.estimate.compute import head_time, layer_time
+from zenith_tune.estimate.data_parallel import data_time, local_params
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.stage_loads import StageLoads, stage_loads
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.workload import Workload
+from zenith_tune.layouts.layout_batch import (
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_SELECTIVE,
+    RECOMPUTE_UNIFORM,
+    LayoutBatch,
+)
+
+FORWARD = 1 / 3
+"""Share of a layer's time that is its forward pass."""
+UNSHARDED_NODES = 4
+"""From so many nodes on a pipeline whose gradients are all-reduced waits (Ultra-Scale Playbook, 2025)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEstimate:
+    """Hold the seconds of a step and their causes, which add up to it."""
+
+    step_s: FloatArray
+    parts: dict[str, FloatArray]
+
+
+def estimate_time(
+    workload: Workload,
+    machine: Machine,
+    layouts: LayoutBatch,
+    framework: FrameworkSpec,
+    coefficients: TimeCoefficients,
+) -> TimeEstimate:
+    """Estimate the step time of every layout."""
+    w, c = workload, coefficients
+    loads = stage_loads(w, layouts, framework)
+    layer = _layer(w, machine, layouts, c)
+    head_s = head_time(w, machine, layouts, c)
+    m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
+    slowest_s = np.maximum(loads.fullest * layers_s, loads.last * layers_s + head_s)
+    through_s = w.num_layers * layers_s + head_s
+    # Every micro-batch passes the slowest stage; the first one also passes all the others (Narayanan et al. 2021).
+    pipeline_s = m * slowest_s + (through_s - slowest_s) / layouts.vp
+    busy = m / layouts.pp
+    parts = {name: value * (w.num_layers * busy) for name, value in layer.items()}
+    parts["compute"] = parts["compute"] + head_s * busy
+    parts["bubble"] = pipeline_s - through_s * busy
+    parts["p2p"] = _handovers(w, machine, layouts, c)
+    params = local_params(w, layouts, loads.fullest)
+    parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s)
+    shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
+    expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
+    updated = params.dense / shards + params.experts / expert_shards
+    parts["optimizer"] = updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
+    parts["overhead"] = parts["overhead"] + c.step_overhead_s
+    return TimeEstimate(sum(parts.values(), start=np.zeros(len(layouts))), parts)
+
+
+def _layer(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients
+) -> dict[str, FloatArray]:
+    """Return the seconds of an average layer per micro-batch by cause."""
+    w = workload
+    moe = w.num_moe_layers / w.num_layers
+    time = layer_time(w, machine, layouts, c)
+    compute = time.dense_s + moe * (time.expert_s - time.dense_s)
+    tensor = tensor_time(w, machine, layouts, c)
+    context = context_time(w, machine, layouts, c, time.attention_s)
+    experts = moe * expert_exchange_time(w, machine, layouts, c)
+    again = _recomputed_share(w, layouts)
+    selective = layouts.recompute == RECOMPUTE_SELECTIVE
+    recompute = FORWARD * (again * (compute + tensor + experts) + selective * time.attention_s)
+    work = compute + tensor + context + experts + recompute
+    floor = launch_time(w, machine, layouts, c) * (1 + FORWARD * again)
+    # A smooth maximum: the host runs ahead of the device, or the device ahead of the host.
+    joint = np.sqrt(np.sqrt(work**4 + floor**4))
+    parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
+    return {**parts, "overhead": joint - work}
+
+
+def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return the least time of a layer and micro-batch, whatever its size: the host's, and waits between ranks."""
+    tp = layouts.tp.astype(np.float64)
+    moe = workload.num_moe_layers / workload.num_layers
+    spread = (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain) & (layouts.tp > 1)
+    outside = np.maximum(tp - machine.fast_domain, 0.0)
+    waits = spread * c.stage_wait_s * tp + outside * c.network_wait_s * (1 + 2 * (layouts.pp > 1))
+    return c.layer_launch_s + moe * c.expert_launch_s + waits
+
+
+def _recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
+    """Return the share of layers whose forward pass runs twice."""
+    blocks = layouts.recompute_layers * layouts.pp * layouts.vp / workload.num_layers
+    full = (layouts.recompute == RECOMPUTE_UNIFORM) * 1.0
+    return full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
+
+
+def _handovers(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return the exposed time of messages between stages; interleaving sends more of them, but beside the work."""
+    slots = np.where(layouts.vp > 1, layouts.pp - 1, layouts.num_micro_batches + layouts.pp - 1)
+    plain = slots * handover_time(workload, machine, layouts, c)
+    return plain + handover_hazard(machine, layouts, c) * handover_wait(layouts, c)
+
+
+def handover_hazard(machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return 1 where the network's bad state is the likely one, else 0."""
+    return (handover_risk(machine, layouts, c) > 0.5) * 1.0
+
+
+def handover_risk(machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return the probability of the network's bad state: by the number of nodes, and for gradients reduced unsharded.
+
+    On the measured runs of nanotron a pipeline over nodes whose gradients are all-reduced waits as in the bad state.
+    """
+    nodes = machine.num_gpus / machine.gpus_per_node
+    unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain)
+    return np.maximum(1 / (1 + (c.handover_nodes / nodes) ** 6), 0.7 * unsharded * (nodes >= UNSHARDED_NODES))
+
+
+def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return what a step waits in the bad state, which is proportional to the messages that cross nodes.
+
+    A stage at the end of a pipeline has two messages per slot, one inside has four; without a pipeline there are two
+    per micro-batch for sharded gradients, four for an all-reduce.
+    """
+    slots = layouts.num_micro_batches + layouts.pp - 1
+    many = (layouts.pp > 2) | ((layouts.pp == 1) & (layouts.zero == 0))
+    return slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))

@@ -1,0 +1,92 @@
+"""What one layer of a model asks of the machine, as plain numbers: scalars for one model, arrays for rows of many.
+
+Every estimate is a function of a Workload, a Machine and a LayoutBatch alone, so that a million layouts of one model and
+a thousand measured rows of different models go through the same formulas.
+
+Legend: s sequence length, h hidden size; sizes are counts of parameters of one layer before any splitting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_spec import ModelSpec
+
+Number = float | npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Hold the sizes of one model and job; each field is a number, or an array with one number per layout."""
+
+    seq_len: Number
+    hidden: Number
+    vocab: Number
+    num_layers: Number
+    num_moe_layers: Number
+    num_heads: Number
+    attention_params: Number
+    """Per layer, without norms."""
+    query_size: Number
+    kv_size: Number
+    """Keys and values together."""
+    value_size: Number
+    dense_mlp_params: Number
+    ffn_hidden: Number
+    gated: Number
+    """1 where the feed-forward part has three matrices, 0 where it has two."""
+    num_experts: Number
+    """0 for a dense model."""
+    top_k: Number
+    expert_params: Number
+    moe_ffn_hidden: Number
+    shared_params: Number
+    shared_ffn_hidden: Number
+    embedding_params: Number
+    tied: Number
+    norm_params: Number
+    num_mtp_layers: Number
+    position_params: Number
+    qk_norm: Number = 0.0
+    """1 where queries and keys are normed, else 0."""
+
+    @classmethod
+    def of(cls, model: ModelSpec, job: JobSpec) -> Self:
+        """Take the sizes of one model and job."""
+        return cls(
+            seq_len=float(job.seq_len),
+            hidden=float(model.hidden),
+            vocab=float(model.vocab),
+            num_layers=float(model.num_layers),
+            num_moe_layers=float(model.num_moe_layers),
+            num_heads=float(model.num_heads),
+            attention_params=float(model.attention_params),
+            query_size=float(model.query_size),
+            kv_size=float(model.kv_size),
+            value_size=float(model.value_size),
+            dense_mlp_params=float(model.dense_mlp_params),
+            ffn_hidden=float(model.ffn_hidden),
+            gated=float(model.gated_mlp),
+            num_experts=float(model.num_experts),
+            top_k=float(model.top_k),
+            expert_params=float(model.expert_params),
+            moe_ffn_hidden=float(model.moe_ffn_hidden),
+            shared_params=float(model.shared_expert_params),
+            shared_ffn_hidden=float(model.shared_ffn_hidden),
+            embedding_params=float(model.embedding_params),
+            tied=float(model.tied_embeddings),
+            norm_params=float(model.norm_params),
+            num_mtp_layers=float(model.num_mtp_layers),
+            position_params=float(model.num_positions * model.hidden),
+            qk_norm=float(model.qk_norm),
+        )
+
+    @classmethod
+    def stack(cls, workloads: list[Self]) -> Self:
+        """Join the workloads of many rows into one of arrays."""
+        return cls(**{f.name: np.array([getattr(w, f.name) for w in workloads], np.float64) for f in fields(cls)})
