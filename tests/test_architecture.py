@@ -34,6 +34,7 @@ LAYERS: list[list[str]] = [
     ["dry_run"],
     ["report"],
     ["plan_command"],
+    ["calibrate_command"],
     ["testing", "cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -160,7 +160,7 @@ def test_nothing_that_fits_is_exit_code_1_and_says_what_it_would_take(plan: Plan
         ([*LLAMA, "--emit", "jax"], ["--emit"]),
         ([*LLAMA, "--risk", "2"], ["--risk"]),
         ([*LLAMA, "--layers", "8"], ["No such option", "zenithtune plan --help"]),
-        (["--model", "llama3-8b", "--cluster", "h100x7", "--gbs", "3", "--seq", "8192"], ["batch 7", "6 GPUs"]),
+        ([*LLAMA, "--cluster", "h100x7", "--gbs", "3", "--max-pp", "4"], ["batch 7", "6 GPUs"]),
         ([*LLAMA, "--emit", "deepspeed", "--explain", "TP2 SP"], ["tp"]),
     ],
 )
@@ -189,7 +189,7 @@ def test_an_output_folder_that_cannot_be_written_is_one_line(plan: Plan, tmp_pat
         ["--model", "lama3-8b", *LLAMA[2:]],
         [*LLAMA, "--explain", "TP8 QQ2"],
         [*LLAMA, "--what-if", "memory=8"],
-        ["--model", "llama3-8b", "--cluster", "h100x7", "--gbs", "3", "--seq", "8192"],
+        [*LLAMA, "--cluster", "h100x7", "--gbs", "3", "--max-pp", "4"],
     ],
 )
 def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:

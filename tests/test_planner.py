@@ -93,7 +93,7 @@ def test_where_nothing_fits_the_smallest_is_shown_with_what_it_needs() -> None:
 
 def test_an_impossible_batch_says_which_rule_and_what_is_nearest() -> None:
     with pytest.raises(UsageError) as caught:
-        planner("llama3-8b", "h100x7").plan(3)
+        planner("llama3-8b", "h100x7").plan(3, space=SearchSpace(max_pp=4))
     assert str(caught.value) == (
         "no layout is left for 7 GPUs and batch 3: gbs must be divisible by dp*mbs, but 3 % (7*1 = 7) != 0: "
         "nearest are batch 7 on 7 GPUs and 6 GPUs with batch 3"

@@ -52,6 +52,15 @@ def test_the_planners_python_works_as_written(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_calibrations_of_the_documentation_work_as_written(folder: Path) -> None:
+    (rows,) = blocks("docs/calibration.md", "csv")
+    (folder / "runs.csv").write_text(rows)
+    for commands in blocks("docs/calibration.md", "sh"):
+        done = run(["bash", "-ec", commands], folder)
+        assert done.returncode == 0, done.stderr
+        assert "tok/s/GPU" in done.stdout and "use it: zenithtune plan" in done.stdout
+
+
 def test_the_readmes_placeholder_works_as_typed(folder: Path) -> None:
     assert "`TP={tp} bash train.sh`" in (ROOT / "README.md").read_text()
     (folder / "train.sh").write_text(
@@ -82,7 +91,10 @@ def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/outcomes.md", "docs/planner.md", "docs/plugs.md"])
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("study", "outcomes", "planner", "calibration", "plugs")))
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_link_between_pages_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target

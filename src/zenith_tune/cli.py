@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zenith_tune import __version__
+from zenith_tune.calibrate_command import calibrate
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
 from zenith_tune.plan_command import plan
 
@@ -82,6 +83,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
 
 
 cli.add_command(plan)
+cli.add_command(calibrate)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from zenith_tune.estimate.estimate import Estimate, FloatArray
 from zenith_tune.estimate.memory_risk import memory_quantiles
 from zenith_tune.estimate.step import estimate
 from zenith_tune.layouts.candidates import Candidates
+from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch
 from zenith_tune.layouts.layout_rows import batch_of, layout_at
@@ -93,7 +94,7 @@ class Planner:
             num_considered=search.num_considered,
             num_not_fitting=search.num_not_fitting,
             cuts=tuple(candidates.cuts),
-            left_out=tuple(space.left_out(has_experts=bool(self.model.num_experts))),
+            left_out=tuple(self._left_out(space)),
         )
 
     def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
@@ -181,6 +182,10 @@ class Planner:
     def _look_again(self, search: _Search, blocks: LayoutBatch, risk: float) -> None:
         found = self.estimate(blocks)
         search.best.add(blocks, np.where(found.oom_probability < risk, _expected(found), np.inf))
+
+    def _left_out(self, space: SearchSpace) -> list[str]:
+        strings = limits_of(self.job.framework.name).layout_strings
+        return space.left_out(has_experts=bool(self.model.num_experts), layout_strings=strings)
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)

@@ -105,7 +105,8 @@ def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
         (target(pp=4, vp=5, recompute="selective"), "virtual stages"),
         (target(cp=2, recompute="selective"), "context parallelism"),
         (target(), "without recomputation"),
-        (target(model=LLAMA_405B, cluster="h100x2048", pp=16, recompute="selective"), "embedding and loss"),
+        (target(model=LLAMA_405B, cluster="h100x2048", pp=16, recompute="selective"), "an uneven pipeline"),
+        (target(pp=32, recompute="selective"), "an uneven pipeline"),
     ],
 )
 def test_what_accelerate_has_no_key_for_is_refused(at: Target, part: str) -> None:

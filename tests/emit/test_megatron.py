@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.emit.targets import target
-from tests.layouts.specs import LLAMA_405B, MIXTRAL
+from tests.layouts.specs import DEEPSEEK_V3, LLAMA_405B, MIXTRAL
 from zenith_tune.emit.emission import Target
 from zenith_tune.emit.megatron import emit_megatron, megatron_flags, needs_one_connection
 
@@ -19,6 +19,7 @@ KNOWN_FLAGS = {
     "--expert-model-parallel-size",
     "--expert-tensor-parallel-size",
     "--num-virtual-stages-per-pipeline-rank",
+    "--pipeline-model-parallel-layout",
     "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split",
     "--micro-batch-size",
@@ -75,6 +76,15 @@ def test_the_split_of_405b_over_sixteen_stages_is_accounted() -> None:
     assert not any("account" in flag for flag in megatron_flags(target(tp=8, pp=4)))
 
 
+def test_the_pipeline_of_deepseek_v3_is_laid_out_instead_of_told_its_virtual_stages() -> None:
+    at = target(model=DEEPSEEK_V3, cluster="h100x2048", pp=4, vp=4, ep=64)
+    flags = megatron_flags(at)
+    assert "--pipeline-model-parallel-layout 'Et*3|(t*4|)*14,t*2mL'" in flags
+    assert not any("virtual" in flag or "account" in flag for flag in flags)
+    assert any("--mtp-num-layers 1" in note for note in emit_megatron(at).notes)
+    assert not any("MTP" in note for note in emit_megatron(target(model=LLAMA_405B, pp=4, vp=3)).notes)
+
+
 def test_experts_always_say_their_tensor_size() -> None:
     flags = megatron_flags(target(model=MIXTRAL, tp=4, ep=8, sequence_parallel=True))
     assert "--expert-tensor-parallel-size 1" in flags and "--expert-model-parallel-size 8" in flags
@@ -86,6 +96,7 @@ def test_no_flag_is_one_that_megatron_does_not_know() -> None:
         target(tp=8, pp=4, vp=5, zero=1, sequence_parallel=True, recompute="full/block", recompute_layers=2),
         target(model=LLAMA_405B, cluster="h100x2048", tp=8, pp=16, cp=2, flash_attention=False),
         target(model=MIXTRAL, tp=4, ep=8, etp=1, zero=1, sequence_parallel=True, recompute="selective"),
+        target(model=DEEPSEEK_V3, cluster="h100x2048", pp=8, vp=4, ep=64),
     ]
     assert {flag.split()[0] for at in layouts for flag in megatron_flags(at)} <= KNOWN_FLAGS
 
@@ -105,18 +116,23 @@ def test_one_connection_is_set_where_megatron_asks_for_it(at: Target, needed: bo
     assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in emit_megatron(at).text) is needed
 
 
+def printed(at: Target, folder: Path) -> str:
+    """Run a script with a torchrun that prints what it is given."""
+    emission = emit_megatron(at)
+    (folder / emission.file_name).write_text(emission.text)
+    (folder / "torchrun").write_text('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n')
+    (folder / "torchrun").chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "MASTER_ADDR": "here"}
+    command = ["bash", emission.file_name, "--data-path", "my data"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_script_runs_and_passes_on_what_it_is_given(tmp_path: Path) -> None:
-    emission = emit_megatron(target(cluster="h100x8", tp=8, sequence_parallel=True))
-    (tmp_path / emission.file_name).write_text(emission.text)
-    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n')
-    (tmp_path / "torchrun").chmod(0o755)
-    done = subprocess.run(
-        ["bash", emission.file_name, "--data-path", "my data"],
-        cwd=tmp_path,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("1 --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --data-path my data --tensor")
-    assert done.stdout.rstrip().endswith("--bf16")
+    shown = printed(target(cluster="h100x8", tp=8, sequence_parallel=True), tmp_path)
+    assert shown.startswith("1 --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --data-path my data --tensor")
+    assert shown.rstrip().endswith("--bf16")
+
+
+def test_the_shell_leaves_a_layout_as_it_is(tmp_path: Path) -> None:
+    shown = printed(target(model=DEEPSEEK_V3, cluster="h100x2048", pp=16, ep=64), tmp_path)
+    assert " --pipeline-model-parallel-layout Et*3|(t*4|)*14,t*2mL --expert" in shown

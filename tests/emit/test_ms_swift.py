@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.emit.targets import target
-from tests.layouts.specs import LLAMA_405B, MIXTRAL
+from tests.layouts.specs import DEEPSEEK_V3, LLAMA_405B, MIXTRAL
 from zenith_tune.emit.ms_swift import emit_ms_swift, swift_flags
 
 # Arguments of `megatron sft` in ms-swift 4.5 that change speed or memory, as far as a layout sets them.
@@ -18,6 +18,7 @@ KNOWN_ARGUMENTS = {
     "expert_tensor_parallel_size",
     "sequence_parallel",
     "virtual_pipeline_model_parallel_size",
+    "pipeline_model_parallel_layout",
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
     "use_distributed_optimizer",
@@ -43,6 +44,13 @@ def test_the_virtual_pipeline_is_called_by_its_size() -> None:
     assert not any("num_virtual_stages" in flag for flag in flags)
 
 
+def test_a_laid_out_pipeline_keeps_its_capitals_and_is_not_told_its_size_too() -> None:
+    at = target(model=DEEPSEEK_V3, cluster="h100x2048", pp=8, vp=4, ep=64)
+    assert "--pipeline_model_parallel_layout 'Et|(t*2|)*29,t|tmL'" in swift_flags(at)
+    assert not any("virtual" in flag for flag in swift_flags(at))
+    assert any("--mtp_num_layers 1" in note for note in emit_ms_swift(at).notes)
+
+
 def test_what_ms_swift_does_by_default_is_switched_off_where_the_layout_does_not() -> None:
     flags = swift_flags(target(tp=2))
     assert "--recompute_granularity none" in flags, "its default is selective"
@@ -54,6 +62,7 @@ def test_no_argument_is_one_that_ms_swift_does_not_know() -> None:
         target(tp=8, pp=4, vp=5, zero=1, sequence_parallel=True, recompute="full/block", recompute_layers=2),
         target(model=LLAMA_405B, cluster="h100x2048", tp=8, pp=16, cp=2),
         target(model=MIXTRAL, tp=4, ep=8, zero=1, sequence_parallel=True, recompute="selective"),
+        target(model=DEEPSEEK_V3, cluster="h100x2048", pp=8, vp=4, ep=64),
     ]
     assert {flag.split()[0].removeprefix("--") for at in layouts for flag in swift_flags(at)} <= KNOWN_ARGUMENTS
 

@@ -53,6 +53,20 @@ GPT_OSS = ModelSpec(
     top_k=4,
     moe_ffn_hidden=2880,
 )
+DEEPSEEK_V3 = ModelSpec(
+    name="deepseek-v3",
+    num_layers=61,
+    hidden=7168,
+    ffn_hidden=18432,
+    num_heads=128,
+    num_kv_heads=128,
+    head_dim=128,
+    vocab=129280,
+    num_experts=256,
+    top_k=8,
+    moe_ffn_hidden=2048,
+    num_mtp_layers=1,
+)
 MODELS = (LLAMA_70B, LLAMA_405B, MIXTRAL, GPT_OSS)
 
 

@@ -36,7 +36,7 @@ def test_every_rule_but_the_dense_world_has_its_mask() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-@pytest.mark.parametrize("framework", ["megatron", "deepspeed", "fsdp"])
+@pytest.mark.parametrize("framework", ["megatron", "megatron-deepspeed", "deepspeed", "fsdp"])
 @pytest.mark.parametrize("rule", BATCH_RULES)
 def test_a_mask_says_of_each_layout_what_the_rule_says(model: ModelSpec, framework: str, rule: str) -> None:
     at, batch = job(framework, seq_len=12_288), random_layouts(seed=len(rule), count=600)

@@ -2,22 +2,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.layouts.specs import LLAMA_70B, LLAMA_405B, MIXTRAL, MODELS, job
+from tests.layouts.specs import DEEPSEEK_V3, LLAMA_70B, LLAMA_405B, MIXTRAL, MODELS, job
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.batch_constraints import legal
 from zenith_tune.layouts.candidates import PIECE, Candidates
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rows import layout_at
 from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.pipeline_split import is_laid_out, layers_per_chunk
 from zenith_tune.layouts.search_space import SearchSpace
 
 SMALL = ModelSpec(
     name="small", num_layers=6, hidden=96, ffn_hidden=288, num_heads=12, num_kv_heads=6, head_dim=8, vocab=1000
 )
+SMALL_UNEVEN = replace(SMALL, name="small-uneven", num_layers=7)
 SMALL_EXPERTS = ModelSpec(
     name="small-moe",
     num_layers=6,
@@ -37,15 +40,15 @@ def layouts(candidates: Candidates) -> list[Layout]:
     return [layout_at(batch, i) for batch in candidates.batches() for i in range(len(batch))]
 
 
-def brute_force(num_gpus: int, global_batch: int) -> Iterator[Layout]:
-    """Yield the whole product, legal or not, of what the widest space may hold for six layers."""
+def brute_force(num_gpus: int, global_batch: int, num_layers: int) -> Iterator[Layout]:
+    """Yield the whole product, legal or not, of what the widest space may hold for so many layers."""
     up_to = range(1, num_gpus + 1)
-    recompute = [("none", 0), ("selective", 0), ("full/uniform", 1), *(("full/block", n) for n in range(1, 6))]
+    recompute = [("none", 0), ("selective", 0), ("full/uniform", 1), *(("full/block", n) for n in range(1, num_layers))]
     for tp, pp, cp, ep, etp in itertools.product(up_to, repeat=5):
         if num_gpus % (tp * pp * cp) or num_gpus % (etp * ep * pp):
             continue
         for vp, mbs, zero, sp, flash, (kind, number) in itertools.product(
-            range(1, 7), range(1, global_batch + 1), (0, 1), (False, True), (False, True), recompute
+            range(1, num_layers + 1), range(1, global_batch + 1), (0, 1), (False, True), (False, True), recompute
         ):
             yield Layout(
                 num_gpus=num_gpus, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, micro_batch=mbs,
@@ -56,17 +59,18 @@ def brute_force(num_gpus: int, global_batch: int) -> Iterator[Layout]:
 
 def is_new(model: ModelSpec, layout: Layout) -> bool:
     """Tell whether a layout is not another one under a second name."""
-    chunk = -(-model.num_layers // (layout.pp * layout.vp))
+    chunk = layers_per_chunk(model.num_layers, pp=layout.pp, vp=layout.vp)
     whole_block = layout.recompute == "full/block" and layout.recompute_layers >= chunk
     shards = layout.dp * layout.cp > 1 or (layout.edp > 1 and model.num_experts > 0)
     return not whole_block and (shards or layout.zero == 0)
 
 
-@pytest.mark.parametrize("model", [SMALL, SMALL_EXPERTS], ids=lambda model: model.name)
-def test_the_widest_space_is_the_whole_product_less_what_breaks_a_rule(model: ModelSpec) -> None:
+@pytest.mark.parametrize(("model", "size"), [(SMALL, 6), (SMALL_UNEVEN, 4), (SMALL_EXPERTS, 6)])
+def test_the_widest_space_is_the_whole_product_less_what_breaks_a_rule(model: ModelSpec, size: int) -> None:
     at = job(seq_len=96)
-    found = layouts(Candidates(model, at, 6, 6, SearchSpace.named("all")))
-    expected = {layout for layout in brute_force(6, 6) if not broken_rules(model, at, layout) and is_new(model, layout)}
+    found = layouts(Candidates(model, at, size, size, SearchSpace.named("all")))
+    product = brute_force(size, size, model.num_layers)
+    expected = {layout for layout in product if not broken_rules(model, at, layout) and is_new(model, layout)}
     assert len(found) == len(set(found))
     assert set(found) == expected
 
@@ -114,6 +118,21 @@ def test_the_405b_of_the_paper_is_a_candidate() -> None:
     pinned = {"tp": 8, "pp": 16, "cp": 1, "mbs": 1}
     found = layouts(Candidates(LLAMA_405B, job(), 16_384, 2048, SearchSpace(pinned=pinned)))
     assert {layout.dp for layout in found} == {128}
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(16, 1), (8, 4), (4, 4)])
+def test_the_pipelines_of_deepseek_v3_are_candidates_where_they_can_be_laid_out(pp: int, vp: int) -> None:
+    space = SearchSpace(pinned={"tp": 1, "pp": pp, "vp": vp, "cp": 1, "ep": 64, "mbs": 1})
+    assert Candidates(DEEPSEEK_V3, job(), 2048, 8192, space).count > 0
+    assert Candidates(DEEPSEEK_V3, job("megatron-deepspeed"), 2048, 8192, space).count == 0
+
+
+def test_many_chunks_per_rank_are_laid_out_only_in_powers_of_two() -> None:
+    found = Candidates(DEEPSEEK_V3, job(), 64, 512, SearchSpace(pinned={"pp": 2})).grids
+    assert {int(vp) for vp in found["vp"]} == {1, 2, 3, 4, 5, 6, 7, 8, 16}
+    assert is_laid_out(61, pp=2, vp=9)
+    fixed = Candidates(DEEPSEEK_V3, job(), 64, 512, SearchSpace(pinned={"pp": 2, "vp": 9}))
+    assert fixed.count > 0, "a value that is given is tried"
 
 
 def test_pinned_values_hold() -> None:

@@ -17,6 +17,15 @@ def test_layers_that_go_neither_way_are_refused_with_both_counts() -> None:
     )
 
 
+def test_layers_that_go_neither_way_are_laid_out_where_a_layout_can_be_written() -> None:
+    for pp, vp in [(2, 1), (16, 1), (8, 4), (4, 4), (61, 1), (3, 20)]:
+        assert rules.check_pipeline_split(61, pp=pp, vp=vp, layout_strings=True) is None
+    assert rules.check_pipeline_split(61, pp=16, vp=4, layout_strings=True) == (
+        "num_layers must be at least pp*vp, but 61 < 16*4 = 64"
+    )
+    assert "must be divisible" in str(rules.check_pipeline_split(61, pp=1, vp=2, layout_strings=True))
+
+
 def test_an_interleaved_pipeline_needs_ranks_and_whole_groups_of_micro_batches() -> None:
     assert rules.check_interleaving(2, pp=2) is None
     assert rules.check_interleaving(2, pp=1) == "vp above 1 needs pp above 1, but got vp 2 and pp 1"

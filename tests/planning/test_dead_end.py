@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.layouts.specs import LLAMA_70B, MIXTRAL, MODELS, job
@@ -28,9 +30,14 @@ def test_a_dead_end_is_where_there_are_no_candidates(model: ModelSpec) -> None:
 
 def test_what_is_named_as_nearest_works() -> None:
     message = str(dead_end(LLAMA_70B, 127, 7).error())
-    assert "nearest are batch 127 on 127 GPUs and 128 GPUs with batch 7" in message
-    assert dead_end(LLAMA_70B, 127, 127).has_layouts() and dead_end(LLAMA_70B, 128, 7).has_layouts()
-    assert not dead_end(LLAMA_70B, 126, 7).has_layouts()
+    assert "nearest are batch 127 on 127 GPUs and 126 GPUs with batch 7" in message
+    assert dead_end(LLAMA_70B, 127, 127).has_layouts() and dead_end(LLAMA_70B, 126, 7).has_layouts()
+
+
+def test_what_is_nearest_is_what_the_framework_can_cut() -> None:
+    legacy = replace(dead_end(LLAMA_70B, 127, 7), job=job("megatron-deepspeed"))
+    assert "and 128 GPUs with batch 7" in str(legacy.error())
+    assert not replace(legacy, num_gpus=126).has_layouts()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import reprlib
 from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
@@ -16,9 +18,16 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.time_calibration import TimeCalibration
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.regular_file import open_regular
+from zenith_tune.trial_folder import write_atomically
+from zenith_tune.units import MIB
 
 FORMAT = 1
-MAX_MIB = 4
+MAX_BYTES = 4 * MIB
+MAX_VALUE = 1e15
+MAX_LOG = 20.0
+MAX_TREND = 5.0
+"""A coefficient that changes by more each year is no coefficient."""
 
 
 def default_calibration(framework: str) -> Calibration:
@@ -44,46 +53,91 @@ def _packaged(framework: str) -> Calibration:
 def load_calibration(path: Path) -> Calibration:
     """Read a calibration file."""
     try:
-        if path.stat().st_size > MAX_MIB * 2**20:
-            raise UsageError(f"{path} must be a calibration, but is larger than {MAX_MIB} MiB: give another file")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(Path(os.path.realpath(path))) as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise _no_calibration(str(path), f"is larger than {MAX_BYTES // MIB} MiB")
+        data = json.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"calibration {str(path)!r} cannot be read ({error.strerror}): check the path") from None
+    except RecursionError:
+        raise _no_calibration(str(path), "is not JSON: nested too deeply") from None
     except ValueError as error:
-        raise _no_calibration(str(path), f"it is not JSON: {' '.join(str(error).split())}") from None
+        if isinstance(error, UsageError):
+            raise
+        raise _no_calibration(str(path), f"is not JSON: {' '.join(str(error).split())}") from None
     return _from_json(data, str(path))
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write a calibration file, readable and in a stable order."""
     data = {"format": FORMAT} | asdict(calibration)
-    path.write_text(json.dumps(_rounded(data), indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(_rounded(data), indent=1) + "\n")
 
 
 def _from_json(data: Any, source: str) -> Calibration:
+    if not isinstance(data, dict):
+        raise _no_calibration(source, "is no JSON object")
     try:
         if data["format"] != FORMAT:
-            raise _no_calibration(source, f"its format is {data['format']!r}, not {FORMAT}")
-        time, memory = dict(data["time"]), dict(data["memory"])
-        time["coefficients"] = TimeCoefficients(**_numbers(time["coefficients"], TimeCoefficients))
-        time["interval"] = tuple(map(float, time["interval"]))
-        memory["log_errors"] = tuple(map(float, memory["log_errors"]))
-        about = {name: data[name] for name in ("framework", "origin", "date", "num_runs")}
-        return Calibration(time=TimeCalibration(**time), memory=MemoryCoefficients(**memory), **about)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise _no_calibration(source, f"{type(error).__name__}: {error}") from None
+            raise ValueError(f"its format is {data['format']!r}, not {FORMAT}")
+        return Calibration(
+            framework=str(data["framework"]),
+            time=_time(data["time"]),
+            memory=_memory(data["memory"]),
+            origin=str(data["origin"]),
+            date=str(data["date"]),
+            num_runs=int(data["num_runs"]),
+        )
+    except KeyError as error:
+        raise _no_calibration(source, f"has no {error.args[0]}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _no_calibration(source, f"{error}") from None
 
 
-def _numbers(values: dict[str, Any], kind: type) -> dict[str, float]:
+def _time(data: dict[str, Any]) -> TimeCalibration:
+    values = _numbers(data["coefficients"], TimeCoefficients)
+    if zero := sorted(name for name, value in values.items() if name.endswith("_efficiency") and value == 0):
+        raise ValueError(f"{', '.join(zero)} must be more than 0")
+    factors = {str(kind): _numbers(factor, TimeCoefficients, least=1e-9) for kind, factor in data["factors"].items()}
+    return TimeCalibration(
+        coefficients=TimeCoefficients(**values),
+        factors=factors,
+        trends=_numbers(data["trends"], TimeCoefficients, least=-MAX_TREND, most=MAX_TREND),
+        release=_number("release", data["release"]),
+        interval=_interval(data["interval"]),
+    )
+
+
+def _memory(data: dict[str, Any]) -> MemoryCoefficients:
+    plain = {name: value for name, value in data.items() if name != "log_errors"}
+    values = _numbers(plain, MemoryCoefficients, least=-MAX_VALUE)
+    if negative := sorted(name for name, value in values.items() if value < 0 and not name.startswith("log_")):
+        raise ValueError(f"{', '.join(negative)} must be numbers from 0")
+    errors = tuple(_number("log_errors", value, least=-MAX_LOG, most=MAX_LOG) for value in data["log_errors"])
+    if len(errors) < 2 or list(errors) != sorted(errors):
+        raise ValueError("log_errors must be quantiles in rising order")
+    return MemoryCoefficients(**values, log_errors=errors)
+
+
+def _interval(values: Any) -> tuple[float, float]:
+    low, high = (_number("interval", value, least=-MAX_LOG, most=MAX_LOG) for value in values)
+    if not low < high:
+        raise ValueError(f"interval must rise, but is {low} to {high}")
+    return low, high
+
+
+def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0, most: float = MAX_VALUE) -> dict[str, float]:
     known = {field.name for field in fields(kind)}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"unknown coefficients {', '.join(unknown)}")
-    numbers = {name: float(value) for name, value in values.items()}
-    if bad := sorted(name for name, value in numbers.items() if not 0 <= value < float("inf")):
-        raise ValueError(f"{', '.join(bad)} must be numbers from 0")
-    return numbers
+    return {name: _number(name, value, least=least, most=most) for name, value in values.items()}
+
+
+def _number(name: str, value: Any, *, least: float = 0.0, most: float = MAX_VALUE) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{name} must be a number from {least:g} to {most:g}, but is {reprlib.repr(value)}")
+    return float(value)
 
 
 def _no_calibration(source: str, reason: str) -> UsageError:

@@ -84,10 +84,13 @@ def _cross_validated(fit: TimeFit) -> list[Judged]:
     return [judged[i] for i in sorted(judged)]
 
 
-def time_residuals(fit: TimeFit) -> FloatArray:
-    """Return the logarithm of measured over predicted step time of every run, each without its own landscape."""
+def time_residuals(fit: TimeFit, folds: list[npt.NDArray[np.bool_]] | None = None) -> FloatArray:
+    """Return the logarithm of measured over predicted step time of every run, each without its own landscape.
+
+    `folds` says what else to leave out together.
+    """
     predicted = np.empty(len(fit.table.runs))
-    for fold in _folds(fit):
+    for fold in folds or _folds(fit):
         predicted[fold] = fit.predict(fit.fit(np.flatnonzero(~fold)))[fold]
     residuals: FloatArray = np.log(fit.table.step_s / predicted)
     return residuals

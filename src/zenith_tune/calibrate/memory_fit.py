@@ -23,6 +23,7 @@ from zenith_tune.units import GIB
 PRIOR_SCALE = np.array([0.2, 0.2, 0.3])
 """How far the logarithms of both factors, and the fixed GiB, may be expected to move."""
 HUBER_SCALE = 0.03
+LEAST_LANDSCAPES = 3
 APART = 0.1
 """Logarithmic distance from which framework and variant are told apart."""
 LEAST_ERROR = 0.002
@@ -30,8 +31,11 @@ LEAST_ERROR = 0.002
 
 
 def fit_memory(runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> MemoryCoefficients:
-    """Return the coefficients that `runs` of `framework` show; the defaults where none of them states its memory."""
-    found = [run for run in runs if run.memory_bytes and usable(run)]
+    """Return the coefficients that `runs` of `framework` show; the defaults where none of them states its memory.
+
+    Runs of too few landscapes show how far the account is off, but move nothing in it.
+    """
+    found = [run for run in runs if run.memory_bytes and usable(run) and not _is_low_precision(run)]
     if not found:
         return MemoryCoefficients()
     rows = MemoryRows.of(found, framework)
@@ -42,8 +46,10 @@ def fit_memory(runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> MemoryC
     def errors(theta: FloatArray) -> FloatArray:
         return _errors(rows, variant, measured, _coefficients(theta, start))
 
-    fixed = start.fixed_bytes / GIB
-    theta = robust_fit(errors, np.array([0.0, 0.0, fixed]), prior_scale=PRIOR_SCALE, scale=HUBER_SCALE)
+    theta = np.array([0.0, 0.0, start.fixed_bytes / GIB])
+    if len({run.landscape for run in found}) < LEAST_LANDSCAPES:
+        return replace(start, log_errors=_quantiles(-errors(theta)))
+    theta = robust_fit(errors, theta, prior_scale=PRIOR_SCALE, scale=HUBER_SCALE)
     fitted = _coefficients(theta, start)
     return replace(
         fitted,
@@ -66,6 +72,11 @@ def shortest_half(values: FloatArray) -> float:
     widths = ordered[half - 1 :] - ordered[: len(ordered) - half + 1]
     start = int(widths.argmin())
     return float(ordered[start] + ordered[start + half - 1]) / 2.0
+
+
+def _is_low_precision(run: MeasuredRun) -> bool:
+    """Tell whether weights and activations are kept in 8 bits or fewer, of which the account knows nothing."""
+    return any(word in run.precision for word in ("fp8", "float8", "fp4"))
 
 
 def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:

@@ -68,6 +68,8 @@ class RunTable:
 
 def run_cluster(run: MeasuredRun) -> ClusterSpec:
     """Return the cluster that a run was measured on."""
+    if run.cluster is not None:
+        return run.cluster
     name, num_gpus = gpu_name(run.gpu), run.num_gpus or 1
     fields = node_fields(name)
     if run.gpus_per_node:
@@ -96,7 +98,9 @@ def unusable(run: MeasuredRun) -> str | None:
         return "layout not stated"
     if layout.get("gbs", layout.get("mbs", 1)) % (layout.get("mbs", 1) * layout["dp"]):
         return "batch does not divide"
-    return _unknown_gpu(run)
+    if layout.get("ep", 1) * layout.get("etp", 1) > run.num_gpus:
+        return "more expert ranks than GPUs"
+    return _unknown_gpu(run) if run.cluster is None else None
 
 
 def _unknown_gpu(run: MeasuredRun) -> str | None:

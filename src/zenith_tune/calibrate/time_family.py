@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
 
-EFFICIENCY, PASSES, TRAFFIC, LAUNCH = 0.25, 0.5, 0.4, 0.5
+EFFICIENCY, PASSES, TRAFFIC, LAUNCH = 0.25, 0.2, 0.4, 0.5
 """Standard deviations of the logarithm that a coefficient of each sort is expected to have about its default."""
 
 
@@ -37,7 +37,7 @@ DENSE = {
     "slow_efficiency": TRAFFIC,
     "data_overlap": TRAFFIC,
     "data_decay": 1.0,
-    "optimizer_passes": PASSES,
+    "optimizer_passes": 2 * PASSES,
     "step_overhead_s": 1.0,
 }
 TENSOR = {"tensor_exposed": TRAFFIC}
@@ -56,14 +56,15 @@ NANOTRON_START = TimeCoefficients(
     handover_wait_s=0.2,
     handover_nodes=45.0,
     data_overlap=0.1,
-    thrash=5.0,
+    pressure=0.88,
+    thrash=4.5,
 )
 
 FAMILIES = (
     TimeFamily(
         name="megatron",
         frameworks=("megatron",),
-        fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": 0.3},
+        fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": 0.3, "handover_exposed": TRAFFIC},
         by_gpu=("gemm_efficiency", "attention_efficiency", "expert_launch_s"),
         by_release=("gemm_efficiency", "expert_efficiency", "expert_passes", "expert_launch_s"),
     ),
@@ -89,7 +90,8 @@ FAMILIES = (
     TimeFamily(
         name="llm-foundry",
         frameworks=("llm-foundry",),
-        fitted=DENSE | {"layer_launch_s": LAUNCH},
+        # Its layers are PyTorch's own, unfused: how often they pass over memory is not known beforehand.
+        fitted=DENSE | dict.fromkeys(("hidden_passes", "ffn_passes", "logit_passes", "layer_launch_s"), LAUNCH),
         by_gpu=("gemm_efficiency", "attention_efficiency"),
     ),
     TimeFamily(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from zenith_tune.calibrate.robust_fit import robust_fit
 from zenith_tune.calibrate.run_table import RunTable
@@ -31,24 +32,36 @@ class Factor:
     coefficient: str
     share: FloatArray
     prior: float
+    start: float = 0.0
+    """Where theta starts: what an earlier calibration says."""
 
 
 class TimeFit:
     """Fit one family to one table of its runs."""
 
     def __init__(
-        self, family: TimeFamily, table: RunTable, framework: FrameworkSpec, device_bytes: FloatArray | None = None
+        self,
+        family: TimeFamily,
+        table: RunTable,
+        framework: FrameworkSpec,
+        device_bytes: FloatArray | None = None,
+        start: TimeCalibration | None = None,
     ) -> None:
-        """Prepare a fit; `device_bytes` is what memory each run is estimated to need, where that is known."""
+        """Prepare a fit; `device_bytes` is what memory each run is estimated to need, where that is known.
+
+        `start` is an earlier calibration to refine; without one the family's own start is.
+        """
         self.family, self.table, self.framework = family, table, framework
         self.device_bytes = device_bytes
+        self.origin = start or TimeCalibration(coefficients=family.start, release=RELEASE)
         self.names = tuple(family.fitted)
-        self.factors = _factors(family, table)
-        self.start = np.concatenate([family.start.to_vector(self.names), np.zeros(len(self.factors))])
+        self.factors = _factors(family, table, self.origin)
+        base = self.origin.coefficients.to_vector(self.names)
+        self.start = np.concatenate([base, [factor.start for factor in self.factors]])
         priors = [*family.fitted.values(), *(factor.prior for factor in self.factors)]
         self.prior_scale = np.array(priors)
 
-    def fit(self, rows: FloatArray | None = None) -> FloatArray:
+    def fit(self, rows: npt.NDArray[np.intp] | None = None) -> FloatArray:
         """Return the vector of coefficients and factors fitted to `rows`, or to all."""
         index = np.arange(len(self.table.runs)) if rows is None else rows
         measured = np.log(self.table.step_s[index])
@@ -65,40 +78,53 @@ class TimeFit:
         step_s = estimate_time(table.workload, table.machine, table.layouts, self.framework, coefficients).step_s
         if self.device_bytes is None:
             return step_s
-        return step_s * thrash_factor(self.device_bytes, table.machine.memory_bytes, coefficients.thrash)
+        return step_s * thrash_factor(self.device_bytes, table.machine.memory_bytes, coefficients)
 
     def calibration(self, theta: FloatArray) -> TimeCalibration:
         """Return the fitted vector as a calibration."""
-        factors: dict[str, dict[str, float]] = defaultdict(dict)
-        trends = {}
+        kept = {kind: dict(values) for kind, values in self.origin.factors.items()}
+        factors: dict[str, dict[str, float]] = defaultdict(dict, kept)
+        trends = dict(self.origin.trends)
         for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
             if factor.kind == "release":
                 trends[factor.coefficient] = float(value)
             else:
                 factors[factor.kind][factor.coefficient] = float(np.exp(value))
-        base = self.family.start.with_vector(self.names, theta[: len(self.names)])
-        return TimeCalibration(coefficients=base, factors=dict(factors), trends=trends, release=RELEASE)
+        base = self.origin.coefficients.with_vector(self.names, theta[: len(self.names)])
+        return TimeCalibration(coefficients=base, factors=dict(factors), trends=trends, release=self.origin.release)
 
     def _coefficients(self, theta: FloatArray) -> TimeCoefficients:
-        base = self.family.start.with_vector(self.names, theta[: len(self.names)])
+        base = self.origin.coefficients.with_vector(self.names, theta[: len(self.names)])
         logs: dict[str, FloatArray | float] = defaultdict(float)
         for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
             logs[factor.coefficient] = logs[factor.coefficient] + value * factor.share
         return replace(base, **{name: getattr(base, name) * np.exp(log) for name, log in logs.items()})
 
 
-def _factors(family: TimeFamily, table: RunTable) -> list[Factor]:
+def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> list[Factor]:
     runs, prior = table.runs, family.factor_prior
     found = []
     for gpu in sorted({run.gpu for run in runs}):
         share = np.array([run.gpu == gpu for run in runs]) * 1.0
-        found += [Factor(f"gpu:{gpu}", name, share, prior) for name in family.by_gpu]
-    for kind in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
-        share = np.array([precision_class(run.precision) == kind for run in runs]) * 1.0
-        found.append(Factor(f"precision:{kind}", "gemm_efficiency", share, prior))
+        kind = f"gpu:{gpu}"
+        found += [Factor(kind, name, share, prior, _gpu_start(origin, gpu, name)) for name in family.by_gpu]
+    for precision in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
+        share = np.array([precision_class(run.precision) == precision for run in runs]) * 1.0
+        found.append(_gemm_factor(f"precision:{precision}", share, prior, origin))
     for name in family.frameworks if len(family.frameworks) > 1 else ():
         share = np.array([run.framework == name for run in runs]) * 1.0
-        found.append(Factor(f"framework:{name}", "gemm_efficiency", share, prior))
-    years = np.array([run.release or RELEASE for run in runs]) - RELEASE
-    found += [Factor("release", name, years, family.trend_prior) for name in family.by_release]
-    return found
+        found.append(_gemm_factor(f"framework:{name}", share, prior, origin))
+    years = np.array([run.release or origin.release for run in runs]) - origin.release
+    trends = ((name, origin.trends.get(name, 0.0)) for name in family.by_release)
+    return found + [Factor("release", name, years, family.trend_prior, slope) for name, slope in trends]
+
+
+def _gemm_factor(kind: str, share: FloatArray, prior: float, origin: TimeCalibration) -> Factor:
+    start = float(np.log(origin.factors.get(kind, {}).get("gemm_efficiency", 1.0)))
+    return Factor(kind, "gemm_efficiency", share, prior, start)
+
+
+def _gpu_start(origin: TimeCalibration, gpu: str, name: str) -> float:
+    """Return the logarithm of what a GPU's coefficient, or that of the nearest kind known, is over the common one."""
+    known = origin.coefficients_for(gpu=gpu, precision="bf16", framework="")
+    return float(np.log(getattr(known, name) / getattr(origin.coefficients, name)))

@@ -11,6 +11,8 @@ class LayerBytes:
 
     attention_hidden: float = 4.0
     """Per hidden unit, around attention: the input of the norm and of the projections. Sequence parallelism cuts it."""
+    whole: float = 0.0
+    """Per hidden unit, of what sequence parallelism does not cut: inputs kept as they were gathered."""
     query: float = 2.0
     key_value: float = 2.0
     """Per unit of keys and values together."""
@@ -64,6 +66,8 @@ class FrameworkSpec:
     """Bytes per parameter of what the optimizer keeps: a master copy and two moments in fp32."""
     step_bytes: float = 0.0
     """Bytes per updated parameter that the optimizer's step needs for its while."""
+    bucket_bytes: float = 0.0
+    """Bytes per parameter of buckets beside the gradients, in which unsharded ones are reduced."""
     sync_bytes: float = 0.0
     """Bytes per parameter that reducing sharded gradients needs for its while, whatever the sharding."""
     cast_bytes: float = 0.0
@@ -75,18 +79,24 @@ class FrameworkSpec:
     pipeline_split: str = "even"
     """even: the same number of layers everywhere; cost: dealt by cost, as nanotron does."""
     expands_key_values: bool = False
-    """Whether unfused attention repeats keys and values for every query head, and keeps the projection they are cut of."""
+    """Whether unfused attention repeats keys and values for every query head, and keeps what they are cut of."""
     gather_bytes: float = 0.0
     """Bytes per hidden unit and token of the whole sequence that sequence parallelism gathers into, once per rank."""
     mask_bytes: float = 0.0
     """Bytes per sample and pair of positions of the attention mask; none with flash attention."""
     score_buffer: float = 0.0
     """Bytes per head and pair of positions of a buffer for scores that stays allocated; none with flash attention."""
+    boundary_bytes: float = 0.0
+    """Bytes per hidden unit and token that a stage keeps of each micro-batch in flight for its neighbours."""
+    selective_share: float = 0.0
+    """What selective recomputation keeps of a layer, as a share; 0 where it recomputes the core of attention alone."""
     checkpoint_bytes: float = 2.0
     """Bytes per hidden unit of the input that full recomputation keeps of a layer."""
     table_bytes: float = 0.0
     """Bytes per position and unit of a head that each layer keeps whatever the micro-batch: cosines and sines."""
+    variant: str = ""
+    """The entry for another version of the framework; measured runs may be of either and do not say of which."""
     saved: LayerBytes = field(default_factory=LayerBytes)
     working: LayerBytes = field(default_factory=LayerBytes)
-    """What the backward pass of one layer needs beside what was saved, at its attention and at its feed-forward part."""
+    """What the backward pass of one layer needs beside what was saved, at its attention and its feed-forward part."""
     head: HeadBytes = field(default_factory=HeadBytes)

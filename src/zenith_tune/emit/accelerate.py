@@ -10,7 +10,7 @@ from zenith_tune.emit.emission import Emission, Target
 from zenith_tune.emit.yaml_text import Settings, yaml_text
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout_name import layout_name
-from zenith_tune.layouts.pipeline_split import is_accounted
+from zenith_tune.layouts.pipeline_split import is_even
 
 
 def accelerate_config(target: Target) -> Settings:
@@ -80,7 +80,7 @@ def _refuse_what_accelerate_lacks(target: Target) -> None:
     lacks = {
         "virtual stages": at.vp > 1,
         "context parallelism, whose ranks it counts into the batch": at.cp > 1,
-        "a pipeline with embedding and loss counted": is_accounted(target.model.num_layers, pp=at.pp, vp=at.vp),
+        "an uneven pipeline": not is_even(target.model.num_layers, pp=at.pp, vp=at.vp),
         "a run without recomputation": at.recompute == "none",
     }
     for what, lacking in lacks.items():

@@ -25,7 +25,7 @@ class Format:
     framework: str
     """The framework that is planned for where none is given."""
     pinned: dict[str, int] = field(default_factory=dict)
-    accounted_split: bool = True
+    uneven_splits: bool = True
     recompute: tuple[str, ...] = RECOMPUTE
 
     def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:
@@ -35,7 +35,7 @@ class Format:
         return replace(
             space,
             pinned={**self.pinned, **space.pinned},
-            accounted_split=space.accounted_split and self.accounted_split,
+            uneven_splits=space.uneven_splits and self.uneven_splits,
             recompute=tuple(kind for kind in space.recompute if kind in self.recompute),
         )
 
@@ -48,7 +48,7 @@ FORMATS = {
         write=emit_accelerate,
         framework="megatron",
         pinned={"vp": 1, "cp": 1},
-        accounted_split=False,
+        uneven_splits=False,
         recompute=("selective", "full/uniform", "full/block"),
     ),
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from zenith_tune.emit.emission import Emission, Target
-from zenith_tune.emit.megatron_options import megatron_options
+from zenith_tune.emit.megatron_options import layout_notes, megatron_options
 
 NEWER_THAN_HOPPER = ("b200", "b300", "gb200", "gb300")
 PRECISIONS = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp32": ()}
@@ -12,8 +14,7 @@ PRECISIONS = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp32": ()}
 def megatron_flags(target: Target) -> list[str]:
     """Return the flags in Megatron's spelling: hyphens, and switches without a value."""
     options = {**megatron_options(target), "seq_length": target.job.seq_len}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items()]
-    return [*words, *_precision(target.job.precision)]
+    return [*(_flag(name, value) for name, value in options.items()), *_precision(target.job.precision)]
 
 
 def emit_megatron(target: Target) -> Emission:
@@ -34,6 +35,11 @@ def needs_one_connection(target: Target) -> bool:
     return not is_new and (target.layout.tp > 1 or target.layout.cp > 1)
 
 
+def _flag(name: str, value: int | str | bool) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return option if value is True else f"{option} {shlex.quote(str(value))}"
+
+
 def _precision(precision: str) -> tuple[str, ...]:
     if precision in PRECISIONS:
         return PRECISIONS[precision]
@@ -45,6 +51,7 @@ def _precision(precision: str) -> tuple[str, ...]:
 
 def _notes(target: Target) -> tuple[str, ...]:
     notes = ["give the model, the data and the schedule as arguments of the script"]
+    notes += layout_notes(target, "--mtp-num-layers")
     if needs_one_connection(target):
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS=1 is set: Megatron asks for it with TP or CP before Blackwell")
     if target.num_nodes > 1:

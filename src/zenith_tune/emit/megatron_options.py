@@ -6,7 +6,8 @@ ms-swift knows the same names, but for those that `ms_swift` changes.
 from __future__ import annotations
 
 from zenith_tune.emit.emission import Target
-from zenith_tune.layouts.pipeline_split import is_accounted
+from zenith_tune.emit.pipeline_layout import pipeline_layout
+from zenith_tune.layouts.pipeline_split import is_accounted, is_laid_out, laid_out_chunks
 
 Options = dict[str, int | str | bool]
 
@@ -23,8 +24,24 @@ def megatron_options(target: Target) -> Options:
     return {**sizes, **_pipeline(target), **_experts(target), **batch, **_sharding(target), **_recompute(target)}
 
 
+def has_layout(target: Target) -> bool:
+    """Tell whether the pipeline is written down chunk by chunk, which says the virtual stages too."""
+    return is_laid_out(target.model.num_layers, pp=target.layout.pp, vp=target.layout.vp)
+
+
+def layout_notes(target: Target, option: str) -> list[str]:
+    """Return what the reader of a pipeline that is written down should know; `option` gives the layers m."""
+    number = target.model.num_mtp_layers
+    if not (has_layout(target) and number):
+        return []
+    return [f"the pipeline is laid out with MTP: train with {option} {number}, or take m out of the layout"]
+
+
 def _pipeline(target: Target) -> Options:
     at, options = target.layout, Options()
+    if has_layout(target):
+        chunks = laid_out_chunks(target.model.num_layers, pp=at.pp, vp=at.vp)
+        return {"pipeline_model_parallel_layout": pipeline_layout(chunks, num_mtp_layers=target.model.num_mtp_layers)}
     if at.vp > 1:
         options["num_virtual_stages_per_pipeline_rank"] = at.vp
     if is_accounted(target.model.num_layers, pp=at.pp, vp=at.vp):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from zenith_tune.emit.emission import Emission, Target
-from zenith_tune.emit.megatron_options import Options, megatron_options
+from zenith_tune.emit.megatron_options import Options, layout_notes, megatron_options
 
 RENAMED = {"num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
 
@@ -21,7 +23,7 @@ def swift_options(target: Target) -> Options:
 
 def swift_flags(target: Target) -> list[str]:
     """Return the flags in ms-swift's spelling: underscores, and a value for every switch."""
-    return [f"--{name} {str(value).lower()}" for name, value in swift_options(target).items()]
+    return [f"--{name} {_word(value)}" for name, value in swift_options(target).items()]
 
 
 def emit_ms_swift(target: Target) -> Emission:
@@ -31,6 +33,11 @@ def emit_ms_swift(target: Target) -> Emission:
     script = ["#!/usr/bin/env bash", f"# {target.title}", "set -euo pipefail"]
     text = "\n".join(script) + "\n" + " \\\n  ".join(lines) + "\n"
     notes = ["give the model, the data and the schedule as arguments of the script"]
+    notes += layout_notes(target, "--mtp_num_layers")
     if target.num_nodes > 1:
         notes.append("start it on every node with NODE_RANK, MASTER_ADDR and MASTER_PORT set")
     return Emission(file_name="run_ms_swift.sh", text=text, notes=tuple(notes))
+
+
+def _word(value: int | str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))

@@ -58,14 +58,15 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     work = _layer(workload, stage, f, f.working, imbalance)
     selective = at.recompute == RECOMPUTE_SELECTIVE
     whole = kept.attention + kept.core + kept.mlp
-    layer = np.where(selective, kept.attention + kept.core_inputs + kept.mlp, whole)
+    selected, returned = _selected(f, kept, whole)
+    layer = np.where(selective, selected, whole)
     checkpoint = f.checkpoint_bytes * workload.hidden * stage.tokens / stage.sequence_split
     recomputed, chunk = _recomputed(stage)
     tables = _table(workload, stage, f)
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
     saved += _boundary(workload, stage, f)
-    again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + selective * kept.core
+    again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + selective * returned
     attention_work = again - kept.mlp + work.attention + work.core
     mlp_work = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + work.mlp
     return ActivationMemory(
@@ -74,6 +75,13 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
         mlp_peak=mlp_work,
         one_layer=whole + np.maximum(work.mlp, work.attention + work.core - kept.mlp),
     )
+
+
+def _selected(f: FrameworkSpec, kept: _Layer, whole: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return what selective recomputation keeps of a layer, and what it computes again beside it."""
+    if f.selective_share:
+        return f.selective_share * whole, (1.0 - f.selective_share) * whole
+    return kept.attention + kept.core_inputs + kept.mlp, kept.core
 
 
 def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, imbalance: float) -> _Layer:

@@ -87,4 +87,5 @@ def handover_time(
     fast = machine.fast_bytes_per_s * coefficients.fast_efficiency
     slow = machine.slow_bytes_per_s * coefficients.slow_efficiency
     near = stride < machine.fast_domain
-    return np.where(layouts.pp > 1, volume / np.where(near, fast, slow), 0.0)
+    latency = 2 * np.where(near, machine.fast_latency_s, machine.slow_latency_s)
+    return np.where(layouts.pp > 1, volume / np.where(near, fast, slow) + latency, 0.0)

@@ -73,9 +73,9 @@ def _fullest(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeff
 
 def _second_may_lead(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, second: FloatArray) -> bool:
     """Tell whether any layout's second stage has more layers than its first, or experts where the first has none."""
-    if f.pipeline_split == "cost":
-        return False
     mixed = (np.asarray(w.num_moe_layers) > 0) & (np.asarray(w.num_moe_layers) < w.num_layers)
+    if f.pipeline_split == "cost":
+        return bool(mixed.any())
     more = even_stage_layers(w.num_layers, layouts, second) > even_stage_layers(w.num_layers, layouts, 0.0 * second)
     return bool(mixed.any() or more.any())
 

@@ -37,7 +37,7 @@ class MemoryCoefficients:
     """Logarithm of what most runs measure over the estimate."""
     variant_share: float = 0.0
     """Share of runs of the framework's variant, where it has one."""
-    log_errors: tuple[float, ...] = even_quantiles(0.04)
+    log_errors: tuple[float, ...] = even_quantiles(0.06)
     """Quantiles of the logarithm of measured over estimated, evenly spaced in probability."""
 
     @property

@@ -35,7 +35,7 @@ def memory_quantiles(
     Where runs may be of a variant of the framework, it is a mixture of both, `c.variant_share` of the latter.
 
     >>> memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist()
-    [93.0, 100.0, 107.0]
+    [90.0, 100.0, 111.0]
     """
     errors = np.exp(np.asarray(c.log_errors))
     samples, weights = estimated[:, None] * errors, np.full(len(errors), 1.0)

@@ -33,7 +33,7 @@ def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
     head = head_memory(w, stage, f)
     acts = activation_memory(w, stage, f, c.imbalance)
     full = stage.layouts.recompute >= RECOMPUTE_UNIFORM
-    mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens)
+    mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens * stage.in_flight)
     saved = c.activations * acts.saved + mask
     gradients = np.zeros_like(saved) if f.frees_gradients else state.gradients
     kept_casts = state.head_casts + np.where(full, 0.0, state.layer_casts)

@@ -24,10 +24,13 @@ class StageLoads:
 def stage_loads(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec) -> StageLoads:
     """Return the loads of every layout under the framework's way of cutting a model."""
     w, pp = workload, layouts.pp.astype(np.float64)
-    first, second, last = np.zeros_like(pp), np.minimum(pp - 1, 1.0), pp - 1
+    last = pp - 1
     if framework.pipeline_split == "cost":
         cost, head = w.attention_params + w.dense_mlp_params, w.embedding_params
-        layers = [cost_stage_layers(w.num_layers, cost, head, pp, stage) for stage in (first, second, last)]
+        stages = [np.zeros_like(pp), np.minimum(last, 1.0), last]
+        layers = [cost_stage_layers(w.num_layers, cost, head, pp, stage) for stage in stages]
     else:
-        layers = [even_stage_layers(w.num_layers, layouts, stage) for stage in (second, last)]
+        # The second is the fullest but where it is the last: of two stages the first may have a layer more.
+        stages = [np.where(pp > 2, 1.0, 0.0), last]
+        layers = [even_stage_layers(w.num_layers, layouts, stage) for stage in stages]
     return StageLoads(np.maximum.reduce(layers), layers[-1])

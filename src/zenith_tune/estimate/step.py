@@ -13,12 +13,12 @@ from zenith_tune.estimate.machine import Machine
 from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_risk import oom_probability
 from zenith_tune.estimate.time import estimate_time
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
 from zenith_tune.estimate.workload import Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
-PRESSURE = 0.955
-"""Share of the memory from which on the allocator frees and claims blocks again and again."""
-PRESSURE_WIDTH = 0.015
+PRESSURE_WIDTH = 0.01
+"""How gradually, as a share of the memory, a step slows down as the memory fills."""
 
 
 def estimate(
@@ -31,7 +31,7 @@ def estimate(
     )
     memory = estimate_memory(workload, layouts, job.framework, calibration.memory)
     time = estimate_time(workload, machine, layouts, job.framework, coefficients)
-    slowdown = thrash_factor(memory.device_bytes, machine.memory_bytes, coefficients.thrash)
+    slowdown = thrash_factor(memory.device_bytes, machine.memory_bytes, coefficients)
     parts = dict(time.parts)
     parts["memory"] = time.step_s * (slowdown - 1)
     size = len(layouts)
@@ -46,10 +46,10 @@ def estimate(
     )
 
 
-def thrash_factor(device_bytes: FloatArray, memory_bytes: Number, thrash: Number) -> FloatArray:
+def thrash_factor(device_bytes: FloatArray, memory_bytes: Number, c: TimeCoefficients) -> FloatArray:
     """Return how much longer a step takes for want of memory; runs that are almost full are several times slower.
 
     Measured: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33 TFLOP/s (Megatron-LM PR 6311).
     """
-    pressure = (device_bytes / memory_bytes - PRESSURE) / PRESSURE_WIDTH
-    return 1 + (thrash - 1) / (1 + np.exp(-np.clip(pressure, -40, 40)))
+    excess = (device_bytes / memory_bytes - c.pressure) / PRESSURE_WIDTH
+    return 1 + (c.thrash - 1) / (1 + np.exp(-np.clip(excess, -40, 40)))

@@ -108,8 +108,9 @@ def _recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
 
 
 def _handovers(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return the exposed time of messages between stages; interleaving sends more of them, but beside the work."""
-    slots = np.where(layouts.vp > 1, layouts.pp - 1, layouts.num_micro_batches + layouts.pp - 1)
+    """Return the exposed time of messages between stages; interleaving sends vp times as many, but beside the work."""
+    m, vp = layouts.num_micro_batches, layouts.vp
+    slots = np.where(vp > 1, m * vp * c.handover_exposed, m) + layouts.pp - 1
     plain = slots * handover_time(workload, machine, layouts, c)
     return plain + handover_hazard(machine, layouts, c) * handover_wait(layouts, c)
 

@@ -56,12 +56,16 @@ class TimeCoefficients:
     """Bytes moved per parameter that a rank updates."""
     step_overhead_s: float = 5.0e-3
     """What a step costs besides: data, logging, clipping."""
+    handover_exposed: float = 0.3
+    """Share of the messages between the chunks of an interleaved pipeline that no computation hides."""
     handover_wait_s: float = 0.0
     """What a stage waits for each message of its neighbours where the network is in a bad state."""
     handover_nodes: float = 1000.0
     """Number of nodes at which that bad state is as likely as not."""
+    pressure: float = 0.955
+    """Share of the memory from which on the allocator frees and claims blocks again and again."""
     thrash: float = 4.0
-    """How many times longer a step takes once the allocator has to free and claim blocks all the time."""
+    """How many times longer a step takes then."""
 
     def to_vector(self, names: tuple[str, ...]) -> FloatArray:
         """Return the logarithms of the named coefficients."""

@@ -11,7 +11,7 @@ from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rules import RULES
-from zenith_tune.layouts.pipeline_split import is_even
+from zenith_tune.layouts.pipeline_split import is_even, is_laid_out
 from zenith_tune.layouts.search_space import SearchSpace
 
 TENSOR_RULES = ("heads", "query_groups", "ffn")
@@ -73,10 +73,7 @@ class Axes:
         """Return the pipeline sizes, each with every number of chunks per rank."""
         sizes = [pp for pp in self._sizes("pp") if pp <= self.model.num_layers]
         sizes = [pp for pp in sizes if self._holds(Layout(num_gpus=pp, pp=pp), "pp", "pipeline")]
-        pairs = [(pp, vp) for pp in sizes for vp in self._chunks(pp)]
-        if self.space.accounted_split:
-            return pairs
-        return [(pp, vp) for pp, vp in pairs if is_even(self.model.num_layers, pp=pp, vp=vp)]
+        return [(pp, vp) for pp in sizes for vp in self._chunks(pp)]
 
     def experts(self, pp: int) -> Iterator[tuple[int, int]]:
         """Yield the expert-parallel and expert-tensor sizes that go with a pipeline of `pp` ranks."""
@@ -92,7 +89,14 @@ class Axes:
             vp
             for vp in range(1, most + 1)
             if self._allows("vp", vp) and self._is_legal(Layout(num_gpus=pp, pp=pp, vp=vp), "pipeline")
+            if self._tries_split(pp, vp)
         ]
+
+    def _tries_split(self, pp: int, vp: int) -> bool:
+        if is_even(self.model.num_layers, pp=pp, vp=vp):
+            return True
+        is_laid = is_laid_out(self.model.num_layers, pp=pp, vp=vp)
+        return self.space.uneven_splits and (not is_laid or self.space.tries_laid_out(vp))
 
     def _sizes(self, name: str) -> list[int]:
         return [size for size in divisors(self.num_gpus) if self._allows(name, size)]

@@ -18,7 +18,7 @@ from zenith_tune.layouts.layout_batch import (
     BoolArray,
     LayoutBatch,
 )
-from zenith_tune.layouts.pipeline_split import accounted_splits, chunk_layers, even_splits
+from zenith_tune.layouts.pipeline_split import accounted_splits, chunk_layers, even_splits, laid_out_splits
 
 Holds = Callable[[ModelSpec, JobSpec, LayoutBatch], BoolArray]
 
@@ -46,7 +46,10 @@ def _ffn(model: ModelSpec, job: JobSpec, at: LayoutBatch) -> BoolArray:
 
 
 def _pipeline(model: ModelSpec, job: JobSpec, at: LayoutBatch) -> BoolArray:
-    return _mask(even_splits(model.num_layers, at.pp, at.vp) | accounted_splits(model.num_layers, at.pp, at.vp))
+    whole = even_splits(model.num_layers, at.pp, at.vp) | accounted_splits(model.num_layers, at.pp, at.vp)
+    if not limits_of(job.framework.name).layout_strings:
+        return whole
+    return _mask(whole | laid_out_splits(model.num_layers, at.pp, at.vp))
 
 
 def _interleaving(model: ModelSpec, job: JobSpec, at: LayoutBatch) -> BoolArray:

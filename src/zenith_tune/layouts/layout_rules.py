@@ -54,7 +54,8 @@ def _ffn(model: ModelSpec, job: JobSpec, at: Layout) -> str | None:
 
 
 def _pipeline(model: ModelSpec, job: JobSpec, at: Layout) -> str | None:
-    return megatron.check_pipeline_split(model.num_layers, pp=at.pp, vp=at.vp)
+    strings = limits_of(job.framework.name).layout_strings
+    return megatron.check_pipeline_split(model.num_layers, pp=at.pp, vp=at.vp, layout_strings=strings)
 
 
 def _interleaving(model: ModelSpec, job: JobSpec, at: Layout) -> str | None:
@@ -126,7 +127,7 @@ _RULES: tuple[tuple[str, str, Explain], ...] = (
     ("heads", "num_attention_heads must be divisible by tp", _heads),
     ("query_groups", "num_query_groups must be a multiple or a divisor of tp", _query_groups),
     ("ffn", "ffn_hidden must be divisible by tp", _ffn),
-    ("pipeline", "num_layers, or num_layers+2, must be divisible by pp*vp", _pipeline),
+    ("pipeline", "num_layers, or num_layers+2, must be divisible by pp*vp, or the chunks be laid out", _pipeline),
     ("interleaving", "vp above 1 needs pp above 1", _interleaving),
     ("interleaved_batches", "micro-batches must be divisible by pp when vp is above 1", _interleaved_batches),
     ("context", "seq_len must be divisible by 2*cp", _context),

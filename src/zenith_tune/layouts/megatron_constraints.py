@@ -7,13 +7,17 @@ parallelism, s sequence length.
 from __future__ import annotations
 
 from zenith_tune.layouts.constraints import check_multiple
-from zenith_tune.layouts.pipeline_split import ACCOUNTED, is_accounted, is_even
+from zenith_tune.layouts.pipeline_split import ACCOUNTED, is_accounted, is_even, is_laid_out
 
 
-def check_pipeline_split(num_layers: int, *, pp: int, vp: int) -> str | None:
-    """Check that the layers go evenly into pp*vp chunks, or do with embedding and loss counted as a layer each."""
+def check_pipeline_split(num_layers: int, *, pp: int, vp: int, layout_strings: bool = False) -> str | None:
+    """Check that the layers go evenly into pp*vp chunks, or with embedding and loss counted, or laid out one by one."""
     if is_even(num_layers, pp=pp, vp=vp) or is_accounted(num_layers, pp=pp, vp=vp):
         return None
+    if layout_strings and is_laid_out(num_layers, pp=pp, vp=vp):
+        return None
+    if layout_strings and pp > 1:
+        return f"num_layers must be at least pp*vp, but {num_layers} < {pp}*{vp} = {pp * vp}"
     law = "num_layers, or num_layers+2 with embedding and loss counted, must be divisible by pp*vp"
     both = f"neither {num_layers} nor {num_layers + ACCOUNTED}"
     return f"{law}, but {both} gives whole chunks for {pp}*{vp} = {pp * vp}"

@@ -1,11 +1,20 @@
 """How the layers of a model are cut into the chunks of a pipeline.
 
-Legend: l layers; pp pipeline ranks of vp chunks each.
+Legend: l layers; pp pipeline ranks of vp chunks each, n = pp*vp; u = l+2 units, of which the embedding and the loss are
+one each.
 
-Two splits are planned for. The even one gives each chunk l/(pp*vp) layers. The accounted one counts the embedding and
-the loss as a layer each, so that the first and the last chunk have one layer fewer: Llama-3 405B, 126 layers over 16
-ranks, (126 + 2)/16 = 8 (Megatron's --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split).
-An even split wins where both go. Other splits (--decoder-first-pipeline-num-layers, layout strings) are not planned.
+Three splits are planned for; the first that goes is taken.
+
+- Even: each chunk has l/n layers.
+- Accounted: each chunk has u/n units, so that the first and the last have a layer fewer: Llama-3 405B, 126 layers over
+  16 ranks, (126 + 2)/16 = 8 (Megatron's --account-for-embedding-in-pipeline-split and --account-for-loss-...).
+- Laid out: each chunk has floor(u/n) or ceil(u/n) units, written down one by one (--pipeline-model-parallel-layout):
+  DeepSeek-V3, 61 layers over 16 ranks, 3, 14 times 4, and 2. The larger chunks come right after the first one, so that
+  the second rank is as full as any behind it, which is where the estimates look. The first gets a unit more only where
+  all between the ends have one, or where it and the last would otherwise have no layer.
+
+A laid-out pipeline goes wherever l >= n: then, and only then, every chunk can have a layer. Splits by
+--decoder-first-pipeline-num-layers and the like are not planned.
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import BoolArray, IntArray
 
 ACCOUNTED = 2
-"""Units that the accounted split adds: the embedding and the loss."""
+"""Units beside the layers: the embedding and the loss."""
 
 
 def is_even(num_layers: int, *, pp: int, vp: int) -> bool:
@@ -34,14 +43,43 @@ def is_accounted(num_layers: int, *, pp: int, vp: int) -> bool:
     return pp > 1 and not is_even(num_layers, pp=pp, vp=vp) and units % chunks == 0 and units // chunks > 1
 
 
+def is_laid_out(num_layers: int, *, pp: int, vp: int) -> bool:
+    """Tell whether the layers go only chunk by chunk, with at least one in each.
+
+    >>> is_laid_out(61, pp=16, vp=1), is_laid_out(61, pp=8, vp=4), is_laid_out(61, pp=16, vp=4)
+    (True, True, False)
+    """
+    if is_even(num_layers, pp=pp, vp=vp) or is_accounted(num_layers, pp=pp, vp=vp):
+        return False
+    return pp > 1 and num_layers >= pp * vp
+
+
+def laid_out_chunks(num_layers: int, *, pp: int, vp: int) -> list[int]:
+    """Return the layers of each chunk of a laid-out pipeline, in the order of the layers.
+
+    >>> laid_out_chunks(61, pp=4, vp=2)
+    [7, 8, 8, 8, 8, 8, 8, 6]
+    >>> laid_out_chunks(9, pp=7, vp=1)
+    [1, 2, 2, 1, 1, 1, 1]
+    """
+    chunks = pp * vp
+    inner = (num_layers + ACCOUNTED) // chunks
+    outer = max(inner - 1, 1)
+    extra = num_layers - 2 * outer - (chunks - 2) * inner
+    larger = min(extra, chunks - 2)
+    return [outer + extra - larger, *[inner + 1] * larger, *[inner] * (chunks - 2 - larger), outer]
+
+
 def layers_per_chunk(num_layers: int, *, pp: int, vp: int) -> int:
     """Return the layers of the fullest chunk; at least 1.
 
-    >>> layers_per_chunk(126, pp=16, vp=1), layers_per_chunk(80, pp=4, vp=5)
-    (8, 4)
+    >>> layers_per_chunk(126, pp=16, vp=1), layers_per_chunk(80, pp=4, vp=5), layers_per_chunk(61, pp=16, vp=1)
+    (8, 4, 4)
     """
     if is_accounted(num_layers, pp=pp, vp=vp):
         return (num_layers + ACCOUNTED) // (pp * vp)
+    if is_laid_out(num_layers, pp=pp, vp=vp):
+        return max(laid_out_chunks(num_layers, pp=pp, vp=vp))
     return -(-num_layers // (pp * vp))
 
 
@@ -58,8 +96,17 @@ def accounted_splits(num_layers: int, pp: IntArray, vp: IntArray) -> BoolArray:
     return accounted
 
 
+def laid_out_splits(num_layers: int, pp: IntArray, vp: IntArray) -> BoolArray:
+    """Tell of many layouts whether the layers go only chunk by chunk."""
+    simpler = even_splits(num_layers, pp, vp) | accounted_splits(num_layers, pp, vp)
+    laid_out: BoolArray = (pp > 1) & (pp * vp <= num_layers) & ~simpler
+    return laid_out
+
+
 def chunk_layers(num_layers: int, pp: IntArray, vp: IntArray) -> IntArray:
     """Return the layers of the fullest chunk of many layouts."""
-    units = num_layers + ACCOUNTED * accounted_splits(num_layers, pp, vp)
-    layers: IntArray = -(-units // (pp * vp))
+    chunks = pp * vp
+    # Of two chunks both are ends, where embedding and loss take their unit; of more, one between them is the fullest.
+    counted = (accounted_splits(num_layers, pp, vp) | laid_out_splits(num_layers, pp, vp)) & (chunks > 2)
+    layers: IntArray = -(-(num_layers + ACCOUNTED * counted) // chunks)
     return layers

@@ -11,6 +11,8 @@ from zenith_tune.errors import UnknownNameError
 PINNABLE = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "zero", "recompute", "recompute_layers", "sp", "flash")
 RECOMPUTE = ("none", "selective", "full/uniform", "full/block")
 SPACES = ("default", "all")
+MAX_LAID_OUT = 8
+"""Chunks per rank up to which every number is tried where the layers have to be laid out; beyond, powers of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class SearchSpace:
     """Also leave the optimizer whole where it can be sharded."""
     wide_experts: bool = False
     """Try every etp, not only 1 and tp."""
-    accounted_split: bool = True
-    """Also split pipelines with embedding and loss counted as a layer each."""
+    uneven_splits: bool = True
+    """Also split pipelines with embedding and loss counted as a layer each, or laid out chunk by chunk."""
     recompute: tuple[str, ...] = RECOMPUTE
     pinned: Mapping[str, int | str] = field(default_factory=dict)
     """Values that are given, by name; the others are searched."""
@@ -53,7 +55,7 @@ class SearchSpace:
         limits: dict[str, Any] = {f"max_{size}": value for size, value in (max_sizes or {}).items()}
         return replace(space, **limits)
 
-    def left_out(self, *, has_experts: bool) -> list[str]:
+    def left_out(self, *, has_experts: bool, layout_strings: bool = False) -> list[str]:
         """Return what this space does not try, and why."""
         reasons = []
         if not self.without_sequence_parallel:
@@ -66,8 +68,19 @@ class SearchSpace:
             reasons.append(
                 "etp other than 1 and tp: it lies between these two, or cuts experts with more traffic than ep"
             )
+        if layout_strings and self.uneven_splits and "vp" not in self.pinned:
+            what = f"vp above {MAX_LAID_OUT} that neither goes evenly nor is a power of two"
+            reasons.append(f"{what}: the bubble hardly shrinks any more")
         reasons.append("full recomputation of several layers as one: it frees little more and peaks higher")
         return reasons
+
+    def tries_laid_out(self, vp: int) -> bool:
+        """Tell whether pipelines of so many chunks per rank are tried where they have to be laid out.
+
+        >>> [vp for vp in range(1, 40) if SearchSpace().tries_laid_out(vp)]
+        [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
+        """
+        return self.pinned.get("vp") == vp or vp <= MAX_LAID_OUT or vp & (vp - 1) == 0
 
     def allows(self, name: str, value: int | str) -> bool:
         """Tell whether a value is inside the bounds and not pinned to another."""

@@ -20,23 +20,37 @@ ROUNDING = 1e-9
 
 
 def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
-    """Return the layers of a stage where each has L/p, or (L+2)/p less embedding and loss (`pipeline_split`).
+    """Return the layers of a stage that has those of chunks r, r+p, r+2p, ... of an even or uneven `pipeline_split`.
 
-    Where neither goes, which no planned layout has but a measured run may, it is the fullest stage's ceil(L/p).
+    Where a chunk would be empty, which no planned layout has but a measured run may, it is the fullest's ceil(L/p).
 
-    >>> batch = LayoutBatch.of(pp=[4, 16, 16])
-    >>> even_stage_layers(np.array([80.0, 126, 126]), batch, np.array([0.0, 0, 1])).tolist()
-    [20.0, 7.0, 8.0]
+    >>> batch = LayoutBatch.of(pp=[4, 16, 16, 16])
+    >>> even_stage_layers(np.array([80.0, 126, 126, 61]), batch, np.array([0.0, 0, 1, 15])).tolist()
+    [20.0, 7.0, 8.0, 2.0]
     """
     pp = layouts.pp.astype(np.float64)
     chunks = pp * layouts.vp
-    even = np.asarray(num_layers / chunks)
-    units = num_layers + ACCOUNTED
-    accounted = (pp > 1) & (even % 1 != 0) & (units % chunks == 0) & (units > chunks)
-    ends = (stage == 0) * 1.0 + (stage == pp - 1)
-    result: FloatArray = np.where(
-        accounted, units / pp - ends, np.where(even % 1 == 0, num_layers / pp, -(-num_layers // pp))
-    )
+    shared = np.where(num_layers % chunks == 0, num_layers / pp, np.ceil(num_layers / pp))
+    uneven = (pp > 1) & (num_layers % chunks != 0) & (num_layers >= chunks)
+    if not uneven.any():
+        return shared
+    result: FloatArray = np.where(uneven, _uneven_stage_layers(num_layers, pp, chunks, stage), shared)
+    return result
+
+
+def _uneven_stage_layers(num_layers: Number, pp: FloatArray, chunks: FloatArray, stage: FloatArray) -> FloatArray:
+    """Return the layers of a stage where embedding and loss count as one each: floor((L+2)/(p*v)) or one more a chunk.
+
+    The accounted split is the one without larger chunks.
+    """
+    inner = np.asarray((num_layers + ACCOUNTED) // chunks)
+    outer = np.maximum(inner - 1.0, 1.0)
+    extra = num_layers - 2.0 * outer - (chunks - 2.0) * inner
+    larger = np.minimum(extra, chunks - 2.0)
+    # Chunks 1 to `larger` have one more; counted with chunk 0, which is taken off the first stage again.
+    dealt = chunks / pp * inner + (larger + pp - stage) // pp
+    first = inner - outer + 1.0 - (extra - larger)
+    result: FloatArray = dealt - (stage == 0) * first - (stage == pp - 1.0) * (inner - outer)
     return result
 
 

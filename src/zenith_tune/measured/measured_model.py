@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,8 @@ UNGATED = ("gpt", "bloom", "mpt", "nemotron", "bert", "t5", "megatron", "opt")
 GATED_ALL_THE_SAME = ("gpt oss", "gpt-oss", "gpt_oss")
 CLOSE = 0.01
 """How near a count of parameters must come to the stated one to tell tied embeddings from untied."""
+MAX_COUNT = 10**9
+"""No model or cluster has more of anything."""
 TIED = ("gpt3", "gpt 1", "gpt 3", "gpt 5", "gpt 7", "bloom", "mpt", "bert", "t5")
 
 
@@ -24,7 +27,7 @@ def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpe
         layers = _layers_from_params(row, hidden)
     if not (layers and hidden):
         return None
-    heads = heads or hidden // 128  # the usual head, where a source leaves it out; it hardly matters
+    heads = heads or max(hidden // 128, 1)  # the usual head, where a source leaves it out; it hardly matters
     ffn = number(row, "ffn_hidden") or (None if gated else 4 * hidden)
     vocab = number(row, "vocab") or _default_vocab(row)
     if not ffn or not vocab:
@@ -80,22 +83,23 @@ def _layers_from_params(row: Mapping[str, str], hidden: int) -> int | None:
 
 def _stated_params(row: Mapping[str, str]) -> float:
     try:
-        return float(row.get("params_b") or 0) * 1e9
+        stated = float(row.get("params_b") or 0) * 1e9
     except ValueError:
         return 0.0
+    return stated if math.isfinite(stated) else 0.0
 
 
 def number(row: Mapping[str, str], key: str) -> int | None:
-    """Return a whole number of a row, or None where it is blank or no number."""
-    text = (row.get(key) or "").strip()
+    """Return a whole number of a row, or None where it is blank or no count."""
     try:
-        return int(float(text)) if text else None
-    except (ValueError, OverflowError):
+        value = float((row.get(key) or "").strip() or "nan")
+    except ValueError:
         return None
+    return int(value) if 0 <= value <= MAX_COUNT else None
 
 
 def _note(notes: Mapping[str, str], key: str) -> int | None:
-    match = re.match(r"\d+", notes.get(key, ""))
+    match = re.match(r"\d{1,9}", notes.get(key, ""))
     return int(match[0]) if match else None
 
 

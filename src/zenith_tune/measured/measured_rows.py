@@ -1,14 +1,12 @@
-"""Measured runs from folders of CSV files: `published/*.csv` and `h200/*.csv`, or CSV files of either form directly."""
+"""Measured runs from CSV files: one, those of a folder, or those of its `published` and `h200`."""
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zenith_tune.describe.cluster_catalog import gpu_name, gpu_spec
+from zenith_tune.describe.gpu_catalog import gpu_name, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout_batch import (
@@ -17,6 +15,7 @@ from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_SELECTIVE,
     RECOMPUTE_UNIFORM,
 )
+from zenith_tune.measured.csv_rows import csv_files, csv_rows
 from zenith_tune.measured.measured_model import measured_model, number
 from zenith_tune.measured.measured_run import MeasuredRun
 from zenith_tune.measured.stated_flops import step_from_rate
@@ -46,30 +45,26 @@ FRAMEWORKS = (
     ("nemo", "megatron"),
 )
 """What a source calls its framework holds one of these; the first that fits names it here."""
+MAX_VALUE = 1e18
+"""No step, rate or memory is larger, or smaller than its inverse."""
+YEARS = range(1990, 2100)
 GB_UNITS = ("GB as printed", "memory GB")
 FAMILIES = ("megatron_bridge", "megascale", "megatron_sc21", "moe_folding", "korthikanti2022", "nemo_", "llama3_")
 """Sources that are told apart by version or table, but are one kind of data."""
 
 
-def read_measured(folder: Path) -> list[MeasuredRun]:
-    """Read every row of every CSV file in `folder`, its `published` and its `h200`."""
-    if not folder.is_dir():
-        raise UsageError(f"measured runs must be a folder of CSV files, but {str(folder)!r} is none: check the path")
-    paths = [path for place in (folder, folder / "published", folder / "h200") for path in sorted(place.glob("*.csv"))]
-    runs = [run for path in paths if not path.name.startswith("_") for run in read_rows(path)]
+def read_measured(place: Path) -> list[MeasuredRun]:
+    """Read every row of one CSV file, or of every CSV file in a folder, its `published` and its `h200`."""
+    runs = [run for path in csv_files(place) for run in read_rows(path)]
     if not runs:
-        raise UsageError(
-            f"{str(folder)!r} holds no measured runs: give a folder with CSV files, or with published/*.csv"
-        )
+        law = f"{str(place)!r} must hold measured runs, one per row with at least source_id and model, but holds none"
+        raise UsageError(f"{law}: give a CSV file, or a folder with CSV files or published/*.csv")
     return runs
 
 
 def read_rows(path: Path) -> Iterator[MeasuredRun]:
     """Yield the runs of one file."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        for row in csv.DictReader(file):
-            if row.get("source_id") and row.get("model"):
-                yield _run({key: value or "" for key, value in row.items() if key is not None})
+    return (_run(row) for row in csv_rows(path) if row["source_id"] and row["model"])
 
 
 def _run(row: Mapping[str, str]) -> MeasuredRun:
@@ -120,7 +115,7 @@ def _framework(row: Mapping[str, str]) -> str:
         return "megatron-ci"
     found = next((ours for words, ours in FRAMEWORKS if words in name), "megatron")
     old = found == "megatron" and (number(row, "year") or FLASH_YEAR) < FLASH_YEAR
-    return "megatron-legacy" if old or row["source_id"].startswith("megascale") and found == "megatron" else found
+    return "megatron-legacy" if old or (row["source_id"].startswith("megascale") and found == "megatron") else found
 
 
 def _release(row: Mapping[str, str]) -> float | None:
@@ -128,7 +123,7 @@ def _release(row: Mapping[str, str]) -> float | None:
     if match := re.search(r"\b(2[3-9])\.(0[1-9]|1[0-2])\b", row["framework"]):
         return 2000 + int(match[1]) + (int(match[2]) - 1) / 12
     year = number(row, "year")
-    return year + 0.5 if year else None
+    return year + 0.5 if year is not None and year in YEARS else None
 
 
 def _gpu(row: Mapping[str, str]) -> str:
@@ -222,4 +217,4 @@ def _float(row: Mapping[str, str], key: str) -> float | None:
         value = float(row.get(key) or "nan")
     except ValueError:
         return None
-    return value if math.isfinite(value) and value > 0 else None
+    return value if 1 / MAX_VALUE <= value <= MAX_VALUE else None

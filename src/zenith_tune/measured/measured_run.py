@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import ModelSpec
 
 
@@ -25,6 +26,8 @@ class MeasuredRun:
     """A name of the cluster catalog."""
     num_gpus: int | None
     gpus_per_node: int | None
+    cluster: ClusterSpec | None = None
+    """The very cluster where it is known; else it is taken for the catalog's."""
     precision: str
     seq_len: int | None
     layout: dict[str, int | bool]

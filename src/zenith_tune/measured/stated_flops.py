@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from zenith_tune.describe.model_spec import ModelSpec
@@ -16,7 +17,7 @@ def step_from_rate(
         rate = float(stated) * 1e12 if stated else float(utilization) / 100 * peak_flops if utilization else 0.0
     except ValueError:
         return None
-    if rate <= 0:
+    if not 0 < rate < math.inf:
         return None
     # The papers on Megatron-LM of 2021 count the forward pass that is run again as work done.
     hardware = "incl" in row.get("notes", "") or row["source_id"].startswith("megatron_sc21")

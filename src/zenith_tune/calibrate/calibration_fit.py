@@ -1,0 +1,166 @@
+"""One calibration fitted to measured runs, with all that tells how far to trust it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zenith_tune.calibrate.folds import folds, is_one_place
+from zenith_tune.calibrate.holdout import FEW, interval, time_residuals
+from zenith_tune.calibrate.memory_fit import fit_memory
+from zenith_tune.calibrate.memory_rows import usable as usable_memory
+from zenith_tune.calibrate.run_table import RunTable, unusable, with_default_batch
+from zenith_tune.calibrate.time_family import TimeFamily, family_of
+from zenith_tune.calibrate.time_fit import RELEASE, TimeFit
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
+from zenith_tune.estimate.time_calibration import TimeCalibration
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.measured.measured_run import MeasuredRun
+
+LEAST_RUNS = 3
+"""Fewer say less than what is known without them."""
+LEAST_MEMORY_RUNS = 5
+"""Three numbers and a spread cannot be told from fewer."""
+LEAST_MOVE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Hold a coefficient before and after a fit."""
+
+    name: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFit:
+    """Hold a calibration, the runs behind it and its errors on runs that it was not fitted to."""
+
+    calibration: Calibration
+    before: TimeCoefficients
+    """The coefficients that the fit started from."""
+    num_time_runs: int = 0
+    num_landscapes: int = 0
+    num_memory_runs: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Why runs say nothing of time, and how many."""
+    residuals: FloatArray = field(default_factory=lambda: np.empty(0))
+    """Logarithm of measured over predicted step time, each run predicted without its landscape."""
+    held_out: str = "landscape"
+    """What was left out at a time: a landscape (a model on a cluster), or a run where there is but one landscape."""
+
+    @property
+    def median_error(self) -> float:
+        """The median relative error of predicted step times; not a number where time was not fitted."""
+        return float(np.median(np.abs(np.expm1(self.residuals)))) if len(self.residuals) else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The relative ends of the 90% interval: measured over predicted step time, less 1."""
+        low, high = self.calibration.time.interval
+        return math.expm1(low), math.expm1(high)
+
+    @property
+    def moved(self) -> list[Move]:
+        """The coefficients that the data moved, the farthest first."""
+        after = self.calibration.time.coefficients.to_dict()
+        moves = [Move(name=name, before=old, after=after[name]) for name, old in self.before.to_dict().items()]
+        shifts = {move.name: _shift(move) for move in moves}
+        return sorted((move for move in moves if shifts[move.name] > LEAST_MOVE), key=lambda move: -shifts[move.name])
+
+
+def fit_calibration(
+    runs: Sequence[MeasuredRun], *, framework: str, origin: str, date: str, start: Calibration | None = None
+) -> CalibrationFit:
+    """Fit the calibration of a framework to those of `runs` that are of it; `start` is refined where it is given."""
+    name = load_framework(framework).name
+    family = family_of(name)
+    reasons = [_reason(run, family) for run in runs]
+    says_memory = [run.framework == name and _says_memory(run) for run in runs]
+    timed = [with_default_batch(run) for run, reason in zip(runs, reasons, strict=True) if reason is None]
+    memory_runs = [run for run, says in zip(runs, says_memory, strict=True) if says]
+    if len(timed) < LEAST_RUNS and len(memory_runs) < LEAST_MEMORY_RUNS:
+        raise _too_few(name, len(timed), Counter(filter(None, reasons)))
+    before = start.time if start else TimeCalibration(coefficients=family.start, release=RELEASE)
+    fit = CalibrationFit(
+        calibration=Calibration(
+            framework=name,
+            time=before,
+            memory=_memory(memory_runs, name, start),
+            origin=origin,
+            date=date,
+            num_runs=sum(reason is None or says for reason, says in zip(reasons, says_memory, strict=True)),
+        ),
+        before=before.coefficients,
+        num_memory_runs=len(memory_runs) if len(memory_runs) >= LEAST_MEMORY_RUNS else 0,
+        left_out=Counter(filter(None, reasons)),
+    )
+    return _with_time(fit, family, timed, before, refines=start is not None) if len(timed) >= LEAST_RUNS else fit
+
+
+def _with_time(
+    fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun], before: TimeCalibration, *, refines: bool
+) -> CalibrationFit:
+    framework = load_framework(family.name)
+    table = RunTable.of(runs, framework)
+    time_fit = TimeFit(family, table, framework, start=before)
+    residuals = time_residuals(time_fit, folds(table.landscapes))
+    ends = interval(residuals)
+    if refines:
+        ends = _blended(ends, before.interval, len(residuals))
+    time = replace(time_fit.calibration(time_fit.fit()), interval=ends)
+    return replace(
+        fit,
+        calibration=replace(fit.calibration, time=time),
+        num_time_runs=len(runs),
+        num_landscapes=len(set(table.landscapes)),
+        residuals=residuals,
+        held_out="run" if is_one_place(table.landscapes) else "landscape",
+    )
+
+
+def _blended(ends: tuple[float, float], known: tuple[float, float], count: int) -> tuple[float, float]:
+    """Return an interval that few runs cannot make narrower than was known by more than their share."""
+    share = min(count / FEW, 1.0)
+    low, high = (share * own + (1 - share) * old for own, old in zip(ends, known, strict=True))
+    return low, high
+
+
+def _memory(runs: list[MeasuredRun], framework: str, start: Calibration | None) -> MemoryCoefficients:
+    if len(runs) < LEAST_MEMORY_RUNS:
+        return start.memory if start else MemoryCoefficients()
+    return fit_memory(runs, load_framework(framework))
+
+
+def _says_memory(run: MeasuredRun) -> bool:
+    # What the allocator reserves is more than what is in use, and by how much depends on the run.
+    return bool(run.memory_bytes) and run.memory_kind != "reserved" and usable_memory(run)
+
+
+def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:
+    if run.framework not in family.frameworks:
+        return f"of another framework: {run.framework}"
+    if not family.fitted:
+        return f"speed of {run.framework} is not fitted"
+    return unusable(with_default_batch(run))
+
+
+def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
+    why = "; ".join(f"{number} {reason}" for reason, number in left_out.most_common(3))
+    law = f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed, but got {count}"
+    return UsageError(f"{law}{f' (left out: {why})' if why else ''}: give more runs, or another --framework")
+
+
+def _shift(move: Move) -> float:
+    if move.before <= 0 or move.after <= 0:
+        return math.inf if move.before != move.after else 0.0
+    return abs(math.log(move.after / move.before))

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.data_folder import measured_data
+from tests.estimate.memory_cases import llama
+from zenith_tune.calibrate.memory_fit import fit_memory, shortest_half
+from zenith_tune.calibrate.memory_holdout import HeldOutMemory, hold_out_memory, predict
+from zenith_tune.calibrate.memory_rows import MemoryRows, forbidden, layout_columns, usable
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
+from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_UNIFORM
+from zenith_tune.measured.measured_rows import read_measured
+from zenith_tune.measured.measured_run import MeasuredRun
+from zenith_tune.units import GIB
+
+
+def a_run(framework: str = "megatron", source: str = "made up", **layout: int | bool) -> MeasuredRun:
+    at: dict[str, int | bool] = {"mbs": 1, "gbs": 64, "dp": 8} | layout
+    return MeasuredRun(
+        source=source,
+        framework=framework,
+        stated_framework=framework,
+        model=llama(num_layers=16, hidden=2048, ffn_hidden=8192, num_heads=32, num_kv_heads=32, vocab=131072),
+        model_name=f"model of tp {at.get('tp', 1)}",
+        gpu="h100",
+        num_gpus=8,
+        gpus_per_node=8,
+        precision="bf16",
+        seq_len=4096,
+        layout=at,
+        memory_bytes=1.0 * GIB,
+    )
+
+
+def measured_as(coefficients: MemoryCoefficients, framework: str, shown_by: str = "") -> list[MeasuredRun]:
+    """Return runs whose memory is what a framework with these coefficients needs."""
+    choices = itertools.product((1, 4, 16), (1, 2, 4, 8), (RECOMPUTE_NONE, RECOMPUTE_UNIFORM))
+    runs = [
+        a_run(framework, tp=tp, mbs=mbs, zero=1, recompute=recompute, sequence_parallel=tp > 1)
+        for tp, mbs, recompute in choices
+    ]
+    found = MemoryRows.of(runs, load_framework(shown_by or framework)).printed(coefficients)
+    return [replace(run, memory_bytes=float(size)) for run, size in zip(runs, found, strict=True)]
+
+
+def test_a_fit_finds_the_coefficients_that_made_the_data() -> None:
+    truth = MemoryCoefficients(activations=1.2, logits=0.9, fixed_bytes=0.4 * GIB)
+    fitted = fit_memory(measured_as(truth, "megatron"), load_framework("megatron"))
+    assert (fitted.activations, fitted.logits) == pytest.approx((1.2, 0.9), rel=0.03)
+    assert fitted.fixed_bytes == pytest.approx(0.4 * GIB, rel=0.2)
+
+
+def test_a_few_wrong_rows_do_not_move_a_fit() -> None:
+    runs = measured_as(MemoryCoefficients(activations=1.1), "megatron")
+    wrong = [replace(run, memory_bytes=3 * (run.memory_bytes or 0)) for run in runs[:3]]
+    fitted = fit_memory([*wrong, *runs[3:]], load_framework("megatron"))
+    assert fitted.activations == pytest.approx(1.1, rel=0.03)
+
+
+def test_runs_of_a_variant_are_counted_apart_and_do_not_move_the_fit() -> None:
+    plain = measured_as(MemoryCoefficients(), "nanotron")
+    gathered = measured_as(MemoryCoefficients(), "nanotron", shown_by="nanotron-gathered")
+    fitted = fit_memory([*plain, *plain, *gathered], load_framework("nanotron"))
+    assert fitted.activations == pytest.approx(1.0, rel=0.01)
+    assert fitted.variant_share == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_without_runs_the_defaults_stand() -> None:
+    assert fit_memory([], load_framework("megatron")) == MemoryCoefficients()
+
+
+def test_the_shortest_half_stays_with_the_larger_heap() -> None:
+    values = np.concatenate([np.linspace(-0.02, 0.02, 70), np.linspace(0.4, 0.8, 50)])
+    assert shortest_half(values) == pytest.approx(0.0, abs=0.02)
+
+
+def test_each_landscape_is_judged_by_a_fit_to_the_others() -> None:
+    runs = measured_as(MemoryCoefficients(activations=1.1), "megatron")
+    odd = [replace(run, memory_bytes=2 * (run.memory_bytes or 0)) for run in runs if run.layout["tp"] == 4]
+    held = hold_out_memory([run for run in runs if run.layout["tp"] != 4] + odd)
+    off = {item.run.layout["tp"]: item.predicted_bytes / (item.run.memory_bytes or 1) for item in held}
+    assert len(held) == len(runs) and off[4] == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_run_that_its_framework_forbids_is_not_expected_to_run() -> None:
+    run = a_run("nanotron", source="ultrascale_playbook", pp=16, dp=1, gbs=4)
+    assert forbidden(run) == "micro-batches must be at least pp-1, but 4 < 15"
+    (held,) = predict([run], MemoryCoefficients(), "nanotron")
+    assert held.fits_probability > 0.5 and not held.runs
+
+
+def test_a_crash_that_memory_cannot_explain_is_told_apart() -> None:
+    small, large = a_run("nanotron", mbs=1, tp=8, dp=1), a_run("nanotron", mbs=64, dp=1)
+    crashed = [replace(run, out_of_memory=True, memory_bytes=None) for run in (small, large)]
+    held = predict(crashed, MemoryCoefficients(), "nanotron")
+    assert [item.is_unexplained for item in held] == [True, False]
+
+
+def test_rows_with_doubts_or_of_other_kinds_of_model_are_left_out() -> None:
+    assert usable(a_run()) and not usable(replace(a_run(), doubts=("STALE?",)))
+    assert not usable(replace(a_run(), model_name="t5/t5_mcore_tp1"))
+    assert not usable(replace(a_run(), memory_bytes=None))
+
+
+def test_deterministic_tests_of_megatron_core_are_read_as_unfused() -> None:
+    notes = {"deterministic": "", "CI golden values dev_dgx_h100": ""}
+    run = replace(a_run("megatron-ci"), notes=notes, model_name="gpt/gpt3_mcore_te_tp1_pp4_vp1")
+    assert layout_columns(run)["flash_attention"] is False
+    resumed = replace(run, model_name="gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist")
+    assert layout_columns(resumed).get("flash_attention", True)
+
+
+def errors(held: list[HeldOutMemory], source: str) -> np.ndarray:
+    items = [item for item in held if item.run.source == source and item.run.memory_bytes]
+    return np.array([abs(item.predicted_bytes / (item.run.memory_bytes or 1) - 1) * 100 for item in items])
+
+
+@pytest.mark.slow
+def test_memory_of_held_out_landscapes_is_predicted_as_well_as_promised() -> None:
+    held = hold_out_memory(read_measured(measured_data()))
+    h200 = np.concatenate([errors(held, "h200_megatron_lm_0.20"), errors(held, "h200_hf_accelerate")])
+    assert h200.mean() <= 3 and h200.max() <= 8
+    assert np.median(errors(held, "ultrascale_playbook")) <= 6
+    assert np.median(errors(held, "mcore_ci_golden")) <= 8
+    playbook = [item for item in held if item.run.source == "ultrascale_playbook"]
+    assert np.mean([item.runs != item.run.out_of_memory for item in playbook]) >= 0.9
+    measured = [item for item in held if item.run.memory_bytes]
+    inside = np.mean([item.low_bytes <= (item.run.memory_bytes or 0) <= item.high_bytes for item in measured])
+    assert 0.85 <= inside <= 0.95

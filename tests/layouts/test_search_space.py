@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.search_space import SearchSpace
+
+WHAT = "vp above 8 that neither goes evenly nor is a power of two"
+
+
+def test_chunks_that_are_not_laid_out_are_named_where_they_could_be() -> None:
+    space = SearchSpace()
+    assert any(WHAT in reason for reason in space.left_out(has_experts=False, layout_strings=True))
+    assert not any(WHAT in reason for reason in space.left_out(has_experts=False))
+    for narrow in (replace(space, pinned={"vp": 9}), replace(space, uneven_splits=False)):
+        assert not any(WHAT in reason for reason in narrow.left_out(has_experts=False, layout_strings=True))
+
+
+def test_the_widest_space_leaves_out_less() -> None:
+    narrow, wide = (SearchSpace.named(name).left_out(has_experts=True) for name in ("default", "all"))
+    assert {*wide} < {*narrow}
+
+
+def test_an_unknown_space_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"did you mean 'default'.*all, default"):
+        SearchSpace.named("defualt")
