@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test check docs bench calibrations clean
+.PHONY: demo test check docs bench scoreboard calibrations clean
 
 demo: $(VENV)/.base  ## tune the bundled fake trainer
 	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
@@ -24,6 +24,9 @@ docs: $(VENV)/.dev  ## write docs/cli.md anew from --help
 bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the planner is
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/planner_rate.py
+
+scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitted to, and write benchmarks/scoreboard.md
+	$(BIN)/python benchmarks/scoreboard.py
 
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" --all --output src/zenith_tune/calibrate/defaults

@@ -49,7 +49,7 @@ LIMITS = ("tp", "pp", "cp", "mbs")
 @click.option("--max-mbs", type=click.IntRange(min=1), metavar="N", help="Largest micro-batch.")
 @click.option("--space", type=click.Choice(["default", "all"]), default="default", show_default=True,
               help="all: also what is never better on paper.")  # fmt: skip
-@click.option("--risk", type=click.FloatRange(0, 1, min_open=True), default=0.5, show_default=True, metavar="P",
+@click.option("--risk", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True, metavar="P",
               help="Leave out what runs out of memory with this probability or more.")  # fmt: skip
 @click.option(
     "--calibration",

@@ -37,7 +37,7 @@ from zenith_tune.planning.planned_layout import PRESSURE, PlannedLayout
 from zenith_tune.planning.stage_memory import stage_memory
 from zenith_tune.planning.what_if import Situation, WhatIf, parse_changes, resized
 
-RISK = 0.5
+RISK = 0.3
 INTERVAL = (0.05, 0.95)
 """Levels between which 90% of measurements lie."""
 NUM_NEAR_MISSES = 3
@@ -63,8 +63,8 @@ class _Search:
 class Planner:
     """Rank the layouts of one job on one cluster.
 
-    The rank is by expected step time, step_s / (1 - p): p is the probability of running out of memory, and a run that
-    does brings nothing. A layout with p of at least `risk` is not taken to fit.
+    The rank is by step time, in which a memory that is all but full makes itself felt. A layout whose probability of
+    running out of memory is at least `risk` is not taken to fit.
     """
 
     def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration) -> None:
@@ -161,7 +161,7 @@ class Planner:
         fits = found.oom_probability < risk
         search.num_considered += len(piece)
         search.num_not_fitting += int(np.sum(~fits))
-        search.best.add(piece, np.where(fits, _expected(found), np.inf))
+        search.best.add(piece, np.where(fits, found.step_s, np.inf))
         near = found.memory_bytes < NEAR_MEMORY * self.cluster.gpu.memory_bytes
         roomy_s = found.step_s - found.time_parts.get(PRESSURE, 0.0)
         search.too_large.add(piece, np.where(near & ~fits, roomy_s, np.inf))
@@ -181,7 +181,7 @@ class Planner:
 
     def _look_again(self, search: _Search, blocks: LayoutBatch, risk: float) -> None:
         found = self.estimate(blocks)
-        search.best.add(blocks, np.where(found.oom_probability < risk, _expected(found), np.inf))
+        search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
 
     def _left_out(self, space: SearchSpace) -> list[str]:
         strings = limits_of(self.job.framework.name).layout_strings
@@ -206,7 +206,7 @@ class Planner:
         others = BestLayouts(NUM_NEAR_MISSES)
         for piece in candidates.near_batches():
             found = self.estimate(piece)
-            others.add(piece, np.where(found.oom_probability < risk, _expected(found) / piece.gbs, np.inf))
+            others.add(piece, np.where(found.oom_probability < risk, found.step_s / piece.gbs, np.inf))
         yield from batch_misses(self.evaluate_batch(others.layouts), best, candidates.global_batch)
 
     def _steps(self, planned: PlannedLayout, risk: float) -> list[Step]:
@@ -214,11 +214,11 @@ class Planner:
         found = []
         for step in self.evaluate(neighbours(self.model, self.job, planned.layout)):
             fits, fitted = step.oom_probability < risk, planned.oom_probability < risk
-            gain = planned.expected_s / step.expected_s - 1 if fitted else float("inf")
+            gain = planned.step_s / step.step_s - 1 if fitted else float("inf")
             if fits and gain > 0:
                 change = changes(planned.layout, step.layout)
                 found.append(Step(change=change, planned=step, gain=gain))
-        return sorted(found, key=lambda step: step.planned.expected_s)[:NUM_STEPS]
+        return sorted(found, key=lambda step: step.planned.step_s)[:NUM_STEPS]
 
     def _planned(self, layouts: LayoutBatch, found: Estimate, memory: FloatArray, row: int) -> PlannedLayout:
         layout = layout_at(layouts, row)
@@ -240,7 +240,3 @@ class Planner:
             tokens_per_s=tokens / step_s,
             mfu=flops_per_token(self.model, self.job.seq_len) * tokens / step_s / peak,
         )
-
-
-def _expected(found: Estimate) -> FloatArray:
-    return found.step_s / np.maximum(1 - found.oom_probability, 1e-9)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.calibrate.run_table import RunTable, unusable, with_default_batch
+from zenith_tune.calibrate.folds import folds, is_one_place
+from zenith_tune.calibrate.memory_holdout import HeldOutMemory
+from zenith_tune.calibrate.run_table import RunTable, unusable
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import TimeFit
 from zenith_tune.describe.framework_catalog import load_framework
@@ -46,59 +48,81 @@ def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[Meas
     """Yield every family with its usable runs."""
     families = {family_of(run.framework).name: family_of(run.framework) for run in runs}
     for family in families.values():
-        members = [with_default_batch(run) for run in runs if run.framework in family.frameworks]
-        members = [run for run in members if unusable(run) is None]
+        members = [run for run in runs if run.framework in family.frameworks and unusable(run) is None]
         if members:
             yield family, members
 
 
 def hold_out(
-    runs: list[MeasuredRun], device_bytes: Mapping[int, float] | None = None
+    runs: list[MeasuredRun],
+    judge: list[MeasuredRun] | None = None,
+    memory: Iterable[HeldOutMemory] = (),
 ) -> Iterator[tuple[TimeFamily, list[Judged]]]:
-    """Judge every usable run by a fit to the other landscapes of its family.
+    """Judge the runs of `judge` by a fit to `runs`, or every landscape of `runs` by a fit to others of its family.
 
-    `device_bytes` is the memory estimated for a run, by id(), likewise without its landscape.
+    `memory` is what was predicted of the memory of the same runs, likewise without their landscapes. Families of a
+    single landscape are left out: there is nothing to learn from.
     """
     for family, members in families_of(runs):
+        others = [] if judge is None else [run for run in judge if run.framework in family.frameworks]
+        others = [run for run in others if unusable(run) is None]
         framework = load_framework(family.name)
-        table = RunTable.of(members, framework)
-        fit = TimeFit(family, table, framework, _bytes_of(members, device_bytes))
-        yield family, _cross_validated(fit)
+        table = RunTable.of([*members, *others], framework)
+        fit = TimeFit(family, table, framework, _device_bytes(table.runs, memory))
+        places = table.landscapes[: len(members)]
+        if not family.fitted or is_one_place(places):
+            continue
+        known = [_padded(fold, len(table.runs)) for fold in folds(places)]
+        yield family, _cross_validated(fit, known) if judge is None else _judged(fit, known, len(members))
 
 
-def _bytes_of(runs: list[MeasuredRun], device_bytes: Mapping[int, float] | None) -> FloatArray | None:
-    if device_bytes is None or not all(id(run) in device_bytes for run in runs):
-        return None
-    return np.array([device_bytes[id(run)] for run in runs])
+def _padded(fold: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
+    """Return a fold of the first runs of a table as one of all of them."""
+    return np.concatenate([fold, np.zeros(size - len(fold), np.bool_)])
 
 
-def _cross_validated(fit: TimeFit) -> list[Judged]:
-    residuals = time_residuals(fit)
+def _device_bytes(runs: list[MeasuredRun], memory: Iterable[HeldOutMemory]) -> FloatArray | None:
+    known = {id(held.run): held.device_bytes for held in memory}
+    return np.array([known.get(id(run), 0.0) for run in runs]) if known else None
+
+
+def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[Judged]:
+    residuals = time_residuals(fit, parts)
     predicted = fit.table.step_s / np.exp(residuals)
     judged: dict[int, Judged] = {}
-    for fold in _folds(fit):
-        low, high = np.exp(interval(residuals[~fold]))
-        for i in np.flatnonzero(fold):
-            value = float(predicted[i])
-            judged[int(i)] = Judged(fit.table.runs[i], value, value * float(low), value * float(high))
+    for part in parts:
+        ends = interval(residuals[~part])
+        judged |= {int(i): _with_interval(fit.table.runs[i], predicted[i], ends) for i in np.flatnonzero(part)}
     return [judged[i] for i in sorted(judged)]
 
 
-def time_residuals(fit: TimeFit, folds: list[npt.NDArray[np.bool_]] | None = None) -> FloatArray:
+def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -> list[Judged]:
+    """Judge the runs behind the first `num_fitted`, which alone are fitted to and tell the interval."""
+    ours = np.arange(num_fitted)
+    ends = interval(time_residuals(fit, parts, ours)[ours])
+    predicted = fit.predict(fit.fit(ours))
+    return [_with_interval(fit.table.runs[i], predicted[i], ends) for i in range(num_fitted, len(predicted))]
+
+
+def _with_interval(run: MeasuredRun, predicted_s: float, ends: tuple[float, float]) -> Judged:
+    low, high = (float(predicted_s * np.exp(end)) for end in ends)
+    return Judged(run, float(predicted_s), low, high)
+
+
+def time_residuals(
+    fit: TimeFit, parts: list[npt.NDArray[np.bool_]] | None = None, among: npt.NDArray[np.intp] | None = None
+) -> FloatArray:
     """Return the logarithm of measured over predicted step time of every run, each without its own landscape.
 
-    `folds` says what else to leave out together.
+    `parts` says what else to leave out together; `among` are the runs that may be fitted to.
     """
-    predicted = np.empty(len(fit.table.runs))
-    for fold in folds or _folds(fit):
-        predicted[fold] = fit.predict(fit.fit(np.flatnonzero(~fold)))[fold]
+    predicted = np.full(len(fit.table.runs), np.nan)
+    fitted = np.zeros(len(predicted), np.bool_)
+    fitted[slice(None) if among is None else among] = True
+    for part in parts or folds(fit.table.landscapes):
+        predicted[part] = fit.predict(fit.fit(np.flatnonzero(~part & fitted)))[part]
     residuals: FloatArray = np.log(fit.table.step_s / predicted)
     return residuals
-
-
-def _folds(fit: TimeFit) -> list[npt.NDArray[np.bool_]]:
-    landscapes = fit.table.landscapes
-    return [np.array([place == fold for place in landscapes]) for fold in dict.fromkeys(landscapes)]
 
 
 def interval(residuals: FloatArray) -> tuple[float, float]:

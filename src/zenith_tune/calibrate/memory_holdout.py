@@ -34,6 +34,8 @@ class HeldOutMemory:
     """The 90% interval."""
     fits_probability: float
     """That the fullest rank fits its GPU."""
+    device_bytes: float
+    """What the fullest rank is estimated to need of its GPU."""
     cannot_run: str | None = None
     """The rule of the framework that forbids the layout whatever the memory."""
 
@@ -68,13 +70,14 @@ def predict(runs: Sequence[MeasuredRun], coefficients: MemoryCoefficients, frame
     printed = rows.printed(c)
     low, high = memory_quantiles(printed, INTERVAL, c, variant.printed(c) if variant else None)
     usable_bytes = np.array([usable_memory(run) for run in runs])
-    risk = oom_probability(rows.fullest(c).device_bytes, usable_bytes, c)
+    device_bytes = rows.fullest(c).device_bytes
+    risk = oom_probability(device_bytes, usable_bytes, c)
     if variant is not None:
         other = oom_probability(variant.fullest(c).device_bytes, usable_bytes, c)
         risk = (1.0 - c.variant_share) * risk + c.variant_share * other
     reasons = [forbidden(run) for run in runs]
-    columns = (_floats(part) for part in (printed * np.exp(c.log_middle), low, high, 1.0 - risk))
-    names = ("run", "predicted_bytes", "low_bytes", "high_bytes", "fits_probability", "cannot_run")
+    columns = (_floats(part) for part in (printed * np.exp(c.log_middle), low, high, 1.0 - risk, device_bytes))
+    names = ("run", "predicted_bytes", "low_bytes", "high_bytes", "fits_probability", "device_bytes", "cannot_run")
     return [HeldOutMemory(**dict(zip(names, row, strict=True))) for row in zip(runs, *columns, reasons, strict=True)]
 
 

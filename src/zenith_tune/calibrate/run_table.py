@@ -45,7 +45,7 @@ class RunTable:
         models = [run.model for run in runs if run.model is not None]
         jobs = [JobSpec(seq_len=run.seq_len or 0, framework=framework, precision=run.precision) for run in runs]
         columns: dict[str, list[int | bool]] = defaultdict(list)
-        for run in runs:
+        for run in map(with_default_batch, runs):
             for name, value in (DEFAULTS | run.layout).items():
                 columns[name].append(value)
         return cls(
@@ -96,6 +96,8 @@ def unusable(run: MeasuredRun) -> str | None:
         return "a framework without a model here"
     if "dp" not in layout or not (layout.keys() & {"gbs", "mbs"}):
         return "layout not stated"
+    if "mbs" not in layout and run.model.num_experts:
+        return "micro-batch not stated, on which the experts' share of tokens hangs"
     if layout.get("gbs", layout.get("mbs", 1)) % (layout.get("mbs", 1) * layout["dp"]):
         return "batch does not divide"
     if layout.get("ep", 1) * layout.get("etp", 1) > run.num_gpus:

@@ -44,6 +44,7 @@ TENSOR = {"tensor_exposed": TRAFFIC}
 EXPERTS = {
     "expert_launch_s": 1.0,
     "expert_efficiency": EFFICIENCY,
+    "expert_narrowness": LAUNCH,
     "expert_passes": 1.0,
     "expert_exposed": TRAFFIC,
 }
@@ -56,7 +57,6 @@ NANOTRON_START = TimeCoefficients(
     handover_wait_s=0.2,
     handover_nodes=45.0,
     data_overlap=0.1,
-    pressure=0.88,
     thrash=4.5,
 )
 

@@ -13,7 +13,7 @@ from zenith_tune.calibrate.run_table import RunTable
 from zenith_tune.calibrate.time_family import TimeFamily
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.step import thrash_factor
+from zenith_tune.estimate.memory_pressure import slowdown
 from zenith_tune.estimate.time import estimate_time
 from zenith_tune.estimate.time_calibration import TimeCalibration, precision_class
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
@@ -47,7 +47,7 @@ class TimeFit:
         device_bytes: FloatArray | None = None,
         start: TimeCalibration | None = None,
     ) -> None:
-        """Prepare a fit; `device_bytes` is what memory each run is estimated to need, where that is known.
+        """Prepare a fit; `device_bytes` is what memory each run is estimated to need; 0 where that is not known.
 
         `start` is an earlier calibration to refine; without one the family's own start is.
         """
@@ -78,7 +78,7 @@ class TimeFit:
         step_s = estimate_time(table.workload, table.machine, table.layouts, self.framework, coefficients).step_s
         if self.device_bytes is None:
             return step_s
-        return step_s * thrash_factor(self.device_bytes, table.machine.memory_bytes, coefficients)
+        return step_s * slowdown(self.device_bytes, table.machine.memory_bytes, coefficients.thrash)
 
     def calibration(self, theta: FloatArray) -> TimeCalibration:
         """Return the fitted vector as a calibration."""

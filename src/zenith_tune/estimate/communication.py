@@ -26,7 +26,7 @@ BF16 = 2.0
 def gather_time(
     num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients
 ) -> FloatArray:
-    """Return the time of an all-gather or a reduce-scatter of `num_bytes` over `ranks`, `near` of them in one domain."""
+    """Return the time to gather or scatter `num_bytes` over `ranks`, `near` of which share a fast domain."""
     domains = ranks / near
     fast = (near - 1) / near / (machine.fast_bytes_per_s * c.fast_efficiency)
     slow = (domains - 1) / domains / near / (machine.slow_bytes_per_s * c.slow_efficiency)

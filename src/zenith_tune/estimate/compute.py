@@ -42,9 +42,7 @@ def tokens_per_rank(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     return tokens
 
 
-def layer_time(
-    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
-) -> LayerTime:
+def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients) -> LayerTime:
     """Return how long one layer computes per micro-batch."""
     w, c = workload, coefficients
     tokens, tp = tokens_per_rank(w, layouts), layouts.tp.astype(np.float64)
@@ -56,7 +54,9 @@ def layer_time(
     shared = w.attention_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + attention
     shared = shared + rows * w.hidden * c.hidden_passes / memory
     width = c.ffn_passes / memory
-    dense = w.dense_mlp_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + tokens * w.ffn_hidden * width / tp
+    dense = (
+        w.dense_mlp_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + tokens * w.ffn_hidden * width / tp
+    )
     return LayerTime(shared + dense, shared + _expert_time(w, layouts, tokens, flops, memory, c), attention)
 
 
@@ -84,19 +84,20 @@ def _expert_time(
     w, tp = workload, layouts.tp.astype(np.float64)
     routed = w.top_k * tokens / tp
     local = w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
-    work = 6 * routed * w.expert_params / (flops * c.expert_efficiency) + local * WEIGHT_TRAFFIC / memory
+    narrow = 1 + c.expert_narrowness * layouts.etp / np.maximum(w.moe_ffn_hidden, 1.0)
+    work = 6 * routed * w.expert_params * narrow / (flops * c.expert_efficiency) + local * WEIGHT_TRAFFIC / memory
     moved = routed * (w.moe_ffn_hidden * c.ffn_passes + w.hidden * c.expert_passes) / memory
     shared = w.shared_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp
     return work + moved + shared + tokens * w.shared_ffn_hidden * c.ffn_passes / memory / tp
 
 
-def head_time(
-    workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
-) -> FloatArray:
+def head_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients) -> FloatArray:
     """Return how long the logits and the loss take per micro-batch, with the layers that predict further tokens."""
     w, c = workload, coefficients
     tokens = tokens_per_rank(w, layouts) * (1 + w.num_mtp_layers)
     memory = machine.memory_bytes_per_s * c.memory_efficiency
-    product = w.embedding_params * (6 * tokens / (machine.attention_flops * c.gemm_efficiency) + WEIGHT_TRAFFIC / memory)
+    product = w.embedding_params * (
+        6 * tokens / (machine.attention_flops * c.gemm_efficiency) + WEIGHT_TRAFFIC / memory
+    )
     result: FloatArray = (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp
     return result

@@ -12,13 +12,14 @@ from zenith_tune.estimate.compute import head_time, layer_time
 from zenith_tune.estimate.data_parallel import data_time, local_params
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.machine import Machine
-from zenith_tune.estimate.stage_loads import StageLoads, stage_loads
+from zenith_tune.estimate.stage_loads import stage_loads
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_SELECTIVE,
     RECOMPUTE_UNIFORM,
+    BoolArray,
     LayoutBatch,
 )
 
@@ -68,9 +69,7 @@ def estimate_time(
     return TimeEstimate(sum(parts.values(), start=np.zeros(len(layouts))), parts)
 
 
-def _layer(
-    workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients
-) -> dict[str, FloatArray]:
+def _layer(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> dict[str, FloatArray]:
     """Return the seconds of an average layer per micro-batch by cause."""
     w = workload
     moe = w.num_moe_layers / w.num_layers
@@ -97,14 +96,16 @@ def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: T
     spread = (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain) & (layouts.tp > 1)
     outside = np.maximum(tp - machine.fast_domain, 0.0)
     waits = spread * c.stage_wait_s * tp + outside * c.network_wait_s * (1 + 2 * (layouts.pp > 1))
-    return c.layer_launch_s + moe * c.expert_launch_s + waits
+    least: FloatArray = c.layer_launch_s + moe * c.expert_launch_s + waits
+    return least
 
 
 def _recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return the share of layers whose forward pass runs twice."""
     blocks = layouts.recompute_layers * layouts.pp * layouts.vp / workload.num_layers
     full = (layouts.recompute == RECOMPUTE_UNIFORM) * 1.0
-    return full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
+    share: FloatArray = full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
+    return share
 
 
 def _handovers(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
@@ -112,22 +113,19 @@ def _handovers(workload: Workload, machine: Machine, layouts: LayoutBatch, c: Ti
     m, vp = layouts.num_micro_batches, layouts.vp
     slots = np.where(vp > 1, m * vp * c.handover_exposed, m) + layouts.pp - 1
     plain = slots * handover_time(workload, machine, layouts, c)
-    return plain + handover_hazard(machine, layouts, c) * handover_wait(layouts, c)
+    result: FloatArray = plain + network_is_bad(machine, layouts, c) * handover_wait(layouts, c)
+    return result
 
 
-def handover_hazard(machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return 1 where the network's bad state is the likely one, else 0."""
-    return (handover_risk(machine, layouts, c) > 0.5) * 1.0
+def network_is_bad(machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> BoolArray:
+    """Tell where every message between nodes waits: on many nodes, and for pipelines whose gradients are all-reduced.
 
-
-def handover_risk(machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return the probability of the network's bad state: by the number of nodes, and for gradients reduced unsharded.
-
-    On the measured runs of nanotron a pipeline over nodes whose gradients are all-reduced waits as in the bad state.
+    Both are seen on the runs of nanotron (Ultra-Scale Playbook, 2025); why is not known. Other frameworks wait for 0 s.
     """
     nodes = machine.num_gpus / machine.gpus_per_node
     unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain)
-    return np.maximum(1 / (1 + (c.handover_nodes / nodes) ** 6), 0.7 * unsharded * (nodes >= UNSHARDED_NODES))
+    bad: BoolArray = (nodes > c.handover_nodes) | (unsharded & (nodes >= UNSHARDED_NODES))
+    return bad
 
 
 def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
@@ -138,4 +136,5 @@ def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
     """
     slots = layouts.num_micro_batches + layouts.pp - 1
     many = (layouts.pp > 2) | ((layouts.pp == 1) & (layouts.zero == 0))
-    return slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))
+    waits: FloatArray = slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))
+    return waits

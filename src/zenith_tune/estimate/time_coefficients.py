@@ -34,6 +34,8 @@ class TimeCoefficients:
     """Bytes per routed token and hidden unit that sorting tokens by expert and back moves, forward and backward."""
     expert_efficiency: float = 0.6
     """Share of gemm_efficiency that the grouped products of experts reach."""
+    expert_narrowness: float = 512.0
+    """Width of an expert's share at which its products reach half of that."""
     fast_efficiency: float = 0.7
     """Share of the link inside a fast domain that collectives reach."""
     slow_efficiency: float = 0.6
@@ -61,11 +63,9 @@ class TimeCoefficients:
     handover_wait_s: float = 0.0
     """What a stage waits for each message of its neighbours where the network is in a bad state."""
     handover_nodes: float = 1000.0
-    """Number of nodes at which that bad state is as likely as not."""
-    pressure: float = 0.955
-    """Share of the memory from which on the allocator frees and claims blocks again and again."""
+    """Number of nodes beyond which the network is in that state."""
     thrash: float = 4.0
-    """How many times longer a step takes then."""
+    """How many times longer a step takes once the memory is all but full, and the allocator frees and claims blocks."""
 
     def to_vector(self, names: tuple[str, ...]) -> FloatArray:
         """Return the logarithms of the named coefficients."""

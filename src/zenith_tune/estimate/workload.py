@@ -1,7 +1,7 @@
 """What one layer of a model asks of the machine, as plain numbers: scalars for one model, arrays for rows of many.
 
-Every estimate is a function of a Workload, a Machine and a LayoutBatch alone, so that a million layouts of one model and
-a thousand measured rows of different models go through the same formulas.
+Every estimate is a function of a Workload, a Machine and a LayoutBatch alone, so that a million layouts of one model
+and a thousand measured rows of different models go through the same formulas.
 
 Legend: s sequence length, h hidden size; sizes are counts of parameters of one layer before any splitting.
 """

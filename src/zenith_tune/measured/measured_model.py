@@ -49,7 +49,7 @@ def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpe
         norm_bias=not gated,
         num_positions=_positions(row, gated),
         num_experts=experts,
-        top_k=(number(row, "top_k") or 1) if experts else 0,
+        top_k=(number(row, "top_k") or 2) if experts else 0,
         moe_ffn_hidden=ffn if experts else 0,
         shared_ffn_hidden=shared,
         num_dense_layers=_note(notes, "first_k_dense") or 0,

@@ -142,6 +142,8 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
     split = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
     if num_gpus and num_gpus % split == 0:
         layout["dp"] = num_gpus // split
+    if row["framework"].endswith("MCore") and "ep" in layout:
+        layout.setdefault("etp", layout.get("tp", 1))  # without folding, experts are split as all else is
     layout["zero"] = _zero(row.get("zero_stage_or_fsdp", ""), row)
     recompute, layers = _recompute(row)
     layout |= {"recompute": recompute, "recompute_layers": layers}

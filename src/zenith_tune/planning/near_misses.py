@@ -64,7 +64,7 @@ def _memory_cure(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -
     more = f"needs {format_bytes(max(-miss.headroom_bytes, 0.0))} more per GPU"
     if not fitting:
         return f"{more}; no single change makes it fit"
-    step = min(fitting, key=lambda step: step.expected_s)
+    step = min(fitting, key=lambda step: step.step_s)
     cost = format_gain(step.step_s / miss.roomy_s - 1)
     return f"{more}, or {changes(miss.layout, step.layout)}: {format_seconds(step.step_s)} ({cost} time)"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from zenith_tune.layouts.layout import Layout
@@ -51,11 +50,6 @@ class PlannedLayout:
     def name(self) -> str:
         """The short spelling."""
         return layout_name(self.layout)
-
-    @property
-    def expected_s(self) -> float:
-        """Step time with the risk counted: a run that dies of memory brings nothing."""
-        return self.step_s / (1 - self.oom_probability) if self.oom_probability < 1 else math.inf
 
     @property
     def roomy_s(self) -> float:

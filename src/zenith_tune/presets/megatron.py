@@ -95,8 +95,9 @@ class MegatronPreset(TuningPreset):
         return rule(self.layout(params), params)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        sizes = {name: int(params[name]) for name in SIZES}
-        return Layout(num_gpus=self.n_gpus, micro_batch=int(params["mbs"]), global_batch=self.gbs, **sizes)
+        tp, pp, cp, ep, etp = (int(params[name]) for name in SIZES)
+        mbs = int(params["mbs"])
+        return Layout(num_gpus=self.n_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, global_batch=self.gbs)
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""

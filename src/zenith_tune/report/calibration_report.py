@@ -37,7 +37,7 @@ def calibration_lines(fit: CalibrationFit) -> Iterator[str]:
 
 def _time_lines(fit: CalibrationFit) -> Iterator[str]:
     if not fit.num_time_runs:
-        yield "time: as it was; too few runs state their speed"
+        yield "time: as it was; the speed of too few runs, or landscapes, is known"
         return
     places = count(fit.num_landscapes, "landscape")
     yield f"time: {count(fit.num_time_runs, 'run')} of {places} (a landscape is a model on a cluster)"

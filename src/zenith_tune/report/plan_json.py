@@ -38,7 +38,6 @@ def planned_object(planned: PlannedLayout) -> Json:
         "layout": layout_object(planned.layout),
         "step_s": planned.step_s,
         "step_interval_90_s": list(planned.step_interval_s),
-        "expected_s": _finite(planned.expected_s),
         "tokens_per_s": planned.tokens_per_s,
         "tokens_per_s_per_gpu": planned.tokens_per_s_per_gpu,
         "mfu": planned.mfu,

@@ -1,0 +1,167 @@
+"""Judges the model of memory and time on measured runs that it was not fitted to, and writes the scores down.
+
+    make scoreboard
+    python benchmarks/scoreboard.py --fit ../shared/data --judge ../shared/data --json
+
+Takes any folders of the form of ../shared/data. Where both are the same, whole landscapes (a model on a cluster) are
+left out in turn and predicted from the others; otherwise all of --fit predicts all of --judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scoreboard_choice import choice, folding_ranks
+from scoreboard_guide import size_guide
+from scoreboard_report import markdown
+
+from zenith_tune.calibrate.holdout import Judged, hold_out
+from zenith_tune.calibrate.memory_holdout import HeldOutMemory, hold_out_memory
+from zenith_tune.calibrate.run_table import unusable
+from zenith_tune.measured.measured_rows import read_measured
+from zenith_tune.measured.measured_run import MeasuredRun
+
+DATA = Path(os.environ.get("ZENITHTUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+OUTPUT = Path(__file__).with_name("scoreboard.md")
+Scores = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Hold every judged run."""
+
+    memory: list[HeldOutMemory]
+    speed: list[Judged]
+    left_out: dict[str, int]
+    """Why runs with a measured speed were not judged, and how many."""
+
+
+def judge(fit: list[MeasuredRun], other: list[MeasuredRun] | None) -> Judgement:
+    """Predict runs that were not fitted to: those of `other`, or each landscape of `fit` in turn."""
+    memory = hold_out_memory(fit, other)
+    known = hold_out_memory(fit) if other is not None else memory
+    both = memory if other is None else [*known, *memory]
+    speed = [judged for _, found in hold_out(fit, other, both) for judged in found]
+    return Judgement(memory, speed, _left_out(fit if other is None else other, speed))
+
+
+def _left_out(runs: list[MeasuredRun], speed: list[Judged]) -> dict[str, int]:
+    judged = {id(item.run) for item in speed}
+    reasons: dict[str, int] = {}
+    for run in runs:
+        if run.step_s and id(run) not in judged:
+            reason = f"{run.source}: {unusable(run) or 'one landscape only, or no family of frameworks'}"
+            reasons[reason] = reasons.get(reason, 0) + 1
+    return dict(sorted(reasons.items()))
+
+
+def errors(values: list[float]) -> Scores:
+    """Summarise relative errors."""
+    size = np.abs(values) * 100
+    return {
+        "n": len(values),
+        "median_abs_pct": round(float(np.median(size)), 2),
+        "mean_abs_pct": round(float(np.mean(size)), 2),
+        "max_abs_pct": round(float(np.max(size)), 1),
+    }
+
+
+def scores(judgement: Judgement) -> Scores:
+    """Return all scores as one object."""
+    measured = [held for held in judgement.memory if held.run.memory_bytes]
+    memory = _by_source(
+        [(held.run.source, held.predicted_bytes / (held.run.memory_bytes or 1) - 1) for held in measured]
+    )
+    speed = _by_source([(item.run.source, item.error) for item in judgement.speed])
+    small = [item.error for item in judgement.speed if _is_small_playbook(item.run)]
+    if small:
+        speed["ultrascale_playbook up to 64 GPUs"] = errors(small)
+    return {
+        "memory": memory,
+        "speed": speed,
+        "fits": fits(judgement.memory),
+        "choice": choice(judgement.speed, judgement.memory),
+        "interval": coverage(measured, judgement.speed),
+    }
+
+
+def _is_small_playbook(run: MeasuredRun) -> bool:
+    return run.source == "ultrascale_playbook" and (run.num_gpus or 0) <= 64
+
+
+def _by_source(pairs: list[tuple[str, float]]) -> Scores:
+    sources = sorted({source for source, _ in pairs})
+    return {name: errors([error for source, error in pairs if source == name]) for name in sources}
+
+
+def fits(memory: list[HeldOutMemory]) -> Scores:
+    """Return how often the model is right on whether a run of the Playbook ends well."""
+    held = [item for item in memory if item.run.source == "ultrascale_playbook"]
+    if not held:
+        return {"n": 0, "accuracy_pct": None}
+    right = [item.runs != item.run.out_of_memory for item in held]
+    apart = [item.is_unexplained for item in held]
+    explained = [ok for ok, other in zip(right, apart, strict=True) if not other]
+    return {
+        "n": len(held),
+        "accuracy_pct": round(100 * float(np.mean(right)), 2),
+        "memory_alone_pct": round(100 * float(np.mean([_by_memory(item) for item in held])), 2),
+        "unexplained_crashes": sum(apart),
+        "accuracy_without_unexplained_pct": round(100 * float(np.mean(explained)), 2),
+    }
+
+
+def _by_memory(item: HeldOutMemory) -> bool:
+    return (item.fits_probability > 0.5) != item.run.out_of_memory
+
+
+def coverage(memory: list[HeldOutMemory], speed: list[Judged]) -> Scores:
+    """Return how many measurements lie inside the 90% interval."""
+    inside_memory = [held.low_bytes <= (held.run.memory_bytes or 0) <= held.high_bytes for held in memory]
+    inside_speed = [item.inside for item in speed]
+    every = [*inside_memory, *inside_speed]
+    return {
+        "n": len(every),
+        "inside_pct": _share(every),
+        "memory_inside_pct": _share(inside_memory),
+        "speed_inside_pct": _share(inside_speed),
+    }
+
+
+def _share(flags: list[bool]) -> float | None:
+    return round(100 * float(np.mean(flags)), 2) if flags else None
+
+
+def main() -> None:
+    """Print the scores, and write them down where the project's own data is judged."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", type=Path, default=DATA, help="folder of the runs to fit to")
+    parser.add_argument("--judge", type=Path, help="folder of the runs to judge [default: that of --fit, in turn]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="where the table is written")
+    options = parser.parse_args()
+    fit = read_measured(options.fit)
+    same = options.judge is None or options.judge.resolve() == options.fit.resolve()
+    judgement = judge(fit, None if same else read_measured(options.judge))
+    found = scores(judgement)
+    if options.json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
+    if options.json and not same:
+        return
+    text = markdown(found, judgement.left_out, folding_ranks(fit), size_guide())
+    if same:
+        options.output.write_text(text, encoding="utf-8")
+    if not options.json:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The scores as a page: one table per question, each with its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+Check = Callable[[dict[str, Any]], bool]
+MEMORY_TARGETS: dict[str, tuple[str, Check]] = {
+    "h200_megatron_lm_0.20": ("mean 3%, none over 8%", lambda s: s["mean_abs_pct"] <= 3 and s["max_abs_pct"] <= 8),
+    "h200_hf_accelerate": ("mean 3%, none over 8%", lambda s: s["mean_abs_pct"] <= 3 and s["max_abs_pct"] <= 8),
+    "ultrascale_playbook": ("median 6%", lambda s: s["median_abs_pct"] <= 6),
+    "mcore_ci_golden": ("median 8%", lambda s: s["median_abs_pct"] <= 8),
+}
+SPEED_TARGETS = {
+    "llm_foundry": 6,
+    "megatron_bridge": 10,
+    "dgxc_benchmarking": 10,
+    "bloom_prequel": 10,
+    "megascale": 10,
+    "megatron_sc21": 10,
+    "ultrascale_playbook": 15,
+}
+
+
+def markdown(
+    scores: dict[str, Any], left_out: dict[str, int], folding: list[dict[str, Any]], guide: list[dict[str, Any]]
+) -> str:
+    """Write the page."""
+    parts = [
+        "# Scoreboard",
+        f"Written by `make scoreboard` on {date.today().isoformat()}. Every figure is of runs that were not fitted to: "
+        "landscapes (a model on a cluster) are left out in turn, and predicted from the others.",
+        "## Memory: error of the predicted peak",
+        _memory(scores["memory"]),
+        "## Fits or not: Ultra-Scale Playbook",
+        _fits(scores["fits"]),
+        "## Speed: error of the predicted tokens/s",
+        _speed(scores["speed"]),
+        "## Choice: Ultra-Scale Playbook",
+        _choice(scores["choice"]),
+        "## Interval: measurements inside the stated 90%",
+        _interval(scores["interval"]),
+        "## Best layouts of MoE Parallel Folding (arXiv 2504.14960, table 3) among all that are planned",
+        _folding(folding),
+        "## Size guide: ours against the guide's (bf16, sequences of 2K, A100 80 GB)",
+        _guide(guide),
+        "## Runs with a measured speed that were not judged",
+        _table(("source and reason", "runs"), list(left_out.items())),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _mark(holds: bool) -> str:
+    return "met" if holds else "NOT MET"
+
+
+def _errors(scores: dict[str, Any]) -> tuple[str, ...]:
+    return (str(scores["n"]), *(f"{scores[name]:.1f}%" for name in ("median_abs_pct", "mean_abs_pct", "max_abs_pct")))
+
+
+def _memory(scores: dict[str, Any]) -> str:
+    rows = []
+    for name, found in scores.items():
+        target, holds = MEMORY_TARGETS.get(name, ("", None))
+        rows.append((name, *_errors(found), target, "" if holds is None else _mark(holds(found))))
+    return _table(("source", "runs", "median", "mean", "max", "target", ""), rows)
+
+
+def _speed(scores: dict[str, Any]) -> str:
+    rows = []
+    for name, found in scores.items():
+        limit = SPEED_TARGETS.get(name)
+        shown = (f"median {limit}%", _mark(found["median_abs_pct"] <= limit)) if limit else ("", "")
+        rows.append((name, *_errors(found), *shown))
+    return _table(("source", "runs", "median", "mean", "max", "target", ""), rows)
+
+
+def _fits(found: dict[str, Any]) -> str:
+    if not found["n"]:
+        return "No runs."
+    rows = [
+        (f"right, all {found['n']} runs", f"{found['accuracy_pct']}%", _mark(found["accuracy_pct"] >= 90)),
+        ("right, by memory alone, without the framework's own rules", f"{found['memory_alone_pct']}%", ""),
+        ("crashes that neither memory nor a rule explains, apart", found["unexplained_crashes"], ""),
+        ("right without those", f"{found['accuracy_without_unexplained_pct']}%", ""),
+    ]
+    return _table(("", "share", "target 90%"), rows)
+
+
+def _choice(found: dict[str, Any]) -> str:
+    if not found["landscapes"]:
+        return "No landscapes."
+    median, mean, rho = (found[name] for name in ("first_pick_median_pct", "first_pick_mean_pct", "spearman_median"))
+    head = _table(
+        ("", "ours", "regression", "target", ""),
+        [
+            ("first pick behind the best, median", f"{median}%", "8%", "5%", _mark(median <= 5)),
+            ("first pick behind the best, mean", f"{mean}%", "19%", "12%", _mark(mean <= 12)),
+            ("rank correlation, median", rho, "0.87", "0.9", _mark(rho > 0.9)),
+        ],
+    )
+    rows = [
+        (place, result["layouts"], f"{result['first_pick_pct']}%", result["spearman"])
+        for place, result in found["by_landscape"].items()
+    ]
+    note = "The regression is a gradient-boosted one on the same split, told which layouts run."
+    return f"{head}\n\n{note}\n\n" + _table(("landscape", "layouts", "first pick behind", "rank correlation"), rows)
+
+
+def _interval(found: dict[str, Any]) -> str:
+    names = (("inside_pct", "all"), ("memory_inside_pct", "memory"), ("speed_inside_pct", "speed"))
+    rows = [(label, f"{found[key]}%", _mark(85 <= found[key] <= 95)) for key, label in names if found[key] is not None]
+    return _table(("measurements", "inside", "target 85 to 95%"), rows)
+
+
+def _folding(rows: list[dict[str, Any]]) -> str:
+    shown = [
+        (row["model"], row["gpus"], row["layout"], row["rank"], row["of"], f"{row['behind_pct']}%", _mark(_is_top(row)))
+        for row in rows
+    ]
+    return _table(("model", "GPUs", "their best layout", "rank", "of", "behind our first", "target top 5"), shown)
+
+
+def _is_top(row: dict[str, Any]) -> bool:
+    return row["rank"] is not None and row["rank"] <= 5
+
+
+def _guide(rows: list[dict[str, Any]]) -> str:
+    shown = [
+        (
+            row["model"],
+            row["gpus"],
+            row["batch"],
+            row["guide"] + ("" if row["guide_fits"] else " (does not fit)"),
+            f"{row['guide_s']:.2f} s",
+            row["ours"],
+            f"{row['ours_s']:.2f} s",
+            f"{row['gain_pct']:+.1f}%",
+        )
+        for row in rows
+    ]
+    return _table(("model", "GPUs", "batch", "the guide's", "step", "ours", "step", "predicted gain"), shown)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.calibrate.made_runs import LARGE, MIDDLE, SMALL, a_run, layouts, made_runs, timed
+from tests.calibrate.test_memory_fit import measured_as
+from tests.calibrate.test_time_fit import TRUTH
+from zenith_tune.calibrate.calibrate import calibrate, calibrate_all, most_measured, sources_of
+from zenith_tune.calibrate.calibration_file import default_calibration
+from zenith_tune.calibrate.calibration_fit import fit_calibration
+from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
+from zenith_tune.estimate.time_calibration import TimeCalibration
+from zenith_tune.measured.measured_run import MeasuredRun
+
+ABOUT: dict[str, Any] = {"framework": "megatron", "origin": "made up", "date": "2026-11-15"}
+DOUBTFUL = [replace(run, doubts=("PROXY",)) for run in made_runs(TRUTH)[:7]]
+ON_ONE_NODE = [a_run(MIDDLE, "h100", 8, layout) for layout in layouts(8)]
+
+
+def named(runs: list[MeasuredRun], framework: str) -> list[MeasuredRun]:
+    return [replace(run, framework=framework, source=f"{framework} paper") for run in runs]
+
+
+def test_a_calibration_says_where_it_comes_from_and_what_was_left_out() -> None:
+    others = named(made_runs(TRUTH)[:4], "nanotron")
+    runs = [*made_runs(TRUTH), *DOUBTFUL, *others]
+    fit = fit_calibration(runs, **ABOUT)
+    calibration = fit.calibration
+    assert (calibration.origin, calibration.date) == ("made up", "2026-11-15")
+    assert calibration.num_runs == fit.num_time_runs == len(runs) - 11
+    assert fit.left_out == {"marked by its source: PROXY": 7, "of another framework: nanotron": 4}
+    assert fit.num_landscapes == 12 and fit.held_out == "landscape"
+
+
+def test_exact_runs_leave_hardly_any_error() -> None:
+    fit = fit_calibration(made_runs(TRUTH), **ABOUT)
+    assert fit.median_error < 0.02 and -0.15 < fit.interval[0] < fit.interval[1] < 0.15
+    assert {move.name for move in fit.moved[:6]} & {"fast_efficiency", "hidden_passes", "slow_efficiency"}
+
+
+def test_a_few_runs_refine_what_was_known_and_stay_near_it() -> None:
+    start = Calibration(time=TimeCalibration(coefficients=TRUTH, interval=(-0.3, 0.3)))
+    slower = timed(ON_ONE_NODE[:3], replace(TRUTH, gemm_efficiency=0.5))
+    fit = fit_calibration(slower, **ABOUT, start=start)
+    assert fit.before == TRUTH and fit.held_out == "run"
+    assert fit.calibration.time.coefficients.slow_efficiency == pytest.approx(TRUTH.slow_efficiency, rel=1e-6)
+    assert 0.4 < fit.calibration.time.coefficients.gemm_efficiency < 0.6
+    low, high = fit.calibration.time.interval
+    assert low < -0.2 and high > 0.2, "three runs do not make the interval of a thousand narrow"
+
+
+def test_the_refined_calibration_predicts_the_users_own_machine_better() -> None:
+    slow = replace(TRUTH, gemm_efficiency=0.35)
+    start = Calibration(time=TimeCalibration(coefficients=TRUTH))
+    mine = calibrate(timed(ON_ONE_NODE, slow), **ABOUT, start=start)
+    new = [a_run(SMALL, "h100", 8, layout) for layout in layouts(8)]
+    truth = np.array([run.step_s for run in timed(new, slow)])
+    before = np.array([run.step_s for run in timed(new, TRUTH)])
+    reached = mine.time.coefficients_for(gpu="h100", precision="bf16", framework="megatron")
+    after = np.array([run.step_s for run in timed(new, reached)])
+    assert np.abs(after / truth - 1).max() < 0.1 < 0.2 < np.abs(before / truth - 1).max()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_fewer_than_three_runs_are_refused_with_the_reasons(count: int) -> None:
+    law = f"at least 3 runs that state their speed, but got {count} (left out: 7 marked by its source: PROXY)"
+    with pytest.raises(UsageError, match=re.escape(law)):
+        calibrate([*made_runs(TRUTH)[:count], *DOUBTFUL], **ABOUT)
+
+
+def test_memory_is_fitted_where_enough_runs_state_what_they_allocated() -> None:
+    truth = MemoryCoefficients(activations=1.2)
+    runs = measured_as(truth, "megatron")
+    assert calibrate(runs, **ABOUT).memory.activations == pytest.approx(1.2, rel=0.03)
+    known = replace(default_calibration("megatron"), memory=MemoryCoefficients(activations=0.8))
+    fast = timed(ON_ONE_NODE, TRUTH)
+    few = calibrate([*runs[:4], *fast], **ABOUT, start=known)
+    assert few.memory == known.memory
+    reserved = [replace(run, memory_kind="reserved") for run in runs]
+    assert calibrate([*reserved, *fast], **ABOUT, start=known).memory == known.memory
+
+
+def test_memory_alone_leaves_the_time_as_it_was() -> None:
+    start = Calibration(time=TimeCalibration(coefficients=TRUTH))
+    fit = fit_calibration(measured_as(MemoryCoefficients(), "megatron"), **ABOUT, start=start)
+    assert fit.calibration.time == start.time and fit.num_time_runs == 0 and np.isnan(fit.median_error)
+
+
+def test_the_framework_with_most_usable_runs_is_chosen() -> None:
+    runs = made_runs(TRUTH)
+    many = [replace(run, doubts=("FLAG",)) for run in named(runs * 2, "nanotron")]
+    assert most_measured([*runs, *many]) == "megatron"
+    with pytest.raises(UsageError, match="none of 170 does"):
+        most_measured(many[:170])
+
+
+def test_sources_are_named_the_most_frequent_first() -> None:
+    runs = [replace(run, source=f"s{i % 6}") for i, run in enumerate(made_runs(TRUTH)[:20])]
+    assert sources_of([*runs, *named(runs, "nanotron")], "megatron") == "s0, s1, s2, s3 and 2 more"
+
+
+def test_a_framework_of_one_landscape_gets_its_own_memory_and_the_speed_of_megatron() -> None:
+    one = named(timed([a_run(LARGE, "h100", 8, layout) for layout in layouts(8)], TRUTH), "megatron-local")
+    measured = [replace(run, framework="megatron-local") for run in measured_as(MemoryCoefficients(), "megatron-local")]
+    fits = list(calibrate_all([*made_runs(TRUTH), *one, *measured], date="2026-11-15"))
+    assert [fit.calibration.framework for fit in fits] == ["megatron", "megatron-local"]
+    megatron, local = (fit.calibration for fit in fits)
+    assert local.time == megatron.time and local.memory.activations == pytest.approx(1.0, rel=0.02)
+    assert local.num_runs >= len(measured)
+
+
+def test_all_calibrations_need_the_one_that_others_fall_back_to() -> None:
+    with pytest.raises(UsageError, match="--all needs runs of megatron"):
+        list(calibrate_all(named(made_runs(TRUTH), "nanotron"), date=""))

@@ -1,0 +1,119 @@
+"""Legend: n ranks, V bytes; bus bandwidth as NCCL's tests define it (nccl-tests, doc/PERFORMANCE.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.estimate.time_cases import GPT3, IDEAL, case
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.estimate.communication import (
+    context_time,
+    expert_exchange_time,
+    gather_time,
+    handover_time,
+    ranks_nearby,
+    tensor_time,
+)
+from zenith_tune.estimate.machine import Machine
+
+MACHINE = case(GPT3, "h100x64").machine
+FAST, SLOW = float(MACHINE.fast_bytes_per_s), float(MACHINE.slow_bytes_per_s)
+V = 1e9
+
+
+def gather(ranks: float, near: float, machine: Machine = MACHINE) -> float:
+    return float(gather_time(V, np.array([ranks]), np.array([near]), machine, IDEAL)[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_ring_inside_a_domain_reaches_the_bus_bandwidth_of_its_link(ranks: int) -> None:
+    # All-gather and reduce-scatter: busbw = V/t * (n-1)/n.
+    assert V / gather(ranks, ranks) * (ranks - 1) / ranks == pytest.approx(FAST)
+
+
+def test_ranks_that_are_all_apart_use_the_network_alone() -> None:
+    assert V / gather(16, 1) * 15 / 16 == pytest.approx(SLOW)
+
+
+def test_several_domains_carry_their_share_over_the_network_while_the_rest_stays_inside() -> None:
+    assert gather(16, 8) == pytest.approx(V * (7 / 8 / FAST + 1 / 2 / 8 / SLOW))
+
+
+def test_one_domain_is_as_fast_as_a_flat_ring_whatever_the_network() -> None:
+    assert gather(8, 8) == gather(8, 8, replace(MACHINE, slow_bytes_per_s=1.0))
+
+
+def test_a_group_of_one_exchanges_nothing() -> None:
+    assert gather(1, 1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stride", "near"), [(8, 1, 8), (16, 1, 8), (4, 2, 4), (8, 2, 4), (8, 8, 1), (8, 16, 1), (2, 3, 2)]
+)
+def test_neighbours_are_counted_by_their_stride(ranks: int, stride: int, near: int) -> None:
+    assert ranks_nearby(np.array([ranks * 1.0]), np.array([stride * 1.0]), MACHINE)[0] == near
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallelism_costs_four_all_reduces_a_layer(sequence_parallel: bool) -> None:
+    # Korthikanti et al. 2022, 4.2.2: two all-reduces of s*b*h forward and two backward; 2*(n-1)/n * V each over a ring.
+    # Sequence parallelism replaces each by a gather and a scatter of the same bytes.
+    b, s, h = 2, 2048, 12288
+    at = case(GPT3, "a100x64", mbs=b, tp=8, sequence_parallel=sequence_parallel)
+    seconds = tensor_time(at.workload, at.machine, at.layouts, IDEAL)[0]
+    assert seconds == pytest.approx(4 * 2 * 7 / 8 * s * b * h * 2 / float(at.machine.fast_bytes_per_s))
+
+
+def test_without_tensor_parallelism_there_is_no_such_traffic() -> None:
+    at = case(GPT3, "a100x64", tp=1)
+    assert tensor_time(at.workload, at.machine, at.layouts, IDEAL)[0] == 0.0
+
+
+def test_a_tensor_parallel_group_over_two_nodes_is_several_times_slower() -> None:
+    at = case(GPT3, "h100x64", tp=[8, 16])
+    inside, outside = tensor_time(at.workload, at.machine, at.layouts, IDEAL)
+    assert outside / inside == pytest.approx(1 + (1 / 2 / 8 / SLOW) / (7 / 8 / FAST))
+
+
+def test_the_ring_of_keys_and_values_passes_three_times() -> None:
+    # Forward: keys and values; backward: both again, and their gradients (2310.01889, section 3.2).
+    model = load_model("llama3-8b")
+    at = case(model, "h100x8", seq_len=32768, mbs=1, cp=4, tp=2)
+    kv_bytes = 32768 * 2 * 8 * 128 * 2 / 2
+    ring = 3 * kv_bytes * 3 / 4 / FAST
+    exposed = context_time(at.workload, at.machine, at.layouts, IDEAL, np.zeros(1))
+    assert exposed[0] == pytest.approx(ring)
+    hidden = context_time(at.workload, at.machine, at.layouts, IDEAL, np.array([1.0]))
+    assert hidden[0] == pytest.approx(0.1 * ring), "long attention hides all but the first exchange"
+
+
+def test_tokens_go_to_their_experts_and_back_forward_and_backward() -> None:
+    # Four all-to-alls of top_k * tokens * h, of which (ep-1)/ep leaves the rank.
+    at = case(load_model("mixtral-8x7b"), "h100x8", seq_len=4096, mbs=1, ep=8, dp=8, gbs=8)
+    seconds = expert_exchange_time(at.workload, at.machine, at.layouts, IDEAL)[0]
+    assert seconds == pytest.approx(4 * 7 / 8 * 2 * 4096 * 4096 * 2 / FAST)
+
+
+def test_experts_over_nodes_send_seven_of_eight_parts_over_the_network_of_two() -> None:
+    at = case(load_model("deepseek-v3"), "h100x64", seq_len=4096, mbs=1, ep=64, dp=64, gbs=64)
+    routed = 8 * 4096 * 7168 * 2
+    expected = 4 * (routed * 56 / 64 / SLOW + routed * 7 / 64 / FAST)
+    assert expert_exchange_time(at.workload, at.machine, at.layouts, IDEAL)[0] == pytest.approx(expected)
+
+
+def test_stages_hand_over_an_activation_and_a_gradient() -> None:
+    at = case(GPT3, "h100x64", mbs=2, tp=8, pp=[1, 8], sequence_parallel=[True, True])
+    alone, far = handover_time(at.workload, at.machine, at.layouts, IDEAL)
+    message = 2 * 2 * 2048 * 12288 * 2 / 8
+    assert alone == 0.0
+    assert far == pytest.approx(message / SLOW + 2 * float(at.machine.slow_latency_s))
+
+
+def test_neighbouring_stages_inside_a_node_use_its_link() -> None:
+    at = case(GPT3, "h100x8", mbs=2, tp=2, pp=4, sequence_parallel=False)
+    seconds = handover_time(at.workload, at.machine, at.layouts, IDEAL)[0]
+    message = 2 * 2 * 2048 * 12288 * 2
+    assert seconds == pytest.approx(message / FAST + 2 * float(at.machine.fast_latency_s))
