@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from scoreboard_report import markdown
 from zenith_tune.calibrate.holdout import Judged, hold_out
 from zenith_tune.calibrate.memory_holdout import HeldOutMemory, hold_out_memory
 from zenith_tune.calibrate.run_table import unusable
+from zenith_tune.errors import UsageError
 from zenith_tune.measured.measured_rows import read_measured
 from zenith_tune.measured.measured_run import MeasuredRun
 
@@ -40,7 +42,7 @@ class Judgement:
     memory: list[HeldOutMemory]
     speed: list[Judged]
     left_out: dict[str, int]
-    """Why runs with a measured speed were not judged, and how many."""
+    """Why measured runs were not judged, and how many."""
 
 
 def judge(fit: list[MeasuredRun], other: list[MeasuredRun] | None) -> Judgement:
@@ -49,17 +51,28 @@ def judge(fit: list[MeasuredRun], other: list[MeasuredRun] | None) -> Judgement:
     known = hold_out_memory(fit) if other is not None else memory
     both = memory if other is None else [*known, *memory]
     speed = [judged for _, found in hold_out(fit, other, both) for judged in found]
-    return Judgement(memory, speed, _left_out(fit if other is None else other, speed))
+    return Judgement(memory, speed, _left_out(fit if other is None else other, memory, speed))
 
 
-def _left_out(runs: list[MeasuredRun], speed: list[Judged]) -> dict[str, int]:
-    judged = {id(item.run) for item in speed}
-    reasons: dict[str, int] = {}
-    for run in runs:
-        if run.step_s and id(run) not in judged:
-            reason = f"{run.source}: {unusable(run) or 'one landscape only, or no family of frameworks'}"
-            reasons[reason] = reasons.get(reason, 0) + 1
-    return dict(sorted(reasons.items()))
+def disjoint(fit: list[MeasuredRun], other: list[MeasuredRun]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+    """Take the runs that are to be judged out of those to fit to, where a folder has some of both."""
+    judged = {repr(run) for run in other}
+    return [run for run in fit if repr(run) not in judged], other
+
+
+def _left_out(runs: list[MeasuredRun], memory: list[HeldOutMemory], speed: list[Judged]) -> dict[str, int]:
+    timed, weighed = {id(item.run) for item in speed}, {id(held.run) for held in memory}
+    reasons = [
+        f"speed of {run.source}: {unusable(run) or 'of a framework with one landscape, or none, to fit to'}"
+        for run in runs
+        if run.step_s and id(run) not in timed
+    ]
+    reasons += [
+        f"memory of {run.source}: " + ("marked by its source" if run.doubts else "shape or framework not known")
+        for run in runs
+        if run.memory_bytes and id(run) not in weighed
+    ]
+    return dict(sorted(Counter(reasons).items()))
 
 
 def errors(values: list[float]) -> Scores:
@@ -89,6 +102,7 @@ def scores(judgement: Judgement) -> Scores:
         "fits": fits(judgement.memory),
         "choice": choice(judgement.speed, judgement.memory),
         "interval": coverage(measured, judgement.speed),
+        "left_out": judgement.left_out,
     }
 
 
@@ -145,20 +159,32 @@ def main() -> None:
     parser.add_argument("--fit", type=Path, default=DATA, help="folder of the runs to fit to")
     parser.add_argument("--judge", type=Path, help="folder of the runs to judge [default: that of --fit, in turn]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="where the table is written")
+    parser.add_argument("--output", type=Path, help="where the table is written [default: beside this file, for --fit]")
     options = parser.parse_args()
+    try:
+        run(options)
+    except UsageError as error:
+        print(f"scoreboard: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Judge, print and write."""
+    if options.output is not None and not options.output.parent.is_dir():
+        raise UsageError(f"--output {options.output} cannot be written: make its folder, or give another file")
     fit = read_measured(options.fit)
     same = options.judge is None or options.judge.resolve() == options.fit.resolve()
-    judgement = judge(fit, None if same else read_measured(options.judge))
+    judgement = judge(fit, None) if same else judge(*disjoint(fit, read_measured(options.judge)))
     found = scores(judgement)
     if options.json:
         json.dump(found, sys.stdout, indent=1)
         print()
-    if options.json and not same:
+    output = OUTPUT if options.output is None and same and options.fit.resolve() == DATA.resolve() else options.output
+    if options.json and output is None:
         return
-    text = markdown(found, judgement.left_out, folding_ranks(fit), size_guide())
-    if same:
-        options.output.write_text(text, encoding="utf-8")
+    text = markdown(found, folding_ranks(fit), size_guide())
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
     if not options.json:
         print(text)
 

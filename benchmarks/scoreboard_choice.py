@@ -29,10 +29,10 @@ def choice(speed: list[Judged], memory: list[HeldOutMemory]) -> dict[str, Any]:
     for item in speed:
         if item.run.source == SOURCE:
             places[item.run.landscape].append(item)
-    found = {place: _one(items, risk) for place, items in places.items()}
+    found = {(items[0].run.model_name, place[1]): _one(items, risk) for place, items in places.items()}
     judged = {place: result for place, result in found.items() if result is not None}
     if not judged:
-        return {"landscapes": 0}
+        return {"landscapes": 0, **dict.fromkeys(("first_pick_median_pct", "first_pick_mean_pct", "spearman_median"))}
     behind = [result[0] for result in judged.values()]
     return {
         "landscapes": len(judged),

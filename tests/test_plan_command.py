@@ -4,45 +4,18 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 from tests.conftest import ROOT
-from zenith_tune.cli import main
-
-LLAMA = ("--model", "llama3-8b", "--cluster", "h100x8", "--gbs", "64", "--seq", "8192")
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Plan = Callable[..., Done]
+from tests.plan_runs import LLAMA, Plan, as_json, planning
+from zenith_tune.calibrate.calibration_file import default_calibration, save_calibration
 
 
 @pytest.fixture
 def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
-    """Run the command in this process."""
-
-    def run(*arguments: str) -> Done:
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", *arguments])
-        shown = capsys.readouterr()
-        return Done(int(ended.value.code or 0), shown.out, shown.err)
-
-    return run
-
-
-def as_json(done: Done) -> dict[str, Any]:
-    assert done.code == 0, done.err
-    loaded: dict[str, Any] = json.loads(done.out)
-    return loaded
+    return planning(capsys)
 
 
 def test_the_best_layouts_are_shown_with_all_that_a_choice_needs(plan: Plan) -> None:
@@ -113,28 +86,6 @@ def test_the_widest_space_has_more(plan: Plan) -> None:
     assert wide["best"][0]["step_s"] <= narrow["best"][0]["step_s"] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("emit", ["megatron", "ms-swift", "deepspeed", "accelerate"])
-def test_every_format_is_printed_or_written(plan: Plan, tmp_path: Path, emit: str) -> None:
-    shown = as_json(plan(*LLAMA, "--emit", emit, "--json"))
-    done = plan(*LLAMA, "--emit", emit, "--output", str(tmp_path / "a folder"))
-    (path,) = (tmp_path / "a folder").iterdir()
-    assert path.read_text() == shown["emit"]["text"]
-    assert path.name == shown["emit"]["file_name"] and f"written: {path}" in done.out
-    assert (path.suffix == ".sh") == bool(path.stat().st_mode & 0o100)
-
-
-def test_the_emitted_flags_are_those_of_the_best_layout(plan: Plan) -> None:
-    shown = as_json(plan("--model", "llama3-70b", *LLAMA[2:], "--cluster", "h100x64", "--emit", "megatron", "--json"))
-    layout = shown["best"][0]["layout"]
-    assert f"--tensor-model-parallel-size {layout['tp']} " in shown["emit"]["text"]
-    assert f"--micro-batch-size {layout['micro_batch']} " in shown["emit"]["text"]
-
-
-def test_an_accelerate_file_is_yaml(plan: Plan) -> None:
-    shown = as_json(plan(*LLAMA, "--emit", "accelerate", "--framework", "fsdp", "--json"))
-    assert yaml.safe_load(shown["emit"]["text"])["distributed_type"] == "FSDP"
-
-
 def test_nothing_that_fits_is_exit_code_1_and_says_what_it_would_take(plan: Plan) -> None:
     done = plan("--model", "llama3-405b", *LLAMA[2:])
     assert done.code == 1
@@ -161,24 +112,20 @@ def test_nothing_that_fits_is_exit_code_1_and_says_what_it_would_take(plan: Plan
         ([*LLAMA, "--risk", "2"], ["--risk"]),
         ([*LLAMA, "--layers", "8"], ["No such option", "zenithtune plan --help"]),
         ([*LLAMA, "--cluster", "h100x7", "--gbs", "3", "--max-pp", "4"], ["batch 7", "6 GPUs"]),
-        ([*LLAMA, "--emit", "deepspeed", "--explain", "TP2 SP"], ["tp"]),
+        ([*LLAMA, "--framework", "fsdp", "--emit", "megatron"], ["--emit megatron writes plans for megatron", "fsdp"]),
+        ([*LLAMA, "--framework", "jax", "--emit", "accelerate"], ["--emit accelerate writes plans for", "jax"]),
+        ([*LLAMA, "--precision", "fp8", "--emit", "deepspeed"], ["bf16, fp16, fp32 only", "fp8"]),
+        ([*LLAMA, "--fix", "zero=3"], ["zero must be one of 0, 1 with megatron, but got 3"]),
+        ([*LLAMA, "--fix", "ep=2"], ["ep must be 1 for a model without experts, but got 2"]),
+        ([*LLAMA, "--fix", "mbs=3"], ["gbs must be divisible by mbs, but 64 % 3 != 0"]),
     ],
 )
 def test_every_mistake_is_one_line(plan: Plan, arguments: list[str], parts: list[str]) -> None:
     done = plan(*arguments)
-    if parts == ["tp"]:  # a rule that a layout breaks is an answer, not a mistake of usage
-        assert done.code == 1 and "tp must be 1 with deepspeed" in done.out
-        return
     assert done.code == 2 and done.out == ""
     assert len(done.err.strip().splitlines()) == 1, done.err
     for part in parts:
         assert part in done.err
-
-
-def test_an_output_folder_that_cannot_be_written_is_one_line(plan: Plan, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = plan(*LLAMA, "--emit", "megatron", "--output", str(tmp_path / "file" / "folder"))
-    assert done.code == 2 and "cannot be written" in done.err
 
 
 @pytest.mark.parametrize(
@@ -200,3 +147,63 @@ def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(argumen
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert best < 0.4
+
+
+def test_a_rule_that_a_layout_breaks_is_an_answer_and_no_mistake_of_usage(plan: Plan) -> None:
+    done = plan(*LLAMA, "--framework", "deepspeed", "--explain", "TP2 SP")
+    assert done.code == 1 and "tp must be 1 with deepspeed" in done.out
+
+
+def test_where_nothing_fits_the_gpus_that_would_do_are_named(plan: Plan) -> None:
+    arguments = ["--model", "llama3-405b", "--cluster", "h100x32", "--gbs", "256", "--seq", "8192"]
+    done = plan(*arguments, "--json")
+    enough = json.loads(done.out)["enough_gpus"]
+    assert done.code == 1 and enough > 32
+    assert f"fits in memory: it takes {enough} GPUs of this kind" in plan(*arguments).out
+
+
+def test_a_change_that_makes_a_job_fit_is_a_success(plan: Plan) -> None:
+    arguments = ["--model", "llama3-70b", "--cluster", "h100x8", "--gbs", "64", "--seq", "8192"]
+    assert plan(*arguments).code == 1
+    done = plan(*arguments, "--what-if", "gpus=64")
+    assert done.code == 0 and "nothing fits before the change" in done.out
+    assert plan(*arguments, "--what-if", "mem=60").code == 1
+
+
+def test_memory_below_what_there_is_gets_a_hint(plan: Plan) -> None:
+    assert "hint: mem=60 is less than the 79.1 GiB of now" in plan(*LLAMA, "--what-if", "mem=60").out
+    assert "mem=+60" in as_json(plan(*LLAMA, "--what-if", "mem=60", "--json"))["hint"]
+
+
+def test_a_calibration_of_another_framework_is_warned_of(plan: Plan, tmp_path: Path) -> None:
+    save_calibration(default_calibration("megatron"), tmp_path / "mine.json")
+    done = plan(*LLAMA, "--framework", "fsdp", "--calibration", str(tmp_path / "mine.json"))
+    assert done.code == 0 and len(done.err.splitlines()) == 1
+    assert "fitted to runs of megatron, but the plan is for fsdp" in done.err
+    assert plan(*LLAMA, "--calibration", str(tmp_path / "mine.json")).err == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("--gbs", "2147483648"), "1<=x<=10000000"),
+        (("--seq", "1000000000000"), "1<=x<=100000000"),
+        (("--what-if", "gbs=1000000000000"), "the batch must be 1 to 10,000,000"),
+        (("--risk", "nan"), "--risk must be a probability"),
+        (("--model", "http://127.0.0.1:1/x"), "nor a valid Hugging Face id"),
+    ],
+)
+def test_numbers_beyond_all_jobs_and_names_that_are_none_are_refused(
+    plan: Plan, changed: tuple[str, str], words: str
+) -> None:
+    result = plan(*LLAMA, *changed)
+    assert result.code == 2 and words in result.err and len(result.err.strip().splitlines()) == 1
+
+
+def test_no_link_is_written_through(plan: Plan, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run_megatron.sh").symlink_to(victim)
+    result = plan(*LLAMA, "--emit", "megatron", "--output", str(tmp_path / "out"))
+    assert result.code == 2 and "is a link or no file" in result.err and victim.read_text() == "mine"

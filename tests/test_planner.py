@@ -8,10 +8,12 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.layout_name import parse_values
 from zenith_tune.layouts.layout_rows import layout_at
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner import NEAR_MEMORY, RISK, Planner
 from zenith_tune.planning.plan import Obstacle
+from zenith_tune.units import format_seconds
 
 
 def everything(at: Planner, global_batch: int) -> LayoutBatch:
@@ -74,7 +76,8 @@ def test_near_misses_of_memory_are_faster_and_nearly_fit() -> None:
         assert miss.planned.roomy_s < plan.best[0].step_s
         assert miss.planned.oom_probability >= plan.risk
         assert miss.planned.memory_bytes <= NEAR_MEMORY * plan.cluster.gpu.memory_bytes
-        assert "likely to run out of memory" in miss.reason and "GiB more per GPU" in miss.cure
+        assert f"of 79.1 GiB); would take {format_seconds(miss.planned.step_s)} with room" in miss.reason
+        assert "GiB more per GPU" in miss.cure or "--risk" in miss.cure
 
 
 def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -> None:
@@ -83,12 +86,13 @@ def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -
     assert misses and misses[0].planned.layout.global_batch == 512
     assert misses[0].planned.tokens_per_s > plan.best[0].tokens_per_s
     assert misses[0].cure == "take batch 512"
+    assert f"{misses[0].planned.tokens_per_s_per_gpu:,.0f} tok/s/GPU with batch 512" in misses[0].reason
 
 
 def test_where_nothing_fits_the_smallest_is_shown_with_what_it_needs() -> None:
     plan = planner("llama3-405b", "h100x8").plan(8)
     assert plan.best == () and plan.num_fitting == 0
-    assert plan.near_misses and "over the" in plan.near_misses[0].reason
+    assert plan.near_misses and "does not fit (" in plan.near_misses[0].reason
 
 
 def test_an_impossible_batch_says_which_rule_and_what_is_nearest() -> None:
@@ -143,6 +147,7 @@ def test_an_explained_layout_has_its_stages_and_better_neighbours() -> None:
     assert len(explained.stages) == 4
     fullest = max(stage.total_bytes for stage in explained.stages)
     assert fullest == pytest.approx(explained.planned.memory_bytes, rel=1e-6)
+    assert explained.fits and explained.verdict == ""
     assert explained.steps and explained.steps[0].gain > 0
     assert explained.steps[0].planned.step_s < explained.planned.step_s
 
@@ -170,3 +175,44 @@ def test_many_layouts_at_once_are_estimated_as_each_alone(model: str) -> None:
         assert alone.step_s == pytest.approx(float(found.step_s[row]), rel=1e-12)
         assert alone.memory_bytes == pytest.approx(float(found.memory_bytes[row]), rel=1e-12)
         assert alone.oom_probability == pytest.approx(float(found.oom_probability[row]), abs=1e-12)
+
+
+def test_a_near_miss_is_explained_with_the_step_time_that_it_was_shown_with() -> None:
+    at = planner("llama3-70b", "h100x64")
+    miss = next(miss for miss in at.plan(512).near_misses if miss.obstacle is Obstacle.MEMORY)
+    explained = at.explain(miss.planned.layout)
+    assert explained.planned == miss.planned and explained.verdict == miss.reason
+    assert not explained.fits
+    assert sum(miss.planned.time_parts.values()) == pytest.approx(miss.planned.step_s)
+    assert miss.planned.tokens_per_s == pytest.approx(512 * 8192 / miss.planned.step_s)
+
+
+def test_what_would_cure_a_near_miss_is_inside_the_space() -> None:
+    at = planner("llama3-70b", "h100x64")
+    free = next(miss for miss in at.plan(512).near_misses if ", or " in miss.cure)
+    name, value = free.cure.partition(", or ")[2].split()[:2]
+    pinned = parse_values(f"{name}={value}", what="--fix")
+    bound = at.plan(512, space=SearchSpace(pinned=pinned)).near_misses
+    assert bound and not any(f" {name} " in miss.cure for miss in bound)
+
+
+def test_hints_are_inside_the_space() -> None:
+    layout = Layout(num_gpus=64, tp=8, pp=4, sequence_parallel=True, recompute="selective", global_batch=512)
+    at = planner("llama3-70b", "h100x64")
+    name, value = at.explain(layout).steps[0].change.split()[:2]
+    steps = at.explain(layout, space=SearchSpace(pinned=parse_values(f"{name}={value}", what="--fix"))).steps
+    assert steps and not any(step.change.startswith(name) for step in steps)
+
+
+def test_a_planner_without_a_calibration_takes_the_one_of_its_framework() -> None:
+    at = planner("llama3-8b", "h100x8")
+    assert Planner(at.model, at.cluster, at.job).calibration == at.calibration
+
+
+def test_where_nothing_fits_the_gpus_that_would_do_are_found() -> None:
+    at = planner("llama3-405b", "h100x32")
+    assert not at.plan(256).best
+    enough = at.enough_gpus(256)
+    assert enough is not None and enough > 32
+    assert planner("llama3-405b", f"h100x{enough}").plan(256).best
+    assert planner("llama3-405b", "h100x1").enough_gpus(8) is None

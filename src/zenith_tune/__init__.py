@@ -6,17 +6,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zenith_tune.calibrate.calibration_file import default_calibration as default_calibration
+    from zenith_tune.describe.cluster_catalog import load_cluster as load_cluster
+    from zenith_tune.describe.framework_catalog import load_framework as load_framework
+    from zenith_tune.describe.job_spec import JobSpec as JobSpec
+    from zenith_tune.describe.model_catalog import load_model as load_model
     from zenith_tune.direction import Direction as Direction
     from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded as ConsecutiveDuplicateLimitExceeded
     from zenith_tune.errors import ConsecutivePruneLimitExceeded as ConsecutivePruneLimitExceeded
     from zenith_tune.errors import TrialExhausted as TrialExhausted
     from zenith_tune.evaluators.base import TuningEvaluator as TuningEvaluator
     from zenith_tune.evaluators.regex import RegexEvaluator as RegexEvaluator
+    from zenith_tune.layouts.layout import Layout as Layout
     from zenith_tune.parameters import BoolParameter as BoolParameter
     from zenith_tune.parameters import CategoricalParameter as CategoricalParameter
     from zenith_tune.parameters import FloatParameter as FloatParameter
     from zenith_tune.parameters import IntParameter as IntParameter
     from zenith_tune.parameters import Parameter as Parameter
+    from zenith_tune.planner import Planner as Planner
     from zenith_tune.presets.base import TuningPreset as TuningPreset
     from zenith_tune.registry import EvaluatorRegistry as EvaluatorRegistry
     from zenith_tune.registry import PresetRegistry as PresetRegistry
@@ -31,13 +38,20 @@ __version__ = "0.1.0"
 
 # Imported when first used, so that `import zenith_tune` and `zenithtune --help` stay quick.
 _HOMES = {
+    "zenith_tune.calibrate.calibration_file": ("default_calibration",),
+    "zenith_tune.describe.cluster_catalog": ("load_cluster",),
+    "zenith_tune.describe.framework_catalog": ("load_framework",),
+    "zenith_tune.describe.job_spec": ("JobSpec",),
+    "zenith_tune.describe.model_catalog": ("load_model",),
     "zenith_tune.direction": ("Direction",),
     "zenith_tune.errors": (*("ConsecutiveDuplicateLimitExceeded", "ConsecutivePruneLimitExceeded", "TrialExhausted"),),
     "zenith_tune.evaluators.base": ("TuningEvaluator",),
     "zenith_tune.evaluators.regex": ("RegexEvaluator",),
+    "zenith_tune.layouts.layout": ("Layout",),
     "zenith_tune.parameters": (
         *("BoolParameter", "CategoricalParameter", "FloatParameter", "IntParameter", "Parameter"),
     ),
+    "zenith_tune.planner": ("Planner",),
     "zenith_tune.presets.base": ("TuningPreset",),
     "zenith_tune.registry": ("EvaluatorRegistry", "PresetRegistry", "RunnerRegistry", "StrategyRegistry"),
     "zenith_tune.strategies.base": ("TuningStrategy",),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 OF_A_STUDY = ("model", "cluster", "seq")
+MAX_BYTES = 4 * 2**20
+"""No calibration is larger; what is so is not read to see."""
 
 
 @click.command(short_help="Fit the planner's coefficients to measured runs, or to the trials of a study.")
@@ -101,6 +103,14 @@ def _refuse_contradictions(options: Options) -> None:
         raise UsageError(f"--study needs to know what was run: give {', '.join(missing)} too")
 
 
+def _is_calibration(path: Path) -> bool:
+    """Tell whether a file may be replaced: rows, devices and all else that was put there for another end may not."""
+    if not path.is_file() or path.stat().st_size > MAX_BYTES:
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return not text.strip() or ('"framework"' in text and '"coefficients"' in text)
+
+
 def _refuse_output(path: Path, *, is_folder: bool) -> None:
     """Refuse what cannot be written before minutes are spent on a fit."""
     place = path if is_folder else path.parent
@@ -109,6 +119,9 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
             raise UsageError(f"--output {path} cannot be written: {place} is no folder; make it, or give another one")
         if not is_folder and path.is_dir():
             raise UsageError(f"--output must be a file, but {path} is a folder: give a file in it, {path}/mine.json")
+        if not is_folder and path.exists() and not _is_calibration(path):
+            law = f"--output must be a new file or an earlier calibration, but {path} is something else"
+            raise UsageError(f"{law}: give another file")
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise

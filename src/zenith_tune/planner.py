@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
@@ -24,40 +26,27 @@ from zenith_tune.layouts.layout_rows import batch_of, layout_at
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.pipeline_split import layers_per_chunk
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planning.best_layouts import BestLayouts, Front
-from zenith_tune.planning.changes import changes
+from zenith_tune.planning.best_layouts import BestLayouts
 from zenith_tune.planning.dead_end import DeadEnd
-from zenith_tune.planning.explanation import Explanation, StageMemory, Step
+from zenith_tune.planning.explanation import Explanation, StageMemory
 from zenith_tune.planning.model_flops import flops_per_token
-from zenith_tune.planning.near_misses import batch_misses, memory_misses
+from zenith_tune.planning.near_misses import batch_misses, memory_misses, memory_reason
 from zenith_tune.planning.neighbours import neighbours
 from zenith_tune.planning.pareto import halvings, thinned, unbeaten
 from zenith_tune.planning.plan import NearMiss, Plan
 from zenith_tune.planning.planned_layout import PRESSURE, PlannedLayout
+from zenith_tune.planning.risk import RISK as RISK
+from zenith_tune.planning.search import NUM_NEAR_MISSES, Search
 from zenith_tune.planning.stage_memory import stage_memory
+from zenith_tune.planning.steps import better_steps
 from zenith_tune.planning.what_if import Situation, WhatIf, parse_changes, resized
 
-RISK = 0.3
 INTERVAL = (0.05, 0.95)
 """Levels between which 90% of measurements lie."""
-NUM_NEAR_MISSES = 3
 NEAR_MEMORY = 1.25
 """A layout misses the memory narrowly if it needs at most so many times of it."""
-NUM_STEPS = 5
-
-
-@dataclass(slots=True)
-class _Search:
-    """Hold what a pass over the candidates keeps."""
-
-    best: BestLayouts
-    too_large: BestLayouts
-    """The fastest that fail by little."""
-    smallest: BestLayouts
-    """Those that need the least memory, whether they fit or not."""
-    front: Front
-    num_considered: int = 0
-    num_not_fitting: int = 0
+MAX_DOUBLINGS = 4
+"""How often the GPUs are doubled to find out how many would do."""
 
 
 class Planner:
@@ -67,8 +56,11 @@ class Planner:
     running out of memory is at least `risk` is not taken to fit.
     """
 
-    def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration) -> None:
-        self.model, self.cluster, self.job, self.calibration = model, cluster, job, calibration
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration | None = None
+    ) -> None:
+        self.model, self.cluster, self.job = model, cluster, job
+        self.calibration = calibration or default_calibration(job.framework.name)
 
     def plan(self, global_batch: int, *, top: int = 10, space: SearchSpace | None = None, risk: float = RISK) -> Plan:
         """Return the best layouts, what was dropped and why, and what nearly made it."""
@@ -89,7 +81,7 @@ class Planner:
             global_batch=global_batch,
             risk=risk,
             best=tuple(best[:top]),
-            near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, risk)),
+            near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, space, risk)),
             front=tuple(self.evaluate_batch(search.front.layouts)),
             num_considered=search.num_considered,
             num_not_fitting=search.num_not_fitting,
@@ -119,16 +111,36 @@ class Planner:
         after = other.plan(then.global_batch, top=top, space=space, risk=risk)
         return WhatIf(text=text, before=before, after=after)
 
-    def explain(self, layout: Layout, *, risk: float = RISK) -> Explanation:
-        """Return all that is known of one layout, legal or not."""
+    def enough_gpus(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
+        """Return how many GPUs of the same kind a layout fits on, by doubling them a few times."""
+        for doublings in range(1, MAX_DOUBLINGS + 1):
+            num_gpus = self.cluster.num_gpus << doublings
+            try:
+                planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
+                candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
+            except UsageError:  # so many GPUs fill no nodes
+                continue
+            if any(np.any(planner.estimate(piece).oom_probability < risk) for piece in candidates.batches()):
+                return num_gpus
+        return None
+
+    def explain(self, layout: Layout, *, space: SearchSpace | None = None, risk: float = RISK) -> Explanation:
+        """Return all that is known of one layout, legal or not; what would better it is looked for in `space`."""
         broken = broken_rules(self.model, self.job, layout)
         reasons = tuple(reason for _, reason in broken)
         if any(rule.name in ("world", "expert_world", "batch") for rule, _ in broken):
-            return Explanation(layout=layout, broken=reasons, planned=None, stages=(), steps=())
-        planned = self.evaluate([layout])[0]
-        steps = [] if broken else self._steps(planned, risk)
-        stages = self.stages(layout)
-        return Explanation(layout=layout, broken=reasons, planned=planned, stages=stages, steps=tuple(steps))
+            return Explanation(layout=layout, broken=reasons, planned=None, verdict="", stages=(), steps=())
+        planned, fits = self.evaluate([layout])[0], True
+        if planned.oom_probability >= risk:
+            planned, fits = planned.with_room(), False
+        return Explanation(
+            layout=layout,
+            broken=reasons,
+            planned=planned,
+            verdict="" if fits else memory_reason(planned),
+            stages=self.stages(layout),
+            steps=() if broken else better_steps(planned, self._neighbours(layout, space), risk),
+        )
 
     def stages(self, layout: Layout) -> tuple[StageMemory, ...]:
         """Return the memory of each pipeline stage."""
@@ -143,20 +155,22 @@ class Planner:
         if not len(layouts):
             return []
         estimates = self.estimate(layouts)
-        memory = memory_quantiles(estimates.memory_bytes, INTERVAL, self.calibration.memory)
+        memory = memory_quantiles(
+            estimates.memory_bytes, INTERVAL, self.calibration.memory, spread=estimates.memory_spread
+        )
         return [self._planned(layouts, estimates, memory, row) for row in range(len(layouts))]
 
     def estimate(self, layouts: LayoutBatch) -> Estimate:
         """Return what the model of memory and time says."""
         return estimate(self.model, self.cluster, self.job, layouts, self.calibration)
 
-    def _search(self, candidates: Candidates, top: int, risk: float) -> _Search:
-        search = _Search(BestLayouts(top), BestLayouts(NUM_NEAR_MISSES), BestLayouts(1), Front())
+    def _search(self, candidates: Candidates, top: int, risk: float) -> Search:
+        search = Search(best=BestLayouts(top))
         for piece in candidates.batches():
             self._look(search, piece, risk)
         return search
 
-    def _look(self, search: _Search, piece: LayoutBatch, risk: float) -> None:
+    def _look(self, search: Search, piece: LayoutBatch, risk: float) -> None:
         found = self.estimate(piece)
         fits = found.oom_probability < risk
         search.num_considered += len(piece)
@@ -168,7 +182,7 @@ class Planner:
         search.smallest.add(piece, found.memory_bytes)
         search.front.add(piece, np.where(fits, found.step_s, np.inf), found.memory_bytes)
 
-    def _refine(self, search: _Search, space: SearchSpace, risk: float) -> None:
+    def _refine(self, search: Search, space: SearchSpace, risk: float) -> None:
         """Try every number of layers of block recomputation for the best: the candidates have a spread of them."""
         pinned = {"recompute", "recompute_layers"} & space.pinned.keys()
         if pinned or not len(search.best) or not self._recomputes_blocks():
@@ -179,7 +193,7 @@ class Planner:
                 blocks = [replace(layout, recompute="full/block", recompute_layers=n) for n in range(1, chunk)]
                 self._look_again(search, batch_of(blocks), risk)
 
-    def _look_again(self, search: _Search, blocks: LayoutBatch, risk: float) -> None:
+    def _look_again(self, search: Search, blocks: LayoutBatch, risk: float) -> None:
         found = self.estimate(blocks)
         search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
 
@@ -192,33 +206,19 @@ class Planner:
         return not broken_rules(self.model, self.job, layout_at(probe, 0))
 
     def _near_misses(
-        self, search: _Search, candidates: Candidates, best: PlannedLayout | None, risk: float
+        self, search: Search, candidates: Candidates, best: PlannedLayout | None, space: SearchSpace, risk: float
     ) -> Iterator[NearMiss]:
-        misses = search.too_large if best or len(search.too_large) else search.smallest
-        yield from memory_misses(
-            self.evaluate_batch(misses.layouts),
-            best,
-            risk=risk,
-            model=self.model,
-            job=self.job,
-            evaluate=self.evaluate,
-        )
+        kept = search.too_large if best or len(search.too_large) else search.smallest
+        around, misses = partial(self._neighbours, space=space), self.evaluate_batch(kept.layouts)
+        yield from memory_misses(misses, best, risk=risk, evaluate_neighbours=around)
         others = BestLayouts(NUM_NEAR_MISSES)
         for piece in candidates.near_batches():
             found = self.estimate(piece)
             others.add(piece, np.where(found.oom_probability < risk, found.step_s / piece.gbs, np.inf))
         yield from batch_misses(self.evaluate_batch(others.layouts), best, candidates.global_batch)
 
-    def _steps(self, planned: PlannedLayout, risk: float) -> list[Step]:
-        """Return the changes that make a layout faster, or make it fit."""
-        found = []
-        for step in self.evaluate(neighbours(self.model, self.job, planned.layout)):
-            fits, fitted = step.oom_probability < risk, planned.oom_probability < risk
-            gain = planned.step_s / step.step_s - 1 if fitted else float("inf")
-            if fits and gain > 0:
-                change = changes(planned.layout, step.layout)
-                found.append(Step(change=change, planned=step, gain=gain))
-        return sorted(found, key=lambda step: step.planned.step_s)[:NUM_STEPS]
+    def _neighbours(self, layout: Layout, space: SearchSpace | None) -> list[PlannedLayout]:
+        return self.evaluate(neighbours(self.model, self.job, layout, space))
 
     def _planned(self, layouts: LayoutBatch, found: Estimate, memory: FloatArray, row: int) -> PlannedLayout:
         layout = layout_at(layouts, row)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +142,25 @@ def test_every_framework_has_a_calibration_with_plausible_values() -> None:
 def test_an_unknown_framework_lists_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'megatron'"):
         default_calibration("megatorn")
+
+
+def test_speed_is_shared_within_a_family_but_memory_is_the_frameworks_own() -> None:
+    deepspeed, legacy = default_calibration("deepspeed"), default_calibration("megatron-legacy")
+    assert deepspeed.framework == "deepspeed" and deepspeed.time == legacy.time
+    assert deepspeed.memory == MemoryCoefficients() and deepspeed.num_memory_runs == 0
+    assert deepspeed.origin.endswith("; memory: not fitted")
+
+
+def test_memory_of_megatron_is_not_fitted_but_as_sure_as_that_of_its_tests() -> None:
+    megatron, tests = default_calibration("megatron"), default_calibration("megatron-ci")
+    assert megatron.num_memory_runs == 0 and megatron.origin.endswith("; memory: not fitted")
+    assert megatron.memory.log_errors == tests.memory.log_errors
+    assert (megatron.memory.activations, megatron.memory.logits, megatron.memory.log_middle) == (1.0, 1.0, 0.0)
+    assert tests.num_memory_runs > 300 and "not fitted" not in tests.origin
+
+
+def test_a_file_from_before_memory_runs_were_counted_is_read(tmp_path: Path) -> None:
+    save_calibration(replace(MINE, num_memory_runs=7), tmp_path / "new.json")
+    assert load_calibration(tmp_path / "new.json").num_memory_runs == 7
+    (tmp_path / "old.json").write_text(json.dumps(WRITTEN), encoding="utf-8")
+    assert load_calibration(tmp_path / "old.json").num_memory_runs == 0

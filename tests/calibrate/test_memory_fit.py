@@ -26,9 +26,9 @@ def a_run(framework: str = "megatron", source: str = "made up", **layout: int | 
         framework=framework,
         stated_framework=framework,
         model=llama(num_layers=16, hidden=2048, ffn_hidden=8192, num_heads=32, num_kv_heads=32, vocab=131072),
-        model_name=f"model of tp {at.get('tp', 1)}",
+        model_name="made up",
         gpu="h100",
-        num_gpus=8,
+        num_gpus=8 * at.get("tp", 1),  # a landscape of its own for each tp
         gpus_per_node=8,
         precision="bf16",
         seq_len=4096,
@@ -68,6 +68,26 @@ def test_runs_of_a_variant_are_counted_apart_and_do_not_move_the_fit() -> None:
     fitted = fit_memory([*plain, *plain, *gathered], load_framework("nanotron"))
     assert fitted.activations == pytest.approx(1.0, rel=0.01)
     assert fitted.variant_share == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_errors_are_those_on_landscapes_that_a_fit_has_not_seen() -> None:
+    runs = measured_as(MemoryCoefficients(), "megatron")
+    by_landscape = {1: 1.0, 4: 1.2, 16: 0.8}
+    apart = [replace(run, memory_bytes=(run.memory_bytes or 0) * by_landscape[run.layout["tp"]]) for run in runs]
+    fitted = fit_memory(apart, load_framework("megatron"))
+    low, high = fitted.interval
+    in_sample = np.log([0.8, 1.2]) - fitted.log_middle
+    assert low < in_sample[0] and high > in_sample[1]
+
+
+def test_one_landscape_is_taken_to_show_half_of_the_spread() -> None:
+    runs = [run for run in measured_as(MemoryCoefficients(), "megatron") if run.layout["tp"] == 1]
+    factors = np.exp(np.linspace(-0.1, 0.1, len(runs)))
+    apart = [
+        replace(run, memory_bytes=(run.memory_bytes or 0) * factor) for run, factor in zip(runs, factors, strict=True)
+    ]
+    low, high = fit_memory(apart, load_framework("megatron")).interval
+    assert low < -0.2 and high > 0.2
 
 
 def test_without_runs_the_defaults_stand() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.layouts.specs import LLAMA_70B, job
@@ -12,9 +13,14 @@ from zenith_tune.layouts.layout import Layout
 
 
 def target(
-    *, model: ModelSpec = LLAMA_70B, cluster: str = "h100x64", framework: str = "megatron", **sizes: Any
+    *,
+    model: ModelSpec = LLAMA_70B,
+    cluster: str = "h100x64",
+    framework: str = "megatron",
+    precision: str = "bf16",
+    **sizes: Any,
 ) -> Target:
     machines = load_cluster(cluster)
     sizes = {"micro_batch": 1, "global_batch": 512} | sizes
     layout = Layout(num_gpus=machines.num_gpus, **sizes)
-    return Target(layout=layout, model=model, cluster=machines, job=job(framework))
+    return Target(layout=layout, model=model, cluster=machines, job=replace(job(framework), precision=precision))

@@ -96,7 +96,7 @@ def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
     part = settings(at)["megatron_lm_config"]
     dp_degree = 64 // (part["megatron_lm_tp_degree"] * part["megatron_lm_pp_degree"])
     assert dp_degree * at.layout.micro_batch * part["megatron_lm_num_micro_batches"] == 512
-    assert "dataloader's batch size: 2" in emit_accelerate(at).notes[0]
+    assert "dataloader's batch size must be 2" in emit_accelerate(at).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,9 @@ def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
         (target(), "without recomputation"),
         (target(model=LLAMA_405B, cluster="h100x2048", pp=16, recompute="selective"), "an uneven pipeline"),
         (target(pp=32, recompute="selective"), "an uneven pipeline"),
+        (target(zero=3, recompute="selective"), "weights that are sharded"),
+        (target(precision="fp8", recompute="selective"), "no key for fp8 with MEGATRON_LM"),
+        (target(precision="mxfp8", framework="fsdp"), "no key for mxfp8"),
     ],
 )
 def test_what_accelerate_has_no_key_for_is_refused(at: Target, part: str) -> None:
@@ -135,3 +138,36 @@ def test_several_machines_are_named() -> None:
     config = settings(target(recompute="selective"))
     assert (config["num_machines"], config["num_processes"]) == (8, 64)
     assert "main_process_ip" in config
+
+
+def test_fsdp_that_shards_nothing_is_written_as_plain_data_parallelism() -> None:
+    config = settings(target(framework="fsdp", zero=0))
+    assert config["distributed_type"] == "MULTI_GPU" and "fsdp_config" not in config
+    assert any("nothing is sharded" in note for note in emit_accelerate(target(framework="fsdp")).notes)
+    assert settings(target(framework="fsdp", zero=2))["fsdp_config"]["fsdp_reshard_after_forward"] is False
+    assert settings(target(framework="fsdp", cluster="h100x1"))["distributed_type"] == "NO"
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "hf-accelerate"])
+def test_accumulation_steps_that_have_no_key_are_said_in_the_file(framework: str) -> None:
+    at = target(framework=framework, zero=0, micro_batch=2)
+    for text in (emit_accelerate(at).text, emit_accelerate(at).notes[0]):
+        assert "gradient_accumulation_steps=4): 64 x 2 x 4 = batch 512" in text
+
+
+def test_checkpointing_that_the_file_cannot_switch_on_is_noted() -> None:
+    for framework in ("deepspeed", "hf-accelerate"):
+        at = target(framework=framework, recompute="full/uniform", recompute_layers=1)
+        assert any("gradient checkpointing" in note for note in emit_accelerate(at).notes)
+
+
+def test_a_model_that_the_megatron_plugin_cannot_build_is_noted() -> None:
+    notes = emit_accelerate(target(model=MIXTRAL, recompute="selective")).notes
+    assert any("glm4_moe only: mixtral-8x7b needs a provider" in note for note in notes)
+    assert not any("provider" in note for note in emit_accelerate(target(recompute="selective")).notes)
+
+
+def test_eight_bits_are_written_where_a_backend_takes_them() -> None:
+    at = target(framework="fsdp", zero=3, precision="fp8")
+    assert settings(at)["mixed_precision"] == "fp8"
+    assert any("Transformer Engine" in note for note in emit_accelerate(at).notes)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from tests.emit.targets import target
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_405B, MIXTRAL
 from zenith_tune.emit.emission import Target
-from zenith_tune.emit.megatron import emit_megatron, megatron_flags, needs_one_connection
+from zenith_tune.emit.megatron import emit_megatron, megatron_flags, model_flags, needs_one_connection
+from zenith_tune.errors import UsageError
 
 # The flags of Megatron-LM main of 2026-08 that change speed or memory, as far as a layout sets them.
 KNOWN_FLAGS = {
@@ -81,8 +83,7 @@ def test_the_pipeline_of_deepseek_v3_is_laid_out_instead_of_told_its_virtual_sta
     flags = megatron_flags(at)
     assert "--pipeline-model-parallel-layout 'Et*3|(t*4|)*14,t*2mL'" in flags
     assert not any("virtual" in flag or "account" in flag for flag in flags)
-    assert any("--mtp-num-layers 1" in note for note in emit_megatron(at).notes)
-    assert not any("MTP" in note for note in emit_megatron(target(model=LLAMA_405B, pp=4, vp=3)).notes)
+    assert "--mtp-num-layers 1" in model_flags(at), "the layout has an m"
 
 
 def test_experts_always_say_their_tensor_size() -> None:
@@ -129,10 +130,36 @@ def printed(at: Target, folder: Path) -> str:
 
 def test_the_script_runs_and_passes_on_what_it_is_given(tmp_path: Path) -> None:
     shown = printed(target(cluster="h100x8", tp=8, sequence_parallel=True), tmp_path)
-    assert shown.startswith("1 --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --data-path my data --tensor")
+    assert shown.startswith("1 --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --num-layers 80 --hidden-size 8192")
+    assert " --data-path my data --tensor-model-parallel-size 8 " in shown, "the layout has the last word"
     assert shown.rstrip().endswith("--bf16")
 
 
 def test_the_shell_leaves_a_layout_as_it_is(tmp_path: Path) -> None:
     shown = printed(target(model=DEEPSEEK_V3, cluster="h100x2048", pp=16, ep=64), tmp_path)
     assert " --pipeline-model-parallel-layout Et*3|(t*4|)*14,t*2mL --expert" in shown
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags"),
+    [
+        ("fp32", set()),
+        ("fp16", {"--fp16"}),
+        ("fp8", {"--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"}),
+        ("mxfp8", {"--bf16", "--fp8-format hybrid", "--fp8-recipe mxfp8"}),
+        ("nvfp4", {"--bf16", "--fp4-format e2m1"}),
+    ],
+)
+def test_every_precision_has_its_flags(precision: str, flags: set[str]) -> None:
+    shown = megatron_flags(target(tp=8, precision=precision))
+    assert {flag for flag in shown if re.search(r"--(bf|fp)\d", flag)} == flags
+
+
+def test_weights_that_are_sharded_are_refused() -> None:
+    with pytest.raises(UsageError, match="zero 1, but DP64 Z3 mbs1 has zero 3"):
+        emit_megatron(target(zero=3))
+
+
+def test_the_local_layers_are_asked_for_where_they_were_planned() -> None:
+    assert "--transformer-impl local" in model_flags(target(framework="megatron-local"))
+    assert not any("transformer-impl" in flag for flag in model_flags(target()))

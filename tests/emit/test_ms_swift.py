@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.emit.targets import target
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_405B, MIXTRAL
 from zenith_tune.emit.ms_swift import emit_ms_swift, swift_flags
+from zenith_tune.errors import UsageError
 
 # Arguments of `megatron sft` in ms-swift 4.5 that change speed or memory, as far as a layout sets them.
 KNOWN_ARGUMENTS = {
@@ -28,6 +31,10 @@ KNOWN_ARGUMENTS = {
     "moe_grouped_gemm",
     "moe_token_dispatcher_type",
     "max_length",
+    "torch_dtype",
+    "fp8_format",
+    "fp8_recipe",
+    "fp4_format",
 }
 
 
@@ -63,6 +70,8 @@ def test_no_argument_is_one_that_ms_swift_does_not_know() -> None:
         target(model=LLAMA_405B, cluster="h100x2048", tp=8, pp=16, cp=2),
         target(model=MIXTRAL, tp=4, ep=8, zero=1, sequence_parallel=True, recompute="selective"),
         target(model=DEEPSEEK_V3, cluster="h100x2048", pp=8, vp=4, ep=64),
+        target(tp=8, precision="fp8"),
+        target(tp=8, precision="nvfp4"),
     ]
     assert {flag.split()[0].removeprefix("--") for at in layouts for flag in swift_flags(at)} <= KNOWN_ARGUMENTS
 
@@ -70,3 +79,22 @@ def test_no_argument_is_one_that_ms_swift_does_not_know() -> None:
 def test_the_launcher_is_told_of_nodes_and_gpus() -> None:
     assert "NPROC_PER_NODE=8 NNODES=8 megatron sft" in emit_ms_swift(target(tp=8)).text
     assert "NPROC_PER_NODE=4 NNODES=1 megatron sft" in emit_ms_swift(target(cluster="h100x4", tp=4)).text
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags"),
+    [
+        ("bf16", ["--torch_dtype bfloat16"]),
+        ("fp16", ["--torch_dtype float16"]),
+        ("fp32", ["--torch_dtype float32"]),
+        ("mxfp8", ["--torch_dtype bfloat16", "--fp8_format hybrid", "--fp8_recipe mxfp8"]),
+        ("nvfp4", ["--torch_dtype bfloat16", "--fp4_format e2m1"]),
+    ],
+)
+def test_no_precision_is_lost(precision: str, flags: list[str]) -> None:
+    assert swift_flags(target(tp=8, precision=precision))[-len(flags) :] == flags
+
+
+def test_weights_that_are_sharded_are_refused() -> None:
+    with pytest.raises(UsageError, match="has zero 2"):
+        emit_ms_swift(target(zero=2))

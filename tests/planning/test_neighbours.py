@@ -3,6 +3,7 @@ from __future__ import annotations
 from tests.layouts.specs import LLAMA_70B, LLAMA_405B, MIXTRAL, job
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planning.changes import changes
 from zenith_tune.planning.neighbours import neighbours
 
@@ -31,6 +32,17 @@ def test_every_size_has_a_step() -> None:
 def test_sequence_parallelism_goes_with_the_last_tensor_rank() -> None:
     down = [step for step in neighbours(LLAMA_70B, job(), layout(tp=2)) if step.tp == 1]
     assert down and not any(step.sequence_parallel for step in down)
+
+
+def test_neighbours_keep_what_a_space_gives() -> None:
+    space = SearchSpace(
+        pinned={"cp": 1, "mbs": 1}, max_tp=8, uneven_splits=False, recompute=("selective", "full/block")
+    )
+    found = neighbours(LLAMA_70B, job(), layout(), space)
+    assert found and {step.cp for step in found} == {1} and {step.micro_batch for step in found} == {1}
+    assert max(step.tp for step in found) == 8
+    assert {step.recompute for step in found} <= {"selective", "full/block"}
+    assert all(80 % (step.pp * step.vp) == 0 for step in found)
 
 
 def test_a_change_is_said_in_full() -> None:

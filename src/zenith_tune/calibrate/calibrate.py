@@ -9,7 +9,7 @@ from dataclasses import replace
 from zenith_tune.calibrate.calibration_fit import LEAST_MEMORY_RUNS, CalibrationFit, fit_calibration
 from zenith_tune.calibrate.holdout import families_of
 from zenith_tune.calibrate.memory_rows import usable as usable_memory
-from zenith_tune.calibrate.run_table import RunTable
+from zenith_tune.calibrate.run_table import RunTable, unusable
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.errors import UsageError
@@ -46,17 +46,18 @@ def most_measured(runs: Sequence[MeasuredRun]) -> str:
     """Return the family of frameworks with the most usable runs."""
     sizes = {family.name: len(members) for family, members in families_of(list(runs)) if family.fitted}
     if not sizes:
-        found = Counter(run.framework for run in runs).most_common(3)
-        names = ", ".join(f"{count} of {name}" for name, count in found)
+        found = Counter(unusable(run) or f"no family for {run.framework}" for run in runs).most_common(3)
+        reasons = "; ".join(f"{count} of them: {reason}" for reason, count in found)
         law = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
-        raise UsageError(f"{law} ({names}): give other rows")
+        raise UsageError(f"{law} ({reasons}): give other rows")
     return max(sizes, key=lambda name: sizes[name])
 
 
 def sources_of(runs: Sequence[MeasuredRun], framework: str) -> str:
     """Return where the runs of a framework come from, in one line."""
     members = family_of(load_framework(framework).name).frameworks
-    sources = [name for name, _ in Counter(run.source for run in runs if run.framework in members).most_common()]
+    used = [run for run in runs if run.framework in members and (unusable(run) is None or usable_memory(run))]
+    sources = [name for name, _ in Counter(run.source for run in used if run.step_s or run.memory_bytes).most_common()]
     rest = len(sources) - MAX_SOURCES
     return ", ".join(sources[:MAX_SOURCES]) + (f" and {rest} more" if rest > 0 else "")
 

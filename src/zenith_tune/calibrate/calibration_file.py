@@ -6,8 +6,9 @@ import functools
 import json
 import os
 import reprlib
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ FORMAT = 1
 MAX_BYTES = 4 * MIB
 MAX_VALUE = 1e15
 MAX_LOG = 20.0
+KIN_OF_MEGATRON_CI = ("megatron", "megatron-legacy", "megascale", "internevo")
+"""Whose memory follows the same code as that of Megatron Core's tests, and is taken to be as sure."""
 MAX_TREND = 5.0
 """A coefficient that changes by more each year is no coefficient."""
 
@@ -41,13 +44,26 @@ def default_calibration(framework: str) -> Calibration:
 
 @functools.cache
 def _packaged(framework: str) -> Calibration:
-    folder = resources.files("zenith_tune.calibrate").joinpath("defaults")
-    # Speed is shared within a family of frameworks where the framework itself was not measured.
-    for name in (framework, family_of(framework).name, "megatron"):
-        path = folder.joinpath(f"{name}.json")
-        if path.is_file():
-            return _from_json(json.loads(path.read_text(encoding="utf-8")), name)
-    return Calibration(framework=framework)
+    # Speed is shared within a family of frameworks where the framework itself was not measured; memory never is.
+    names = [name for name in (framework, family_of(framework).name, "megatron") if _default_file(name).is_file()]
+    if not names:
+        return Calibration(framework=framework)
+    found = _read_default(names[0])
+    if names[0] == framework and found.num_memory_runs:
+        return found
+    memory = found.memory if names[0] == framework else MemoryCoefficients()
+    if framework in KIN_OF_MEGATRON_CI:
+        memory = replace(memory, log_errors=_read_default("megatron-ci").memory.log_errors)
+    origin = f"{found.origin}; memory: not fitted"
+    return replace(found, framework=framework, memory=memory, origin=origin, num_memory_runs=0)
+
+
+def _read_default(name: str) -> Calibration:
+    return _from_json(json.loads(_default_file(name).read_text(encoding="utf-8")), name)
+
+
+def _default_file(name: str) -> Traversable:
+    return resources.files("zenith_tune.calibrate").joinpath("defaults", f"{name}.json")
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -88,6 +104,7 @@ def _from_json(data: Any, source: str) -> Calibration:
             origin=str(data["origin"]),
             date=str(data["date"]),
             num_runs=int(data["num_runs"]),
+            num_memory_runs=int(data.get("num_memory_runs", 0)),
         )
     except KeyError as error:
         raise _no_calibration(source, f"has no {error.args[0]}") from None

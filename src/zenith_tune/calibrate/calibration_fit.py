@@ -11,7 +11,7 @@ import numpy as np
 
 from zenith_tune.calibrate.folds import folds, is_one_place
 from zenith_tune.calibrate.holdout import FEW, interval, time_residuals
-from zenith_tune.calibrate.memory_fit import fit_memory
+from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
 from zenith_tune.calibrate.memory_rows import usable as usable_memory
 from zenith_tune.calibrate.run_table import RunTable, unusable, with_default_batch
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
@@ -98,6 +98,7 @@ def fit_calibration(
             memory=_memory(memory_runs, name, start),
             origin=origin,
             date=date,
+            num_memory_runs=_num_memory_runs(memory_runs, start),
             num_runs=sum(reason is None or says for reason, says in zip(reasons, says_memory, strict=True)),
         ),
         before=before.coefficients,
@@ -141,9 +142,16 @@ def _memory(runs: list[MeasuredRun], framework: str, start: Calibration | None) 
     return fit_memory(runs, load_framework(framework))
 
 
+def _num_memory_runs(runs: list[MeasuredRun], start: Calibration | None) -> int:
+    if len(runs) < LEAST_MEMORY_RUNS:
+        return start.num_memory_runs if start else 0
+    return len(runs)
+
+
 def _says_memory(run: MeasuredRun) -> bool:
     # What the allocator reserves is more than what is in use, and by how much depends on the run.
-    return bool(run.memory_bytes) and run.memory_kind != "reserved" and usable_memory(run)
+    allocated = bool(run.memory_bytes) and run.memory_kind != "reserved"
+    return allocated and usable_memory(run) and not is_low_precision(run)
 
 
 def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:

@@ -14,7 +14,7 @@ from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.memory_risk import memory_quantiles, oom_probability
+from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles
 from zenith_tune.measured.measured_run import MeasuredRun
 
 MAX_FOLDS = 20
@@ -70,13 +70,9 @@ def predict(runs: Sequence[MeasuredRun], coefficients: MemoryCoefficients, frame
     printed = rows.printed(c)
     low, high = memory_quantiles(printed, INTERVAL, c, variant.printed(c) if variant else None)
     usable_bytes = np.array([usable_memory(run) for run in runs])
-    device_bytes = rows.fullest(c).device_bytes
-    risk = oom_probability(device_bytes, usable_bytes, c)
-    if variant is not None:
-        other = oom_probability(variant.fullest(c).device_bytes, usable_bytes, c)
-        risk = (1.0 - c.variant_share) * risk + c.variant_share * other
+    fullest, risk = layout_risk(rows.workload, rows.layouts, spec, c, usable_bytes)
     reasons = [forbidden(run) for run in runs]
-    columns = (_floats(part) for part in (printed * np.exp(c.log_middle), low, high, 1.0 - risk, device_bytes))
+    columns = (_floats(part) for part in (printed, low, high, 1.0 - risk, fullest.device_bytes))
     names = ("run", "predicted_bytes", "low_bytes", "high_bytes", "fits_probability", "device_bytes", "cannot_run")
     return [HeldOutMemory(**dict(zip(names, row, strict=True))) for row in zip(runs, *columns, reasons, strict=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -13,10 +13,10 @@ from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.memory import MemoryEstimate, estimate_memory
+from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.workload import Workload
-from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
 from zenith_tune.layouts.nanotron_constraints import check_filled_stages, check_micro_batches
 from zenith_tune.measured.measured_run import MeasuredRun
 
@@ -56,6 +56,11 @@ class MemoryRows:
             layouts=LayoutBatch.of(**arrays),
         )
 
+    def take(self, chosen: BoolArray) -> Self:
+        """Return the runs that are chosen."""
+        runs = [run for run, is_chosen in zip(self.runs, chosen, strict=True) if is_chosen]
+        return replace(self, runs=runs, workload=self.workload.take(chosen), layouts=self.layouts.take(chosen))
+
     @property
     def measured_bytes(self) -> FloatArray:
         """The measured memory of each run, not a number where there is none."""
@@ -69,10 +74,6 @@ class MemoryRows:
         if (kinds == "").any():
             stage = np.where(kinds == "", estimate_memory(*rows).stage, stage)
         return estimate_memory(*rows, stage=stage).allocated_bytes
-
-    def fullest(self, coefficients: MemoryCoefficients) -> MemoryEstimate:
-        """Estimate the fullest rank of each run, which decides whether it fits."""
-        return estimate_memory(self.workload, self.layouts, self.framework, coefficients)
 
 
 def usable(run: MeasuredRun) -> bool:

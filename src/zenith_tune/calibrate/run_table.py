@@ -57,13 +57,9 @@ class RunTable:
         )
 
     @property
-    def landscapes(self) -> list[tuple[object, ...]]:
-        """The shape of the model and the cluster of each run: what is held out together, whatever a source calls it."""
-        return [
-            (run.model.num_layers, run.model.hidden, run.model.num_experts, run.gpu, run.num_gpus)
-            for run in self.runs
-            if run.model is not None
-        ]
+    def landscapes(self) -> list[tuple[str, str]]:
+        """The landscape of each run: what is held out together."""
+        return [run.landscape for run in self.runs]
 
 
 def run_cluster(run: MeasuredRun) -> ClusterSpec:
@@ -96,6 +92,8 @@ def unusable(run: MeasuredRun) -> str | None:
         return "a framework without a model here"
     if "dp" not in layout or not (layout.keys() & {"gbs", "mbs"}):
         return "layout not stated"
+    if layout.get("ep", 1) > 1 and not run.model.num_experts:
+        return "experts split in a model that has none"
     if "mbs" not in layout and run.model.num_experts:
         return "micro-batch not stated, on which the experts' share of tokens hangs"
     if layout.get("gbs", layout.get("mbs", 1)) % (layout.get("mbs", 1) * layout["dp"]):

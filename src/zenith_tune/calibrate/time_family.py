@@ -23,6 +23,10 @@ class TimeFamily:
     """Coefficients that may differ by GPU."""
     by_release: tuple[str, ...] = ()
     """Coefficients that may change with the framework's releases."""
+    pools: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """GPUs that are alike, so that one of them tells of the others: a name and its members."""
+    gpu_prior: float = 0.3
+    """How far one GPU differs from what is common to those that it is pooled with."""
     factor_prior: float = 0.3
     trend_prior: float = 0.2
 
@@ -38,7 +42,7 @@ DENSE = {
     "data_overlap": TRAFFIC,
     "data_decay": 1.0,
     "optimizer_passes": 2 * PASSES,
-    "step_overhead_s": 1.0,
+    "step_overhead_s": LAUNCH,
 }
 TENSOR = {"tensor_exposed": TRAFFIC}
 EXPERTS = {
@@ -60,12 +64,21 @@ NANOTRON_START = TimeCoefficients(
     thrash=4.5,
 )
 
+BLACKWELL = (
+    ("blackwell", ("b200", "b300", "gb200", "gb300")),
+    ("ultra", ("b300", "gb300")),
+    ("grace", ("gb200", "gb300")),
+)
+"""One architecture, its larger chip, and its boards with a host of their own."""
+
 FAMILIES = (
     TimeFamily(
         name="megatron",
         frameworks=("megatron",),
         fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": 0.3, "handover_exposed": TRAFFIC},
         by_gpu=("gemm_efficiency", "attention_efficiency", "expert_launch_s"),
+        pools=BLACKWELL,
+        gpu_prior=0.15,
         by_release=("gemm_efficiency", "expert_efficiency", "expert_passes", "expert_launch_s"),
     ),
     TimeFamily(

@@ -90,6 +90,7 @@ class TimeFit:
                 trends[factor.coefficient] = float(value)
             else:
                 factors[factor.kind][factor.coefficient] = float(np.exp(value))
+        _spread_pools(self.family, factors)
         base = self.origin.coefficients.with_vector(self.names, theta[: len(self.names)])
         return TimeCalibration(coefficients=base, factors=dict(factors), trends=trends, release=self.origin.release)
 
@@ -104,10 +105,13 @@ class TimeFit:
 def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> list[Factor]:
     runs, prior = table.runs, family.factor_prior
     found = []
+    for pool, members in family.pools:
+        share = np.array([run.gpu in members for run in runs]) * 1.0
+        found += [Factor(f"pool:{pool}", name, share, prior) for name in family.by_gpu]
     for gpu in sorted({run.gpu for run in runs}):
-        share = np.array([run.gpu == gpu for run in runs]) * 1.0
-        kind = f"gpu:{gpu}"
-        found += [Factor(kind, name, share, prior, _gpu_start(origin, gpu, name)) for name in family.by_gpu]
+        share, kind = np.array([run.gpu == gpu for run in runs]) * 1.0, f"gpu:{gpu}"
+        starts = {name: _gpu_start(origin, gpu, name) for name in family.by_gpu}
+        found += [Factor(kind, name, share, family.gpu_prior, start) for name, start in starts.items()]
     for precision in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
         share = np.array([precision_class(run.precision) == precision for run in runs]) * 1.0
         found.append(_gemm_factor(f"precision:{precision}", share, prior, origin))
@@ -117,6 +121,14 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
     years = np.array([run.release or origin.release for run in runs]) - origin.release
     trends = ((name, origin.trends.get(name, 0.0)) for name in family.by_release)
     return found + [Factor("release", name, years, family.trend_prior, slope) for name, slope in trends]
+
+
+def _spread_pools(family: TimeFamily, factors: dict[str, dict[str, float]]) -> None:
+    """Multiply what is common to a pool into the factors of each of its GPUs, measured or not."""
+    for pool, members in family.pools:
+        for name, value in factors.pop(f"pool:{pool}", {}).items():
+            for gpu in members:
+                factors[f"gpu:{gpu}"][name] = factors[f"gpu:{gpu}"].get(name, 1.0) * value
 
 
 def _gemm_factor(kind: str, share: FloatArray, prior: float, origin: TimeCalibration) -> Factor:

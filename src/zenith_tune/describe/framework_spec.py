@@ -73,7 +73,7 @@ class FrameworkSpec:
     cast_bytes: float = 0.0
     """Bytes per parameter of a matrix of its half-precision copy that autocast keeps for the backward pass."""
     frees_gradients: bool = False
-    """Whether gradients are freed after each step, so that the next forward pass finds their room empty."""
+    """Whether gradients are freed after each step, so that the next one begins with their room empty."""
     vocab_multiple: int = 1
     """What each rank's share of the vocabulary is padded to a multiple of."""
     pipeline_split: str = "even"

@@ -36,6 +36,7 @@ def fetch_config(model_id: str, cure: str = CURE) -> Path:
         law = f"model {model_id!r} is no local path, and fetching it needs huggingface_hub, which is not installed"
         raise ModelConfigError(f"{law}: pip install 'zenith-tune[hub]', or {cure}") from None
     timeout_s = _timeout_s()
+    _refuse_id(model_id, cure)
     if (reason := _refused()) is not None:
         cached = try_to_load_from_cache(model_id, FILE_NAME)
         if isinstance(cached, str):
@@ -54,6 +55,17 @@ def fetch_config(model_id: str, cure: str = CURE) -> Path:
         raise _too_slow(model_id, timeout_s, trouble, cure) from None
     except Exception as error:  # the hub's own errors, and whatever its HTTP library raises
         raise ModelConfigError(_explain(error, model_id, cure)) from error
+
+
+def _refuse_id(model_id: str, cure: str) -> None:
+    """Refuse what cannot be an id before the hub, or its cache, is asked."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(model_id)
+    except HFValidationError as error:
+        raise ModelConfigError(_explain(error, model_id, cure)) from None
 
 
 def _refused() -> str | None:

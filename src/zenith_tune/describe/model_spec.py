@@ -99,6 +99,18 @@ class ModelSpec:
         extras = (2 * self.head_dim if self.qk_norm else 0) + (self.num_heads if self.attention_sinks else 0)
         return h * qkv + self.value_size * h + biases + extras
 
+    @property
+    def whole_attention_params(self) -> int:
+        """Those of `attention_params` that tensor parallelism leaves whole: the down-projections and their norms.
+
+        Megatron builds linear_q_down_proj and linear_kv_down_proj with parallel_mode "duplicated".
+        """
+        mla = self.latent_attention
+        if not mla:
+            return 0
+        query = (self.hidden + 1) * mla.q_rank
+        return query + self.hidden * (mla.kv_rank + mla.qk_rope_dim) + mla.kv_rank
+
     def mlp_params(self, width: int) -> int:
         """Parameters of one feed-forward part of `width`."""
         up = 2 if self.gated_mlp else 1

@@ -5,41 +5,81 @@ Accelerate ignores an unknown key of these parts in silence, so that every key h
 
 from __future__ import annotations
 
-from zenith_tune.emit.deepspeed import SIZES
+from zenith_tune.emit.deepspeed import CHECKPOINTING, SIZES
 from zenith_tune.emit.emission import Emission, Target
 from zenith_tune.emit.yaml_text import Settings, yaml_text
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout_name import layout_name
 from zenith_tune.layouts.pipeline_split import is_even
 
+PLAIN = ("deepspeed", "fsdp", "hf-accelerate")
+"""Backends with data parallelism only."""
+KNOWN_MODELS = ("bert", "gpt2", "t5", "llama", "glm4")
+"""What the models are called that its Megatron-LM plugin can build."""
+
 
 def accelerate_config(target: Target) -> Settings:
     """Return the settings of the backend that runs the layout's framework."""
     framework = target.job.framework.name
+    if framework not in PLAIN:
+        return {**_common(target, "MEGATRON_LM"), "megatron_lm_config": _megatron(target)}
+    _refuse_all_sizes(target)
     if framework == "deepspeed":
         return {**_common(target, "DEEPSPEED"), "deepspeed_config": _deepspeed(target)}
-    if framework == "fsdp":
+    if _is_sharded(target):
         return {**_common(target, "FSDP"), "fsdp_config": _fsdp(target)}
-    if framework == "hf-accelerate":
-        _refuse_all_sizes(target)
-        return _common(target, "MULTI_GPU")
-    return {**_common(target, "MEGATRON_LM"), "megatron_lm_config": _megatron(target)}
+    return _common(target, "MULTI_GPU" if target.layout.num_gpus > 1 else "NO")
 
 
 def emit_accelerate(target: Target) -> Emission:
-    """Return the file for `accelerate launch --config_file`."""
-    notes = [f"the micro-batch is the dataloader's batch size: {target.layout.micro_batch}"]
+    """Return the file for `accelerate launch --config_file`; what it has no key for is said in its comments too."""
+    batch = _batch_note(target)
+    notes = [batch, *_backend_notes(target)]
     if target.num_nodes > 1:
         notes.append("set machine_rank and main_process_ip on every node")
-    text = f"# {target.title}\n{yaml_text(accelerate_config(target))}"
+    text = f"# {target.title}\n# {batch}\n{yaml_text(accelerate_config(target))}"
     return Emission(file_name="accelerate.yaml", text=text, notes=tuple(notes))
+
+
+def _batch_note(target: Target) -> str:
+    at = target.layout
+    size = f"the dataloader's batch size must be {at.micro_batch}"
+    if target.job.framework.name not in ("fsdp", "hf-accelerate"):
+        return f"{size}; the file says the {at.num_micro_batches} accumulation steps of batch {at.global_batch}"
+    steps = f"Accelerator(gradient_accumulation_steps={at.num_micro_batches})"
+    return f"{size}, with {steps}: {at.dp} x {at.micro_batch} x {at.num_micro_batches} = batch {at.global_batch}"
+
+
+def _backend_notes(target: Target) -> list[str]:
+    notes = []
+    if target.job.framework.name not in PLAIN:
+        return _model_notes(target)
+    if target.job.framework.name == "fsdp" and not _is_sharded(target):
+        notes.append("nothing is sharded: this is plain data parallelism, not FSDP")
+    if target.layout.recompute != "none" and not _is_sharded(target):
+        notes.append(CHECKPOINTING)
+    if target.job.precision == "fp8":
+        notes.append("fp8 needs Transformer Engine or torchao: choose one in fp8_config")
+    return notes
+
+
+def _model_notes(target: Target) -> list[str]:
+    name, has_experts = target.model.name.lower(), target.model.num_experts > 0
+    if any(known in name for known in KNOWN_MODELS) and (not has_experts or "glm4" in name):
+        return []
+    known = "megatron-bert, gpt2, t5, llama and glm4_moe"
+    return [f"Accelerate's Megatron-LM plugin builds {known} only: {target.model.name} needs a provider of yours"]
+
+
+def _is_sharded(target: Target) -> bool:
+    return target.job.framework.name == "fsdp" and target.layout.zero > 0
 
 
 def _common(target: Target, kind: str) -> Settings:
     settings: dict[str, int | str | bool] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
-        "mixed_precision": _precision(target.job.precision),
+        "mixed_precision": _precision(target, kind),
         "num_machines": target.num_nodes,
         "num_processes": target.layout.num_gpus,
         "machine_rank": 0,
@@ -82,6 +122,7 @@ def _refuse_what_accelerate_lacks(target: Target) -> None:
         "context parallelism, whose ranks it counts into the batch": at.cp > 1,
         "an uneven pipeline": not is_even(target.model.num_layers, pp=at.pp, vp=at.vp),
         "a run without recomputation": at.recompute == "none",
+        "gradients or weights that are sharded": at.zero > 1,
     }
     for what, lacking in lacks.items():
         if lacking:
@@ -90,7 +131,6 @@ def _refuse_what_accelerate_lacks(target: Target) -> None:
 
 
 def _deepspeed(target: Target) -> Settings:
-    _refuse_all_sizes(target)
     at = target.layout
     return {
         "zero_stage": at.zero,
@@ -102,7 +142,6 @@ def _deepspeed(target: Target) -> Settings:
 
 
 def _fsdp(target: Target) -> Settings:
-    _refuse_all_sizes(target)
     return {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": target.layout.zero == 3,
@@ -119,7 +158,14 @@ def _refuse_all_sizes(target: Target) -> None:
         raise UsageError(f"{law}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1: fix them to 1")
 
 
-def _precision(precision: str) -> str:
+def _precision(target: Target, kind: str) -> str:
+    precision = target.job.precision
     if precision in ("bf16", "fp16"):
         return precision
-    return "no" if precision == "fp32" else "fp8"
+    if precision == "fp32":
+        return "no"
+    # The Megatron-LM plugin passes on bf16 and fp16 alone, and would run anything else in fp32.
+    if precision != "fp8" or kind == "MEGATRON_LM":
+        law = f"Accelerate's file has no key for {precision} with {kind}"
+        raise UsageError(f"{law}: plan with --precision bf16, or --emit megatron")
+    return precision

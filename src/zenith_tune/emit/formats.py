@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from zenith_tune.emit.accelerate import emit_accelerate
 from zenith_tune.emit.deepspeed import SIZES, emit_deepspeed
 from zenith_tune.emit.emission import Emission, Target
+from zenith_tune.emit.format_frameworks import FRAMEWORKS, refuse_framework
 from zenith_tune.emit.megatron import emit_megatron
 from zenith_tune.emit.ms_swift import emit_ms_swift
 from zenith_tune.errors import UnknownNameError
@@ -19,17 +20,27 @@ ONE_EACH = dict.fromkeys(SIZES, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Hold one format: who writes it, for which framework, and what it cannot say."""
+    """Hold one format: its name, who writes it, and what it cannot say."""
 
+    name: str
     write: Callable[[Target], Emission]
-    framework: str
-    """The framework that is planned for where none is given."""
     pinned: dict[str, int] = field(default_factory=dict)
     uneven_splits: bool = True
     recompute: tuple[str, ...] = RECOMPUTE
 
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """The frameworks whose plans it can say."""
+        return FRAMEWORKS[self.name]
+
+    def emit(self, target: Target) -> Emission:
+        """Return a layout written down, or raise where the format cannot say it."""
+        refuse_framework(self.name, target.job.framework.name)
+        return self.write(target)
+
     def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:
         """Return the part of a space that this format can say of a framework."""
+        refuse_framework(self.name, framework)
         if framework in DATA_PARALLEL_ONLY:
             return replace(space, pinned={**ONE_EACH, **space.pinned})
         return replace(
@@ -40,18 +51,19 @@ class Format:
         )
 
 
-FORMATS = {
-    "megatron": Format(write=emit_megatron, framework="megatron"),
-    "ms-swift": Format(write=emit_ms_swift, framework="ms-swift"),
-    "deepspeed": Format(write=emit_deepspeed, framework="deepspeed", pinned=ONE_EACH),
-    "accelerate": Format(
+_FORMATS = (
+    Format(name="megatron", write=emit_megatron),
+    Format(name="ms-swift", write=emit_ms_swift),
+    Format(name="deepspeed", write=emit_deepspeed, pinned=ONE_EACH),
+    Format(
+        name="accelerate",
         write=emit_accelerate,
-        framework="megatron",
         pinned={"vp": 1, "cp": 1},
         uneven_splits=False,
         recompute=("selective", "full/uniform", "full/block"),
     ),
-}
+)
+FORMATS = {kind.name: kind for kind in _FORMATS}
 
 
 def format_named(name: str) -> Format:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from zenith_tune.emit.emission import Target
 from zenith_tune.emit.pipeline_layout import pipeline_layout
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout_name import layout_name
 from zenith_tune.layouts.pipeline_split import is_accounted, is_laid_out, laid_out_chunks
 
 Options = dict[str, int | str | bool]
@@ -15,6 +17,9 @@ Options = dict[str, int | str | bool]
 def megatron_options(target: Target) -> Options:
     """Return every option that the layout sets; sizes of 1 are said too, so that no default can differ."""
     at = target.layout
+    if at.zero > 1:
+        law = "Megatron's distributed optimizer shards the optimizer alone, which is zero 1"
+        raise UsageError(f"{law}, but {layout_name(at)} has zero {at.zero}: take --emit deepspeed or accelerate")
     sizes: Options = {
         "tensor_model_parallel_size": at.tp,
         "pipeline_model_parallel_size": at.pp,
@@ -22,6 +27,15 @@ def megatron_options(target: Target) -> Options:
     }
     batch: Options = {"micro_batch_size": at.micro_batch, "global_batch_size": at.global_batch}
     return {**sizes, **_pipeline(target), **_experts(target), **batch, **_sharding(target), **_recompute(target)}
+
+
+def low_precision(precision: str) -> Options:
+    """Return the options of matrix work below 16 bits, which go beside those of bf16."""
+    if "fp4" in precision:
+        return {"fp4_format": "e2m1"}
+    if "fp8" not in precision:
+        return {}
+    return {"fp8_format": "hybrid", "fp8_recipe": "mxfp8" if precision == "mxfp8" else "tensorwise"}
 
 
 def has_layout(target: Target) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 
 from zenith_tune.emit.emission import Emission, Target
-from zenith_tune.emit.megatron_options import Options, layout_notes, megatron_options
+from zenith_tune.emit.megatron_options import Options, layout_notes, low_precision, megatron_options
 
 RENAMED = {"num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
+TYPES = {"fp16": "float16", "fp32": "float32"}
+"""What weights are, by precision; bfloat16 under everything below 16 bits too."""
 
 
 def swift_options(target: Target) -> Options:
@@ -18,7 +20,9 @@ def swift_options(target: Target) -> Options:
         "use_distributed_optimizer": target.layout.zero > 0,
         "recompute_granularity": "none",
     }
-    return {**said, **options, "max_length": target.job.seq_len}
+    precision = target.job.precision
+    types: Options = {"torch_dtype": TYPES.get(precision, "bfloat16"), **low_precision(precision)}
+    return {**said, **options, "max_length": target.job.seq_len, **types}
 
 
 def swift_flags(target: Target) -> list[str]:

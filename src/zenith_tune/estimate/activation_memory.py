@@ -22,6 +22,8 @@ from zenith_tune.estimate.workload import Number, Workload
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
 
 HALF = 2.0
+JOINED_BYTES = 8.0
+"""Per hidden unit: two half-precision tensors before both norms, and two after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
     saved += _boundary(workload, stage, f)
+    saved += stage.mtp_layers * (np.where(recomputed > 0, checkpoint, layer + tables) + _joined(workload, stage))
     again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + selective * returned
     attention_work = again - kept.mlp + work.attention + work.core
     mlp_work = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + work.mlp
@@ -149,6 +152,15 @@ def _checkpoints(stage: Stage, recomputed: FloatArray) -> FloatArray:
 def _boundary(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
     split = f.boundary_bytes * w.hidden * stage.tokens / stage.sequence_split * stage.in_flight
     result: FloatArray = np.where(stage.layouts.pp > 1, split, 0.0)
+    return result
+
+
+def _joined(w: Workload, stage: Stage) -> FloatArray:
+    """Return what multi-token prediction keeps ahead of its layer: inputs of two norms, and their joined outputs.
+
+    Its backward pass comes right after its forward pass, so that one micro-batch at most waits for it.
+    """
+    result: FloatArray = JOINED_BYTES * w.hidden * stage.tokens / stage.sequence_split
     return result
 
 

@@ -21,3 +21,5 @@ class Calibration:
     """When they were fitted, as YYYY-MM-DD."""
     num_runs: int = 0
     """How many measured runs that were."""
+    num_memory_runs: int = 0
+    """How many of them memory was fitted to; 0 where the account of the framework's code stands alone."""

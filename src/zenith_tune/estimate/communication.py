@@ -44,10 +44,12 @@ def tensor_time(
     """Return the exposed tensor-parallel traffic of one layer and micro-batch, forward and backward.
 
     Two all-reduces forward and two backward, or twice as many gathers and scatters of the same bytes with sequence
-    parallelism (Korthikanti et al. 2022, section 4.2.2).
+    parallelism (Korthikanti et al. 2022, section 4.2.2). Half of them are the feed-forward part's; routed experts have
+    none, since the all-to-all takes each rank's own tokens.
     """
     tp = layouts.tp.astype(np.float64)
-    volume = 8 * tokens_per_rank(workload, layouts) * workload.hidden * BF16
+    routed_only = workload.num_moe_layers / workload.num_layers * (workload.shared_ffn_hidden == 0)
+    volume = (8 - 4 * routed_only) * tokens_per_rank(workload, layouts) * workload.hidden * BF16
     near = ranks_nearby(tp, np.ones_like(tp), machine)
     return gather_time(volume, tp, near, machine, coefficients) * coefficients.tensor_exposed
 
@@ -86,6 +88,6 @@ def handover_time(
     volume = volume / np.where(layouts.sequence_parallel, tp, 1.0)
     fast = machine.fast_bytes_per_s * coefficients.fast_efficiency
     slow = machine.slow_bytes_per_s * coefficients.slow_efficiency
-    near = stride < machine.fast_domain
+    near = stride * layouts.pp <= machine.fast_domain
     latency = 2 * np.where(near, machine.fast_latency_s, machine.slow_latency_s)
     return np.where(layouts.pp > 1, volume / np.where(near, fast, slow) + latency, 0.0)

@@ -1,7 +1,8 @@
 """What the ranks that hold the same weights exchange once per step, or per micro-batch where weights are sharded.
 
 ZeRO stages as in Rajbhandari et al., arXiv 1910.02054, section 7: stages 1 and 2 reduce-scatter gradients and gather
-weights, the volume of an all-reduce; stage 3 gathers the weights for every forward and every backward pass.
+weights, the volume of an all-reduce; stage 3 gathers the weights for every forward and every backward pass. Stage 2
+keeps no whole gradients, so that without a pipeline it reduces them after every micro-batch.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class LocalParams:
 
 
 def local_params(workload: Workload, layouts: LayoutBatch, stage_layers: FloatArray) -> LocalParams:
-    """Return the parameters of one rank whose stage has `stage_layers`; the vocabulary is spread over the stages."""
+    """Return the parameters of one rank whose stage has `stage_layers`; each end of a pipeline has a vocabulary."""
     w, tp = workload, layouts.tp
     moe_share = w.num_moe_layers / w.num_layers
     per_layer = w.attention_params + 2 * w.norm_params
     per_layer = per_layer + (1 - moe_share) * w.dense_mlp_params + moe_share * w.shared_params
-    tables = w.embedding_params * (2 - w.tied) / np.minimum(layouts.pp, 2)
+    tables = w.embedding_params * np.where(layouts.pp > 1, 1.0, 2 - w.tied)
     experts = moe_share * w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
     return LocalParams((per_layer * stage_layers + tables) / tp, experts * stage_layers)
 
@@ -70,8 +71,10 @@ def data_time(
     hidden = c.data_overlap * pass_s * (2 / 3)
     plain = _exposed(2 * gradients, hidden)
     sharded = _exposed((gradients + weights) * c.shard_penalty, hidden)
+    often = _exposed(gradients, hidden) * m + _exposed(weights, hidden)
     each_pass = _exposed(2 * weights + gradients, c.data_overlap * pass_s) * m
-    return np.where(layouts.zero == 0, plain, np.where(layouts.zero < 3, sharded, each_pass))
+    reduces_often = (layouts.zero == 2) & (layouts.pp == 1)
+    return np.select([layouts.zero == 0, layouts.zero == 3, reduces_often], [plain, each_pass, often], sharded)
 
 
 def _exposed(traffic: FloatArray, hidden: FloatArray) -> FloatArray:

@@ -35,7 +35,6 @@ def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> H
     loss = (hidden + head.backward_vocab * vocab) * stage.tokens
     projection = (hidden + HALF * vocab) * stage.tokens + head.weight_gradient * vocab * workload.hidden
     going_forward = (hidden + head.forward_hidden * workload.hidden + head.forward_vocab * vocab) * stage.tokens
-    return HeadMemory(
-        forward=stage.is_last * going_forward,
-        backward=stage.is_last * np.maximum(loss, projection),
-    )
+    # Multi-token prediction computes logits and loss once more for each of its layers.
+    sets = stage.is_last + stage.mtp_layers
+    return HeadMemory(forward=sets * going_forward, backward=sets * np.maximum(loss, projection))

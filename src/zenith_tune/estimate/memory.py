@@ -15,13 +15,16 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.moments import CHANGING, Parts, buffers, moments
-from zenith_tune.estimate.stage import Stage
+from zenith_tune.estimate.stage import Stage, first_moe_rank, is_mixed
 from zenith_tune.estimate.state_memory import state_memory
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.stages import even_stage_layers
+from zenith_tune.units import GIB
 
 _TEMPORARY = ("activations", "working", "logits", "step")
+CONTEXT_SPREAD = 0.5 * GIB
+"""What CUDA contexts and communication buffers differ by between machines; stated, not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,12 @@ class MemoryEstimate:
     """What the device must hold: with the allocator's reserve, the CUDA context and communication buffers."""
     parts: Parts
 
+    @property
+    def unsure_bytes(self) -> FloatArray:
+        """Standard deviation of what no run measured: the reserve by its own size, the context by CONTEXT_SPREAD."""
+        result: FloatArray = np.hypot(self.parts["reserve"], CONTEXT_SPREAD)
+        return result
+
 
 def estimate_memory(
     workload: Workload,
@@ -44,10 +53,15 @@ def estimate_memory(
     coefficients: MemoryCoefficients,
     stage: FloatArray | None = None,
 ) -> MemoryEstimate:
-    """Return the memory of each layout on pipeline rank `stage`, or on the rank that needs the most."""
+    """Return the memory of each layout on pipeline rank `stage`, or on the rank that needs the most.
+
+    It is what most runs need: the account, times exp(log_middle) of the coefficients.
+    """
     if stage is None:
         stage = _fullest(workload, layouts, framework, coefficients)
     parts = _parts(workload, layouts, framework, coefficients, stage)
+    if coefficients.log_middle:
+        parts = {name: part * np.exp(coefficients.log_middle) for name, part in parts.items()}
     allocated = _total(parts)
     parts["reserve"] = coefficients.reserve * _total({name: parts[name] for name in _TEMPORARY})
     parts["context"] = np.full(len(layouts), coefficients.context_bytes)
@@ -56,28 +70,41 @@ def estimate_memory(
 
 
 def _fullest(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
-    """Return the pipeline rank that needs the most: the first, the second, or the last.
-
-    The first holds the embedding and the most micro-batches, the last the loss; the second may hold one layer more than
-    the first. All others hold no more than the second.
-    """
-    last = layouts.pp.astype(np.float64) - 1.0
-    first, second = np.zeros_like(last), np.minimum(last, 1.0)
-    best, peak = first, _peak(w, layouts, f, c, first)
-    for rank in [second, last] if _second_may_lead(w, layouts, f, second) else [last]:
+    """Return the pipeline rank that needs the most of those that may."""
+    best, *others = _likely_ranks(w, layouts, f)
+    peak = _peak(w, layouts, f, c, best)
+    for rank in others:
         other = _peak(w, layouts, f, c, rank)
         best = np.where(other > peak, rank, best)
         peak = np.maximum(peak, other)
     return best
 
 
+def _likely_ranks(w: Workload, layouts: LayoutBatch, f: FrameworkSpec) -> list[FloatArray]:
+    """Return the ranks that may need the most: the first, the last, and in between the first ones of their kind.
+
+    The first holds the embedding and the most micro-batches, the last the loss; the second may hold one layer more than
+    the first. Where dense layers lead the model, the rank at which they end and the next may be heavier than those. All
+    others hold no more than one of these.
+    """
+    last = layouts.pp.astype(np.float64) - 1.0
+    first, second = np.zeros_like(last), np.minimum(last, 1.0)
+    if is_mixed(w) and f.pipeline_split == "cost":
+        # Dealt by cost, any stage may have a layer more than the one before.
+        return [np.minimum(last, float(rank)) for rank in range(int(layouts.pp.max(initial=1)))]
+    if is_mixed(w):
+        with_experts = first_moe_rank(w, layouts, f)
+        between = np.maximum(with_experts - 1.0, second)
+        return [first, second, last, with_experts, *([between] if (between > second).any() else [])]
+    return [first, second, last] if _second_may_lead(w, layouts, f, second) else [first, last]
+
+
 def _second_may_lead(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, second: FloatArray) -> bool:
-    """Tell whether any layout's second stage has more layers than its first, or experts where the first has none."""
-    mixed = (np.asarray(w.num_moe_layers) > 0) & (np.asarray(w.num_moe_layers) < w.num_layers)
+    """Tell whether any layout's second stage has more layers than its first."""
     if f.pipeline_split == "cost":
-        return bool(mixed.any())
+        return False
     more = even_stage_layers(w.num_layers, layouts, second) > even_stage_layers(w.num_layers, layouts, 0.0 * second)
-    return bool(mixed.any() or more.any())
+    return bool(more.any())
 
 
 def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, rank: FloatArray) -> FloatArray:

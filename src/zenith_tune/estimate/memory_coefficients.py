@@ -34,7 +34,7 @@ class MemoryCoefficients:
     context_bytes: float = 2.0 * GIB
     """CUDA context and communication buffers, outside the allocator."""
     log_middle: float = 0.0
-    """Logarithm of what most runs measure over the estimate."""
+    """Logarithm of what most runs measure over the account; the estimate is the account times its exponential."""
     variant_share: float = 0.0
     """Share of runs of the framework's variant, where it has one."""
     log_errors: tuple[float, ...] = even_quantiles(0.06)
@@ -43,12 +43,13 @@ class MemoryCoefficients:
     @property
     def interval(self) -> tuple[float, float]:
         """The 90% interval of the logarithm of measured over estimated."""
-        errors, levels = self.log_errors, [(i + 0.5) / len(self.log_errors) for i in range(len(self.log_errors))]
-        return float(np.interp(0.05, levels, errors)), float(np.interp(0.95, levels, errors))
+        return self._error(0.05), self._error(0.95)
 
     @property
     def log_spread(self) -> float:
         """Standard deviation of the logarithm of measured over estimated, from the middle of its quantiles."""
-        size = len(self.log_errors)
-        low, high = self.log_errors[round(0.16 * size)], self.log_errors[min(round(0.84 * size), size - 1)]
-        return (high - low) / 2.0
+        return (self._error(0.84) - self._error(0.16)) / 2.0
+
+    def _error(self, level: float) -> float:
+        levels = (np.arange(len(self.log_errors)) + 0.5) / len(self.log_errors)
+        return float(np.interp(level, levels, self.log_errors))

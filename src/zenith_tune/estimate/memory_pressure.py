@@ -11,7 +11,7 @@ import numpy as np
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.workload import Number
 
-TIGHT = 0.97
+TIGHT = 0.99
 """Share of the memory at which half of that price is paid."""
 WIDTH = 0.01
 """How gradually, as a share of the memory, a step slows down."""

@@ -8,37 +8,81 @@ from __future__ import annotations
 
 import numpy as np
 
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.memory import MemoryEstimate, estimate_memory
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
+from zenith_tune.estimate.workload import Workload
+from zenith_tune.layouts.layout_batch import LayoutBatch
+
+LEAST_SPREAD = 1e-3
+"""Of the logarithm; what calibrations without any error are taken to have."""
 
 
-def oom_probability(device_bytes: FloatArray, usable_bytes: FloatArray | float, c: MemoryCoefficients) -> FloatArray:
+def layout_risk(
+    w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, usable_bytes: FloatArray | float
+) -> tuple[MemoryEstimate, FloatArray]:
+    """Return the memory of layouts, and the probability that each needs more than its device has.
+
+    Where runs may be of a variant of the framework, the probability is that of both, `c.variant_share` of the latter.
+    """
+    memory = estimate_memory(w, layouts, f, c)
+    risk = oom_probability(memory.device_bytes, usable_bytes, c, memory.unsure_bytes)
+    if not (f.variant and c.variant_share):
+        return memory, risk
+    variant = estimate_memory(w, layouts, load_framework(f.variant), c)
+    other = oom_probability(variant.device_bytes, usable_bytes, c, variant.unsure_bytes)
+    return memory, (1.0 - c.variant_share) * risk + c.variant_share * other
+
+
+def oom_probability(
+    device_bytes: FloatArray,
+    usable_bytes: FloatArray | float,
+    c: MemoryCoefficients,
+    unsure_bytes: FloatArray | float = 0.0,
+) -> FloatArray:
     """Return the probability that a layout needs more than the device has.
+
+    The errors of measured runs are of what the allocator gave out. `unsure_bytes`, the standard deviation of what lies
+    beyond, widens them: as independent errors do, in quadrature.
 
     >>> oom_probability(np.array([60e9, 80e9, 100e9]), 80e9, MemoryCoefficients()).round(2).tolist()
     [0.0, 0.5, 1.0]
     """
-    room = np.log(usable_bytes / device_bytes)
     errors = np.asarray(c.log_errors)
-    spread = max(c.log_spread, 1e-3)
+    spread, middle = _spread(c), float(np.median(errors))
+    wider = np.hypot(spread, unsure_bytes / device_bytes) / spread
+    room = middle + (np.log(usable_bytes / device_bytes) - middle) / wider
     points = np.concatenate([[errors[0] - 2 * spread], errors, [errors[-1] + 2 * spread]])
     levels = np.concatenate([[0.0], (np.arange(len(errors)) + 0.5) / len(errors), [1.0]])
     result: FloatArray = 1.0 - np.interp(room, points, levels)
     return result
 
 
+def memory_spread(memory: MemoryEstimate, c: MemoryCoefficients) -> FloatArray:
+    """Return the standard deviation of the logarithm of needed over estimated device memory."""
+    result: FloatArray = np.hypot(c.log_spread, memory.unsure_bytes / memory.device_bytes)
+    return result
+
+
 def memory_quantiles(
-    estimated: FloatArray, levels: tuple[float, ...], c: MemoryCoefficients, variant: FloatArray | None = None
+    estimated: FloatArray,
+    levels: tuple[float, ...],
+    c: MemoryCoefficients,
+    variant: FloatArray | None = None,
+    spread: FloatArray | None = None,
 ) -> FloatArray:
     """Return one row per level: what a measurement stays under with that probability.
 
-    Where runs may be of a variant of the framework, it is a mixture of both, `c.variant_share` of the latter.
+    Where runs may be of a variant of the framework, it is a mixture of both, `c.variant_share` of the latter. `spread`
+    is that of `memory_spread` where device memory is estimated, and not what the allocator gives out.
 
     >>> memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist()
     [90.0, 100.0, 111.0]
     """
-    errors = np.exp(np.asarray(c.log_errors))
-    samples, weights = estimated[:, None] * errors, np.full(len(errors), 1.0)
+    errors = np.exp(_widened(c, np.full(len(estimated), c.log_spread) if spread is None else spread))
+    samples, weights = estimated[:, None] * errors, np.full(len(c.log_errors), 1.0)
     if variant is not None and c.variant_share:
         samples = np.concatenate([samples, variant[:, None] * errors], axis=1)
         weights = np.concatenate([weights * (1.0 - c.variant_share), weights * c.variant_share])
@@ -48,3 +92,15 @@ def memory_quantiles(
     below = (heights.cumsum(axis=1) - heights / 2.0) / weights.sum()
     pairs = list(zip(below, ordered, strict=True))
     return np.array([[np.interp(level, row, values) for row, values in pairs] for level in levels])
+
+
+def _widened(c: MemoryCoefficients, spread: FloatArray) -> FloatArray:
+    """Return the errors of the coefficients, one row for each `spread` that they are to have."""
+    errors = np.asarray(c.log_errors)
+    middle = float(np.median(errors))
+    result: FloatArray = middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
+    return result
+
+
+def _spread(c: MemoryCoefficients) -> float:
+    return max(c.log_spread, LEAST_SPREAD)

@@ -35,7 +35,7 @@ def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
     full = stage.layouts.recompute >= RECOMPUTE_UNIFORM
     mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens * stage.in_flight)
     saved = c.activations * acts.saved + mask
-    gradients = np.zeros_like(saved) if f.frees_gradients else state.gradients
+    gradients = _before_backward(stage, f, state)
     kept_casts = state.head_casts + np.where(full, 0.0, state.layer_casts)
     found = [
         {"activations": saved, "logits": c.logits * head.forward, "casts": state.layer_casts + state.head_casts},
@@ -47,3 +47,10 @@ def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
     if f.frees_gradients:
         found.append({"gradients": state.gradients, "working": c.activations * acts.one_layer})
     return [*found, {"gradients": state.gradients, "step": state.step}]
+
+
+def _before_backward(stage: Stage, f: FrameworkSpec, state: StateMemory) -> FloatArray:
+    """Return the gradients that are there when a backward pass begins: those of the micro-batches before it."""
+    if not f.frees_gradients:
+        return state.gradients
+    return np.where(stage.layouts.num_micro_batches > 1, state.gradients, 0.0)

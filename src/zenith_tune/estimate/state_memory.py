@@ -57,19 +57,37 @@ class StateMemory:
 def stage_params(workload: Workload, stage: Stage) -> StageParams:
     """Count the parameters on one rank of a stage."""
     w, at, tp = workload, stage.layouts, stage.tp
-    norms = 2.0 * w.norm_params
-    dense = stage.dense_layers * ((w.attention_params + w.dense_mlp_params) / tp + norms)
-    moe_layers = stage.moe_layers + w.num_mtp_layers * stage.is_last
-    moe = moe_layers * ((w.attention_params + w.shared_params) / tp + norms + w.num_experts * w.hidden)
-    experts = moe_layers * (w.num_experts * w.expert_params / (at.ep * at.etp))
-    table = stage.padded_vocab * w.hidden
-    alone = stage.is_first * stage.is_last
+    has_experts = np.asarray(w.num_moe_layers) > 0
+    dense_layers = stage.dense_layers + np.where(has_experts, 0.0, stage.mtp_layers)
+    moe_layers = stage.moe_layers + np.where(has_experts, stage.mtp_layers, 0.0)
+    whole = 2.0 * w.norm_params + w.whole_attention_params
+    attention = w.attention_params - w.whole_attention_params
+    dense = dense_layers * ((attention + w.dense_mlp_params) / tp + whole)
+    moe = moe_layers * ((attention + w.shared_params) / tp + whole + w.num_experts * w.hidden)
     return StageParams(
-        matrices=dense + moe + stage.is_last * w.norm_params,
-        experts=experts,
-        embedding=stage.is_first * (table * (1.0 - alone * w.tied) + w.position_params),
-        head=stage.is_last * table,
+        matrices=dense + moe + stage.is_last * w.norm_params + _joins(w, stage),
+        experts=moe_layers * (w.num_experts * w.expert_params / (at.ep * at.etp)),
+        embedding=_embedding(w, stage),
+        head=stage.is_last * (stage.padded_vocab * w.hidden),
     )
+
+
+def _embedding(w: Workload, stage: Stage) -> FloatArray:
+    """Return the embedding's parameters; the stage that predicts several tokens has a copy (`mtp_process`)."""
+    here = np.maximum(stage.is_first, stage.mtp_layers > 0)
+    # A table that serves as the output layer too is counted there.
+    table = stage.padded_vocab * w.hidden * (1.0 - stage.is_last * w.tied)
+    result: FloatArray = here * (table + w.position_params)
+    return result
+
+
+def _joins(w: Workload, stage: Stage) -> FloatArray:
+    """Return what joins a hidden state and the next token's embedding: a matrix of 2h by h, and three norms.
+
+    MultiTokenPredictionLayer of Megatron Core: eh_proj; enorm, hnorm and final_layernorm.
+    """
+    result: FloatArray = stage.mtp_layers * (2.0 * w.hidden**2 / stage.tp + 3.0 * w.norm_params)
+    return result
 
 
 def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> StateMemory:

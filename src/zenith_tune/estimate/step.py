@@ -10,9 +10,8 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.estimate import Estimate
 from zenith_tune.estimate.machine import Machine
-from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_pressure import slowdown
-from zenith_tune.estimate.memory_risk import oom_probability
+from zenith_tune.estimate.memory_risk import layout_risk, memory_spread
 from zenith_tune.estimate.time import estimate_time
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
@@ -26,19 +25,18 @@ def estimate(
     coefficients = calibration.time.coefficients_for(
         gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
     )
-    memory = estimate_memory(workload, layouts, job.framework, calibration.memory)
-    time = estimate_time(workload, machine, layouts, job.framework, coefficients)
     capacity = float(cluster.gpu.memory_bytes)
+    memory, risk = layout_risk(workload, layouts, job.framework, calibration.memory, capacity)
+    time = estimate_time(workload, machine, layouts, job.framework, coefficients)
     longer = slowdown(memory.device_bytes, capacity, coefficients.thrash)
     parts = dict(time.parts)
     parts["memory"] = time.step_s * (longer - 1)
-    size = len(layouts)
     return Estimate(
         step_s=time.step_s * longer,
         time_parts=parts,
         memory_bytes=memory.device_bytes,
         memory_parts=memory.parts,
-        step_spread=np.full(size, calibration.time.spread),
-        memory_spread=np.full(size, calibration.memory.log_spread),
-        oom_probability=oom_probability(memory.device_bytes, capacity, calibration.memory),
+        step_spread=np.full(len(layouts), calibration.time.spread),
+        memory_spread=memory_spread(memory, calibration.memory),
+        oom_probability=risk,
     )

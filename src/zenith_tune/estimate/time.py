@@ -50,6 +50,8 @@ def estimate_time(
     layer = _layer(w, machine, layouts, c)
     head_s = head_time(w, machine, layouts, c)
     m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
+    # The layers that predict further tokens stand behind the last one.
+    head_s = head_s + w.num_mtp_layers * layers_s
     slowest_s = np.maximum(loads.fullest * layers_s, loads.last * layers_s + head_s)
     through_s = w.num_layers * layers_s + head_s
     # Every micro-batch passes the slowest stage; the first one also passes all the others (Narayanan et al. 2021).

@@ -9,6 +9,22 @@ import numpy as np
 
 from zenith_tune.estimate.estimate import FloatArray
 
+SHARES = frozenset(
+    {
+        "gemm_efficiency",
+        "attention_efficiency",
+        "memory_efficiency",
+        "expert_efficiency",
+        "fast_efficiency",
+        "slow_efficiency",
+        "tensor_exposed",
+        "expert_exposed",
+        "handover_exposed",
+        "data_overlap",
+    }
+)
+"""Coefficients that are shares of something, and never more than all of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeCoefficients:
@@ -73,7 +89,8 @@ class TimeCoefficients:
 
     def with_vector(self, names: tuple[str, ...], vector: FloatArray) -> Self:
         """Return a copy with the named coefficients taken from their logarithms."""
-        return replace(self, **{name: float(np.exp(value)) for name, value in zip(names, vector, strict=True)})
+        values = {name: float(np.exp(value)) for name, value in zip(names, vector, strict=True)}
+        return replace(self, **{name: min(value, 1.0) if name in SHARES else value for name, value in values.items()})
 
     def to_dict(self) -> dict[str, float]:
         """Return the coefficients by name."""

@@ -52,6 +52,8 @@ class Workload:
     norm_params: Number
     num_mtp_layers: Number
     position_params: Number
+    whole_attention_params: Number = 0.0
+    """Those of the attention that every tensor-parallel rank has whole: down-projections of latent attention."""
     qk_norm: Number = 0.0
     """1 where queries and keys are normed, else 0."""
 
@@ -83,6 +85,7 @@ class Workload:
             norm_params=float(model.norm_params),
             num_mtp_layers=float(model.num_mtp_layers),
             position_params=float(model.num_positions * model.hidden),
+            whole_attention_params=float(model.whole_attention_params),
             qk_norm=float(model.qk_norm),
         )
 
@@ -90,3 +93,7 @@ class Workload:
     def stack(cls, workloads: list[Self]) -> Self:
         """Join the workloads of many rows into one of arrays."""
         return cls(**{f.name: np.array([getattr(w, f.name) for w in workloads], np.float64) for f in fields(cls)})
+
+    def take(self, chosen: npt.NDArray[np.bool_]) -> Self:
+        """Return the rows that are chosen, of a workload of rows."""
+        return type(self)(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})

@@ -22,7 +22,7 @@ class FrameworkLimits:
 _WHOLE_LAYERS = ("none", "full/uniform")
 _KIN = FrameworkLimits()
 _FSDP = FrameworkLimits(sizes=("tp", "cp"), zero_stages=(0, 2, 3), recompute=_WHOLE_LAYERS)
-_CORE = ("megatron", "megatron-local", "megatron-ci", "ms-swift")
+_CORE = ("megatron", "megatron-local", "megatron-ci")
 LIMITS = {
     **dict.fromkeys(_CORE, FrameworkLimits(layout_strings=True)),
     "deepspeed": FrameworkLimits(sizes=(), zero_stages=(0, 1, 2, 3), recompute=_WHOLE_LAYERS),

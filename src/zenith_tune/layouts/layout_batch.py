@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -89,8 +88,3 @@ class LayoutBatch:
     def concatenate(cls, batches: list[Self]) -> Self:
         """Join batches end to end."""
         return cls(**{f.name: np.concatenate([getattr(batch, f.name) for batch in batches]) for f in fields(cls)})
-
-    def slices(self, size: int) -> Iterator[Self]:
-        """Yield the batch in pieces of at most `size` layouts."""
-        for start in range(0, len(self), size):
-            yield self.take(np.arange(start, min(start + size, len(self))))

@@ -8,7 +8,6 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError
 
-PINNABLE = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "zero", "recompute", "recompute_layers", "sp", "flash")
 RECOMPUTE = ("none", "selective", "full/uniform", "full/block")
 SPACES = ("default", "all")
 MAX_LAID_OUT = 8

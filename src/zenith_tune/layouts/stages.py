@@ -43,14 +43,37 @@ def _uneven_stage_layers(num_layers: Number, pp: FloatArray, chunks: FloatArray,
 
     The accounted split is the one without larger chunks.
     """
-    inner = np.asarray((num_layers + ACCOUNTED) // chunks)
-    outer = np.maximum(inner - 1.0, 1.0)
-    extra = num_layers - 2.0 * outer - (chunks - 2.0) * inner
-    larger = np.minimum(extra, chunks - 2.0)
+    inner, outer, extra, larger = _uneven_chunks(num_layers, chunks)
     # Chunks 1 to `larger` have one more; counted with chunk 0, which is taken off the first stage again.
     dealt = chunks / pp * inner + (larger + pp - stage) // pp
     first = inner - outer + 1.0 - (extra - larger)
     result: FloatArray = dealt - (stage == 0) * first - (stage == pp - 1.0) * (inner - outer)
+    return result
+
+
+def _uneven_chunks(num_layers: Number, chunks: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return the layers of most chunks and of both ends, how many are left, and how many chunks take one of those."""
+    inner = np.asarray((num_layers + ACCOUNTED) // chunks)
+    outer = np.maximum(inner - 1.0, 1.0)
+    extra = num_layers - 2.0 * outer - (chunks - 2.0) * inner
+    return inner, outer, extra, np.minimum(extra, chunks - 2.0)
+
+
+def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatArray) -> FloatArray:
+    """Return the layers ahead of a chunk of an even or uneven `pipeline_split`; all of them behind the last chunk.
+
+    >>> layers_before_chunk(61.0, LayoutBatch.of(pp=[4] * 4, vp=2), np.array([0.0, 1, 7, 8])).tolist()
+    [0.0, 7.0, 55.0, 61.0]
+    """
+    pp = layouts.pp.astype(np.float64)
+    chunks = pp * layouts.vp
+    # Where a chunk would be empty, stages count as the fullest does.
+    shared = np.where(num_layers < chunks, np.ceil(num_layers / pp) / layouts.vp, num_layers / chunks)
+    inner, outer, extra, larger = _uneven_chunks(num_layers, chunks)
+    first = outer + extra - larger
+    laid_out = np.where(chunk > 0, first + (chunk - 1.0) * inner + np.minimum(chunk - 1.0, larger), 0.0)
+    uneven = (pp > 1) & (num_layers % chunks != 0) & (num_layers >= chunks)
+    result: FloatArray = np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
     return result
 
 
@@ -65,11 +88,21 @@ def cost_stage_layers(
     >>> cost_stage_layers(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
     [6.0, 5.0, 5.0, 0.0]
     """
-    upto = _layers_upto(num_layers, layer_cost, head_cost, pp, stage)
-    before = np.where(
-        np.asarray(stage) > 0, _layers_upto(num_layers, layer_cost, head_cost, pp, np.asarray(stage) - 1.0), 0.0
-    )
-    result: FloatArray = upto - before
+    split = (num_layers, layer_cost, head_cost, pp)
+    result: FloatArray = _layers_upto(*split, stage) - layers_before_cost_stage(*split, stage)
+    return result
+
+
+def layers_before_cost_stage(
+    num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
+) -> FloatArray:
+    """Return the layers ahead of a stage where blocks are dealt by cost.
+
+    >>> layers_before_cost_stage(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
+    [0.0, 6.0, 11.0, 16.0]
+    """
+    before = np.asarray(stage) - 1.0
+    result: FloatArray = np.where(before >= 0, _layers_upto(num_layers, layer_cost, head_cost, pp, before), 0.0)
     return result
 
 

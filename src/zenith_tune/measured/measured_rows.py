@@ -23,6 +23,7 @@ from zenith_tune.units import GIB, MIB
 
 FLASH_YEAR = 2023
 """Runs of earlier years had neither flash attention nor, unless they say so, sequence parallelism."""
+YES, NO = frozenset({"yes", "true", "1", "on"}), frozenset({"no", "false", "0", "off"})
 DOUBTS = ("FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?")
 """Words in the notes by which a source's rows are marked as no fair comparison."""
 FRAMEWORKS = (
@@ -150,8 +151,8 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
     year = number(row, "year") or FLASH_YEAR
     unfused = row.get("attention", "") == "unfused" or notes.get("impl") == "local"
     layout["flash_attention"] = not unfused and (year >= FLASH_YEAR or "h200" in row["source_id"])
-    stated = row.get("seq_parallel")
-    layout["sequence_parallel"] = stated == "yes" if stated else year >= FLASH_YEAR
+    stated = row.get("seq_parallel", "").strip().lower()
+    layout["sequence_parallel"] = stated in YES if stated in YES | NO else year >= FLASH_YEAR
     return layout
 
 

@@ -45,5 +45,7 @@ class MeasuredRun:
 
     @property
     def landscape(self) -> tuple[str, str]:
-        """The model and the cluster, the unit in which data is held out."""
-        return self.model_name, f"{self.gpu}x{self.num_gpus}"
+        """The model and the cluster, the unit in which data is held out; a model is its shape, whatever its name."""
+        shape = self.model
+        name = f"{shape.num_layers}x{shape.hidden}x{shape.num_experts}" if shape else self.model_name
+        return name, f"{self.gpu}x{self.num_gpus}"

@@ -15,8 +15,13 @@ from zenith_tune.layouts.axes import Axes
 from zenith_tune.layouts.constraints import check_batch
 from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planning.pinned_reason import PinnedValues
 
 MAX_TRIED = 24
+
+
+MAX_BATCH, MAX_SEQ = 10_000_000, 100_000_000
+"""Larger than any job has; beyond, whole numbers of 32 bits run over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +36,15 @@ class DeadEnd:
 
     def refuse(self) -> None:
         """Raise where the sizes and the batch leave nothing."""
+        for name, value, most in (("batch", self.global_batch, MAX_BATCH), ("sequence", self.job.seq_len, MAX_SEQ)):
+            if not 1 <= value <= most:
+                raise UsageError(f"the {name} must be 1 to {most:,}, but got {value}: give another")
         if not self.has_layouts():
             raise self.error()
 
     def has_layouts(self) -> bool:
-        """Tell whether some ranks take the batch."""
-        return any(self._takes_batch(dp) for dp in self.data_ranks())
+        """Tell whether the fixed values hold the rules, and some ranks take the batch."""
+        return self._pinned_reason() is None and any(self._takes_batch(dp) for dp in self.data_ranks())
 
     def data_ranks(self) -> set[int]:
         """Return every size of data parallelism that the other sizes leave."""
@@ -49,20 +57,35 @@ class DeadEnd:
     def error(self) -> UsageError:
         """Return which rule leaves nothing, and what is nearest."""
         nearest = [text for text in (self._nearest_batch(), self._nearest_gpus()) if text]
-        cure = f"nearest are {' and '.join(nearest)}" if nearest else "fix fewer values, or change batch and GPUs"
+        cure = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
         what = f"no layout is left for {self.num_gpus} GPUs and batch {self.global_batch}"
         return UsageError(f"{what}: {self._reason()}: {cure}")
 
+    def _pinned_reason(self) -> str | None:
+        at = PinnedValues(
+            model=self.model,
+            job=self.job,
+            num_gpus=self.num_gpus,
+            global_batch=self.global_batch,
+            pinned=self.space.pinned,
+        )
+        return at.reason()
+
     def _reason(self) -> str:
+        if (pinned := self._pinned_reason()) is not None:
+            return pinned
         ranks = self.data_ranks()
         if ranks:
-            smallest = min(ranks)
-            reason = check_batch(self.global_batch, dp=smallest, mbs=1)
-            return reason or f"the fixed values leave no micro-batch for dp {smallest}"
+            return self._batch_reason(min(ranks))
         axes = self._axes()
         axes.tensor(), axes.context(), axes.pipeline()
         cuts = axes.log.cuts()
         return cuts[0].example if cuts else f"the fixed sizes do not divide {self.num_gpus} GPUs"
+
+    def _batch_reason(self, dp: int) -> str:
+        mbs = self.space.pinned.get("mbs", 1)
+        reason = check_batch(self.global_batch, dp=dp, mbs=int(mbs))
+        return reason or "the fixed values leave nothing together, though each of them is legal"
 
     def _takes_batch(self, dp: int) -> bool:
         if self.global_batch % dp:

@@ -29,6 +29,8 @@ class Step:
     planned: PlannedLayout
     gain: float
     """How much more speed, as a fraction, with the risk counted; infinite where it fits only now."""
+    saved_bytes: float
+    """Memory that it saves; negative where it takes more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,14 @@ class Explanation:
     broken: tuple[str, ...]
     """The rules that it breaks, in words; the estimate is then of a run that the framework would refuse."""
     planned: PlannedLayout | None
-    """None where its sizes do not even multiply to the GPUs."""
+    """None where its sizes do not even multiply to the GPUs; with room where it does not fit."""
+    verdict: str
+    """What keeps it from fitting; nothing where it fits."""
     stages: tuple[StageMemory, ...]
     steps: tuple[Step, ...]
-    """Single changes that make it faster, the best first."""
+    """Single changes that better it, the fastest first."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is taken to fit, whatever other rules it breaks."""
+        return self.planned is not None and not self.verdict

@@ -12,18 +12,33 @@ from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rules import broken_rules
-from zenith_tune.layouts.pipeline_split import layers_per_chunk
+from zenith_tune.layouts.pipeline_split import is_even, layers_per_chunk
+from zenith_tune.layouts.search_space import SearchSpace
 
 SIZES = ("tp", "pp", "cp", "ep", "etp")
 
 
-def neighbours(model: ModelSpec, job: JobSpec, layout: Layout) -> list[Layout]:
-    """Return every legal layout one step away."""
+def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpace | None = None) -> list[Layout]:
+    """Return every legal layout one step away that a space has."""
+    inside = space or SearchSpace()
     steps = {*_sizes(layout), *_chunks(model, layout), *_micro_batches(layout), *_recompute(model, layout)}
     steps |= {replace(layout, zero=stage) for stage in limits_of(job.framework.name).zero_stages}
     steps |= {replace(layout, sequence_parallel=not layout.sequence_parallel)}
     legal = [_fitted(model, step) for step in steps - {layout}]
-    return sorted({step for step in legal if not broken_rules(model, job, step)} - {layout}, key=str)
+    return sorted(
+        {step for step in legal if _is_in(inside, model, step) and not broken_rules(model, job, step)} - {layout},
+        key=str,
+    )
+
+
+def _is_in(space: SearchSpace, model: ModelSpec, layout: Layout) -> bool:
+    """Tell whether a layout keeps the bounds and the given values of a space, and is cut as it allows."""
+    values: dict[str, int | str] = {name: getattr(layout, name) for name in (*SIZES, "vp", "dp", "zero")}
+    values |= {"mbs": layout.micro_batch, "recompute": layout.recompute, "recompute_layers": layout.recompute_layers}
+    values |= {"sp": int(layout.sequence_parallel), "flash": int(layout.flash_attention)}
+    is_cut = space.uneven_splits or is_even(model.num_layers, pp=layout.pp, vp=layout.vp)
+    is_kept = layout.recompute in space.recompute
+    return is_cut and is_kept and all(space.allows(name, value) for name, value in values.items())
 
 
 def _sizes(layout: Layout) -> Iterator[Layout]:

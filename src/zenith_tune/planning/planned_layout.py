@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_name import layout_name
@@ -23,6 +23,8 @@ CAUSES = {
     PRESSURE: "memory (nearly full)",
 }
 """What a person calls the parts of a step; recomputation is time paid for memory."""
+SHORT = {"recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
+"""The same in a few letters, where the long name is too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,19 @@ class PlannedLayout:
         """Step time if the GPU had memory to spare: without what a full one loses to its allocator."""
         return self.step_s - self.time_parts.get(PRESSURE, 0.0)
 
+    def with_room(self) -> PlannedLayout:
+        """Return the same layout as it would run on a GPU with memory to spare."""
+        factor = self.roomy_s / self.step_s
+        low, high = self.step_interval_s
+        return replace(
+            self,
+            step_s=self.roomy_s,
+            step_interval_s=(low * factor, high * factor),
+            time_parts={name: part for name, part in self.time_parts.items() if name != PRESSURE},
+            tokens_per_s=self.tokens_per_s / factor,
+            mfu=self.mfu / factor,
+        )
+
     @property
     def tokens_per_s_per_gpu(self) -> float:
         """Speed of one GPU."""
@@ -78,5 +93,7 @@ class PlannedLayout:
 
         A step is never all work, so that `compute` alone would not say what to look at.
         """
-        shown = [f"{cause} {share:.0%}" for cause, share in self.shares.items()]
-        return ", ".join(shown[: 2 if next(iter(self.shares), "") == "compute" else 1])
+        parts = sorted(self.time_parts.items(), key=lambda part: -part[1])
+        names = [(SHORT.get(name, CAUSES.get(name, name)), seconds) for name, seconds in parts if seconds > 0]
+        shown = [f"{name} {seconds / self.step_s:.0%}" for name, seconds in names]
+        return ", ".join(shown[: 2 if names and names[0][0] == "compute" else 1])

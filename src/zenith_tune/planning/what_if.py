@@ -12,7 +12,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.node_counts import refuse_counts
 from zenith_tune.errors import UsageError
-from zenith_tune.units import GIB
+from zenith_tune.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from zenith_tune.planning.plan import Plan
@@ -69,6 +69,20 @@ class WhatIf:
     text: str
     before: Plan
     after: Plan
+
+    @property
+    def hint(self) -> str | None:
+        """What was perhaps meant, where memory was to be added and is set to less than there is."""
+        old, new = (plan.cluster.gpu.memory_bytes for plan in (self.before, self.after))
+        change = next((change for change in parse_changes(self.text) if change.key == "mem"), None)
+        if change is None or change.is_relative or new >= old:
+            return None
+        return f"mem={change.value:g} is less than the {format_bytes(old)} of now: mem=+{change.value:g} adds to it"
+
+    @property
+    def fits(self) -> bool:
+        """Whether some layout fits, before or after."""
+        return bool(self.before.best or self.after.best)
 
     @property
     def gain(self) -> float | None:

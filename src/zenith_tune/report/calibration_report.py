@@ -10,6 +10,8 @@ from zenith_tune.calibrate.calibration_fit import CalibrationFit
 from zenith_tune.units import count, format_gain
 
 MAX_MOVES, MAX_REASONS = 8, 6
+MUCH = 0.25
+"""A median error beyond which the runs are likely not what they are said to be."""
 
 
 def calibration_lines(fit: CalibrationFit) -> Iterator[str]:
@@ -44,6 +46,8 @@ def _time_lines(fit: CalibrationFit) -> Iterator[str]:
     low, high = (format_gain(end) for end in fit.interval)
     error = f"median {fit.median_error:.1%}, 90% of step times {low} to {high} from the predicted"
     yield f"  error where each {fit.held_out} is predicted without it: {error}"
+    if fit.median_error > MUCH:
+        yield "  that is much: check that model, cluster and layouts of the runs are as stated"
 
 
 def calibration_object(fit: CalibrationFit, path: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planning.explanation import Explanation
+from zenith_tune.planning.explanation import Explanation, Step
 from zenith_tune.planning.plan import NearMiss, Plan
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.planning.what_if import WhatIf
@@ -16,8 +16,8 @@ from zenith_tune.planning.what_if import WhatIf
 Json = dict[str, Any]
 
 
-def plan_object(plan: Plan) -> Json:
-    """Return a plan as a plain object."""
+def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
+    """Return a plan as a plain object; `enough_gpus` is how many would do where nothing fits."""
     return {
         **_situation(plan),
         "risk": plan.risk,
@@ -26,6 +26,7 @@ def plan_object(plan: Plan) -> Json:
         "num_not_fitting": plan.num_not_fitting,
         "dropped": [_cut(cut) for cut in plan.cuts],
         "left_out": list(plan.left_out),
+        "enough_gpus": enough_gpus,
         "best": [planned_object(planned) for planned in plan.best],
         "near_misses": [_near_miss(miss) for miss in plan.near_misses],
     }
@@ -61,19 +62,22 @@ def explanation_object(explanation: Explanation) -> Json:
     return {
         "layout": layout_object(explanation.layout) if explanation.planned else asdict(explanation.layout),
         "broken_rules": list(explanation.broken),
+        "fits": explanation.fits,
+        "verdict": explanation.verdict,
         "estimate": planned_object(explanation.planned) if explanation.planned else None,
         "stages": [{"stage": stage.stage, "memory_parts_bytes": stage.parts} for stage in explanation.stages],
-        "better": [
-            {"change": step.change, "gain": _finite(step.gain), **planned_object(step.planned)}
-            for step in explanation.steps
-        ],
+        "better": [{**_step(step), **planned_object(step.planned)} for step in explanation.steps],
     }
+
+
+def _step(step: Step) -> Json:
+    return {"change": step.change, "gain": _finite(step.gain), "saved_bytes": step.saved_bytes}
 
 
 def what_if_object(what_if: WhatIf) -> Json:
     """Return two plans and the gain as a plain object."""
     before, after = plan_object(what_if.before), plan_object(what_if.after)
-    return {"what_if": what_if.text, "gain": what_if.gain, "before": before, "after": after}
+    return {"what_if": what_if.text, "gain": what_if.gain, "hint": what_if.hint, "before": before, "after": after}
 
 
 def _situation(plan: Plan) -> Json:
@@ -97,7 +101,7 @@ def _cut(cut: Cut) -> Json:
 
 def _near_miss(miss: NearMiss) -> Json:
     why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "cure": miss.cure}
-    return {**why, **planned_object(miss.planned), "step_with_room_s": miss.planned.roomy_s}
+    return {**why, **planned_object(miss.planned)}
 
 
 def _finite(number: float) -> float | None:

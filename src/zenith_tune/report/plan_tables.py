@@ -9,7 +9,7 @@ from rich.text import Text
 
 from zenith_tune.planning.explanation import StageMemory
 from zenith_tune.planning.planned_layout import CAUSES, PlannedLayout
-from zenith_tune.units import format_bytes, format_seconds, format_spread
+from zenith_tune.units import GIB, format_bytes, format_seconds
 
 MAX_STAGES = 6
 LEAST_SHARE = 0.0005
@@ -21,8 +21,8 @@ def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -
     """Return layouts as a table, in their order."""
     table = _table()
     table.add_column("", justify="right", no_wrap=True)
-    table.add_column("layout", overflow="fold", min_width=24)
-    for name in (*(["GPUs"] if show_gpus else []), "step", "tok/s/GPU", "MFU", "memory", "left", "OOM"):
+    table.add_column("layout", min_width=24)
+    for name in (*(["GPUs"] if show_gpus else []), "step", "tok/s/GPU", "MFU", "GiB (left)", "OOM"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     for number, planned in enumerate(layouts, start=1):
@@ -79,16 +79,15 @@ def risk_style(probability: float) -> str:
 
 
 def _table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold")
+    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
 
 
 def _cells(planned: PlannedLayout) -> list[Text]:
     return [
-        Text(format_seconds(planned.step_s) + format_spread(planned.step_spread)),
+        Text(format_seconds(planned.step_s)),
         Text(f"{planned.tokens_per_s_per_gpu:,.0f}"),
         Text(f"{planned.mfu:.1%}"),
-        Text(format_bytes(planned.memory_bytes)),
-        Text(format_bytes(planned.headroom_bytes)),
+        Text(f"{planned.memory_bytes / GIB:.1f} ({planned.headroom_bytes / GIB:.1f})"),
         Text(f"{planned.oom_probability:.0%}", style=risk_style(planned.oom_probability)),
         Text(planned.bound),
     ]
