@@ -31,7 +31,8 @@ def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[
         f"Written by `make scoreboard` on {date.today().isoformat()}. Every figure is of runs that were not fitted to: "
         "landscapes (a model on a cluster) are left out in turn, and predicted from the others. The form of the model "
         "was chosen with the data at hand; so were some constants that no fold fits anew: the waits of nanotron's "
-        "network (`handover_nodes`, `UNSHARDED_NODES`), its `thrash`, and from which share of the memory on a run slows down.",
+        "network (`handover_nodes`, `UNSHARDED_NODES`), its `thrash`, and from which share of the memory on a run "
+        "slows down.",
         "## Memory: error of the predicted peak",
         _memory(scores["memory"]),
         "## Fits or not: Ultra-Scale Playbook",

@@ -31,9 +31,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 @click.option("--model", required=True, metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
 @click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
 @click.option("--gbs", required=True, type=click.IntRange(1, 10_000_000), metavar="N", help="Global batch, in samples.")
-@click.option(
-    "--seq", required=True, type=click.IntRange(1, 100_000_000), metavar="N", help="Sequence length, in tokens."
-)
+@click.option("--seq", required=True, type=click.IntRange(1, 100_000_000), metavar="N", help="Sequence length.")
 @click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Layouts to show.")

@@ -155,9 +155,8 @@ class Planner:
         if not len(layouts):
             return []
         estimates = self.estimate(layouts)
-        memory = memory_quantiles(
-            estimates.memory_bytes, INTERVAL, self.calibration.memory, spread=estimates.memory_spread
-        )
+        spread = estimates.memory_spread
+        memory = memory_quantiles(estimates.memory_bytes, INTERVAL, self.calibration.memory, spread=spread)
         return [self._planned(layouts, estimates, memory, row) for row in range(len(layouts))]
 
     def estimate(self, layouts: LayoutBatch) -> Estimate:

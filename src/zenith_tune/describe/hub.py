@@ -60,7 +60,7 @@ def fetch_config(model_id: str, cure: str = CURE) -> Path:
 def _refuse_id(model_id: str, cure: str) -> None:
     """Refuse what cannot be an id before the hub, or its cache, is asked."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(model_id)
