@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,26 +25,41 @@ def scoreboard(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def folder_of(place: Path, *names: str) -> Path:
-    """Put some of the measured files into a folder of the same form."""
-    data = measured_data()
-    for name in names:
-        target = place / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(data / name, target)
-    return place
+def rows_of(name: str, place: Path, *, held: str, wanted: bool) -> None:
+    """Write those rows of a measured file whose model is `held`, or all the others, into a folder of the same form."""
+    with (measured_data() / name).open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if (row["model"] == held) == wanted]
+    target = place / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w", newline="") as file:
+        writer = csv.DictWriter(file, reader.fieldnames or ())
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 @pytest.mark.slow
 def test_one_folder_predicts_another(tmp_path: Path) -> None:
-    fit = folder_of(tmp_path / "fit", "published/llm_foundry.csv", "h200/hf_accelerate.csv")
-    judge = folder_of(tmp_path / "judge", "h200/hf_accelerate.csv")
-    found = scoreboard("--fit", fit, "--judge", judge)
+    held = {"published/llm_foundry.csv": "MPT-7b", "h200/hf_accelerate.csv": "llama0.4b"}
+    for name, model in held.items():
+        rows_of(name, tmp_path / "fit", held=model, wanted=False)
+        rows_of(name, tmp_path / "judge", held=model, wanted=True)
+    found = scoreboard("--fit", tmp_path / "fit", "--judge", tmp_path / "judge")
     assert found["memory"]["h200_hf_accelerate"].keys() == ERRORS
-    assert found["memory"]["h200_hf_accelerate"]["n"] == 24
-    assert found["speed"].keys() == {"h200_hf_accelerate"}
-    assert found["fits"]["n"] == 0 and found["choice"]["landscapes"] == 0
+    assert found["memory"]["h200_hf_accelerate"]["n"] == 14
+    assert found["speed"].keys() == {"llm_foundry"} and found["speed"]["llm_foundry"]["median_abs_pct"] < 15
+    assert found["fits"]["n"] == 0 and found["choice"]["landscapes"] == 0 and found["choice"]["spearman_median"] is None
     assert 0 <= found["interval"]["inside_pct"] <= 100
+    assert any(reason.startswith("speed of h200_hf_accelerate") for reason in found["left_out"])
+
+
+@pytest.mark.slow
+def test_runs_that_are_judged_are_not_fitted_to(tmp_path: Path) -> None:
+    rows_of("published/llm_foundry.csv", tmp_path / "all", held="", wanted=False)
+    rows_of("published/llm_foundry.csv", tmp_path / "judge", held="MPT-7b", wanted=True)
+    rows_of("published/llm_foundry.csv", tmp_path / "fit", held="MPT-7b", wanted=False)
+    both = [scoreboard("--fit", tmp_path / place, "--judge", tmp_path / "judge") for place in ("all", "fit")]
+    assert both[0]["speed"] == both[1]["speed"]
 
 
 def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from zenith_tune.estimate.workload import Number
 
 TIGHT = 0.99
 """Share of the memory at which half of that price is paid."""
-WIDTH = 0.01
+WIDTH = 0.0025
 """How gradually, as a share of the memory, a step slows down."""
 
 
 def slowdown(device_bytes: FloatArray, capacity: Number, thrash: Number) -> FloatArray:
     """Return how much longer a step takes for want of memory; `thrash` is how much where the memory is full.
 
-    >>> slowdown(np.array([50.0, 97.0, 110.0]), 100.0, 5.0).round(2).tolist()
+    >>> slowdown(np.array([50.0, 99.0, 110.0]), 100.0, 5.0).round(2).tolist()
     [1.0, 3.0, 5.0]
     """
     excess = np.clip((device_bytes / capacity - TIGHT) / WIDTH, -40, 40)
