@@ -12,6 +12,7 @@ import click
 from zenith_tune.emit.format_frameworks import FRAMEWORKS
 from zenith_tune.errors import UsageError
 from zenith_tune.plan_request import Options, PlanRequest, read_request
+from zenith_tune.planning.bounds import MAX_BATCH, MAX_SEQ
 from zenith_tune.planning.risk import RISK
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 @click.command(short_help="Find the best layouts on paper: step time, memory and risk, without a GPU.")
 @click.option("--model", required=True, metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
 @click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
-@click.option("--gbs", required=True, type=click.IntRange(1, 10_000_000), metavar="N", help="Global batch, in samples.")
-@click.option("--seq", required=True, type=click.IntRange(1, 100_000_000), metavar="N", help="Sequence length.")
+@click.option("--gbs", required=True, type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch, in samples.")
+@click.option("--seq", required=True, type=click.IntRange(1, MAX_SEQ), metavar="N", help="Sequence length.")
 @click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Layouts to show.")

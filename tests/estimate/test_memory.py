@@ -6,7 +6,7 @@ import pytest
 
 from tests.data_folder import measured_data
 from tests.estimate.memory_cases import llama, memory_of
-from zenith_tune.calibrate.memory_rows import MemoryRows, framework_of
+from zenith_tune.calibrate.memory_rows import MemoryRows
 from zenith_tune.describe.framework_catalog import known_frameworks, load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
@@ -28,7 +28,7 @@ def test_every_h200_run_is_estimated_within_half_a_percent_without_any_fit() -> 
     runs = h200_runs()
     assert len(runs) >= 30
     for run in runs:
-        estimated = MemoryRows.of([run], framework_of(run)).printed(MemoryCoefficients())[0]
+        estimated = MemoryRows.of([run], load_framework(run.framework)).printed(MemoryCoefficients())[0]
         assert estimated == pytest.approx(run.memory_bytes, rel=0.005), run
 
 

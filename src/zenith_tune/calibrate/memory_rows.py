@@ -9,7 +9,6 @@ from typing import Self
 
 import numpy as np
 
-from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.estimate.estimate import FloatArray
@@ -126,8 +125,3 @@ def forbidden(run: MeasuredRun) -> str | None:
     cost = float(model.attention_params + model.dense_mlp_params)
     dealt = check_filled_stages(model.num_layers, layer_cost=cost, head_cost=float(model.embedding_params), pp=pp)
     return check_micro_batches(micro_batches, pp=pp) or dealt
-
-
-def framework_of(run: MeasuredRun) -> FrameworkSpec:
-    """Return the framework of a run."""
-    return load_framework(run.framework)

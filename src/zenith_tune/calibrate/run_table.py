@@ -9,9 +9,8 @@ import numpy as np
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec
-from zenith_tune.describe.gpu_catalog import gpu_name, gpu_spec, node_fields
+from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, node_fields
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.errors import UnknownNameError
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.machine import Machine
 from zenith_tune.estimate.workload import Workload
@@ -100,15 +99,8 @@ def unusable(run: MeasuredRun) -> str | None:
         return "batch does not divide"
     if layout.get("ep", 1) * layout.get("etp", 1) > run.num_gpus:
         return "more expert ranks than GPUs"
-    return _unknown_gpu(run) if run.cluster is None else None
-
-
-def _unknown_gpu(run: MeasuredRun) -> str | None:
-    try:
-        gpu_name(run.gpu)
-    except UnknownNameError:
-        return f"GPU {run.gpu} not in the catalog"
-    return None
+    known = run.cluster is not None or find_gpu(run.gpu) is not None
+    return None if known else f"GPU {run.gpu} not in the catalog"
 
 
 def with_default_batch(run: MeasuredRun) -> MeasuredRun:

@@ -51,12 +51,11 @@ def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeff
     attention = attention_time(w, machine, layouts, c)
     # Norms and residuals are split over the tensor-parallel ranks only with sequence parallelism.
     rows = tokens / np.where(layouts.sequence_parallel, tp, 1.0)
-    shared = w.attention_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + attention
+    per_weight = 6 * tokens / flops + WEIGHT_TRAFFIC / memory
+    shared = w.attention_params * per_weight / tp + attention
     shared = shared + rows * w.hidden * c.hidden_passes / memory
     width = c.ffn_passes / memory
-    dense = (
-        w.dense_mlp_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp + tokens * w.ffn_hidden * width / tp
-    )
+    dense = w.dense_mlp_params * per_weight / tp + tokens * w.ffn_hidden * width / tp
     return LayerTime(shared + dense, shared + _expert_time(w, layouts, tokens, flops, memory, c), attention)
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zenith_tune.describe.gpu_catalog import gpu_name, gpu_spec
+from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_NONE,
@@ -209,10 +209,8 @@ def _speed(
 
 
 def _peak_flops(gpu: str) -> float | None:
-    try:
-        return gpu_spec(gpu_name(gpu)).bf16_flops
-    except UnknownNameError:
-        return None
+    name = find_gpu(gpu)
+    return gpu_spec(name).bf16_flops if name else None
 
 
 def _float(row: Mapping[str, str], key: str) -> float | None:

@@ -15,13 +15,10 @@ from zenith_tune.layouts.axes import Axes
 from zenith_tune.layouts.constraints import check_batch
 from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planning.bounds import MAX_BATCH, MAX_SEQ
 from zenith_tune.planning.pinned_reason import PinnedValues
 
 MAX_TRIED = 24
-
-
-MAX_BATCH, MAX_SEQ = 10_000_000, 100_000_000
-"""Larger than any job has; beyond, whole numbers of 32 bits run over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
