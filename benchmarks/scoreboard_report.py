@@ -122,11 +122,10 @@ def _interval(found: dict[str, Any]) -> str:
 
 
 def _folding(rows: list[dict[str, Any]]) -> str:
-    shown = [
-        (row["model"], row["gpus"], row["layout"], row["rank"], row["of"], f"{row['behind_pct']}%", _mark(_is_top(row)))
-        for row in rows
-    ]
-    return _table(("model", "GPUs", "their best layout", "rank", "of", "behind our first", "target top 5"), shown)
+    said = ("model", "gpus", "seq", "gbs", "layout", "rank", "of")
+    shown = [(*(row[name] for name in said), f"{row['behind_pct']}%", _mark(_is_top(row))) for row in rows]
+    heads = ("model", "GPUs", "sequence", "batch", "their best layout", "rank", "of", "behind our first")
+    return _table((*heads, "target top 5"), shown)
 
 
 def _is_top(row: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.emit.format_frameworks import FRAMEWORKS
 from zenith_tune.errors import UsageError
 from zenith_tune.plan_request import Options, PlanRequest, read_request
@@ -35,6 +36,8 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 @click.option("--seq", required=True, type=click.IntRange(1, MAX_SEQ), metavar="N", help="Sequence length.")
 @click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
+@click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
+              help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Layouts to show.")
 @click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
 @click.option("--pareto", is_flag=True, help="Also show what no layout beats in time, memory and GPUs together.")

@@ -70,7 +70,12 @@ def read_request(options: Options) -> PlanRequest:
     if options["emit"] is not None:
         refuse_framework(options["emit"], framework.name)
     model, cluster = load_model(options["model"]), load_cluster(options["cluster"])
-    job = JobSpec(seq_len=options["seq"], framework=framework, precision=options["precision"])
+    job = JobSpec(
+        seq_len=options["seq"],
+        framework=framework,
+        precision=options["precision"],
+        dispatcher=options["dispatcher"],
+    )
     return PlanRequest(
         model=model,
         cluster=cluster,

@@ -18,9 +18,11 @@ def target(
     cluster: str = "h100x64",
     framework: str = "megatron",
     precision: str = "bf16",
+    dispatcher: str = "alltoall",
     **sizes: Any,
 ) -> Target:
     machines = load_cluster(cluster)
     sizes = {"micro_batch": 1, "global_batch": 512} | sizes
     layout = Layout(num_gpus=machines.num_gpus, **sizes)
-    return Target(layout=layout, model=model, cluster=machines, job=replace(job(framework), precision=precision))
+    asked = replace(job(framework), precision=precision, dispatcher=dispatcher)
+    return Target(layout=layout, model=model, cluster=machines, job=asked)

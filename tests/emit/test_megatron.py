@@ -35,6 +35,7 @@ KNOWN_FLAGS = {
     "--use-distributed-optimizer",
     "--attention-backend",
     "--moe-token-dispatcher-type",
+    "--moe-enable-deepep",
     "--moe-grouped-gemm",
     "--bf16",
 }
@@ -90,6 +91,13 @@ def test_experts_always_say_their_tensor_size() -> None:
     flags = megatron_flags(target(model=MIXTRAL, tp=4, ep=8, sequence_parallel=True))
     assert "--expert-tensor-parallel-size 1" in flags and "--expert-model-parallel-size 8" in flags
     assert not any("expert" in flag for flag in megatron_flags(target(tp=8)))
+
+
+def test_the_dispatcher_that_was_planned_for_is_set() -> None:
+    plain = megatron_flags(target(model=MIXTRAL, cluster="h100x8", ep=8))
+    fused = megatron_flags(target(model=MIXTRAL, cluster="h100x8", ep=8, dispatcher="flex"))
+    assert "--moe-token-dispatcher-type alltoall" in plain and "--moe-enable-deepep" not in plain
+    assert "--moe-token-dispatcher-type flex" in fused and "--moe-enable-deepep" in fused
 
 
 def test_no_flag_is_one_that_megatron_does_not_know() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.estimate.time_cases import GPT3, IDEAL, case
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimate.communication import (
+    ALL_TO_ALL,
     context_time,
     expert_exchange_time,
     gather_time,
@@ -98,10 +99,16 @@ def test_tokens_go_to_their_experts_and_back_forward_and_backward() -> None:
 
 
 def test_experts_over_nodes_send_seven_of_eight_parts_over_the_network_of_two() -> None:
-    at = case(load_model("deepseek-v3"), "h100x64", seq_len=4096, mbs=1, ep=64, dp=64, gbs=64)
     routed = 8 * 4096 * 7168 * 2
-    expected = 4 * (routed * 56 / 64 / SLOW + routed * 7 / 64 / FAST)
-    assert expert_exchange_time(at.workload, at.machine, at.layouts, IDEAL)[0] == pytest.approx(expected)
+    outside, inside = routed * 56 / 64 / SLOW, routed * 7 / 64 / FAST
+    at = case(load_model("deepseek-v3"), "h100x64", dispatcher="flex", seq_len=4096, mbs=1, ep=64, dp=64, gbs=64)
+    assert expert_exchange_time(at.workload, at.machine, at.layouts, IDEAL)[0] == pytest.approx(4 * (outside + inside))
+    # A plain all-to-all gets half of the network, and nothing hides it whatever is hidden elsewhere.
+    plain = case(load_model("deepseek-v3"), "h100x64", seq_len=4096, mbs=1, ep=64, dp=64, gbs=64)
+    half_hidden = replace(IDEAL, expert_exposed=0.5)
+    assert expert_exchange_time(plain.workload, plain.machine, plain.layouts, half_hidden)[0] == pytest.approx(
+        4 * (outside / ALL_TO_ALL + inside)
+    )
 
 
 def test_stages_hand_over_an_activation_and_a_gradient() -> None:

@@ -89,6 +89,13 @@ def test_selective_recomputation_repeats_the_forward_of_attention_alone() -> Non
     assert at.time().parts["recompute"][0] == pytest.approx(16 * 96 * scores / 312e12)
 
 
+def test_every_expert_of_a_rank_is_launched_by_itself() -> None:
+    slow_host = replace(IDEAL, layer_launch_s=0.0, expert_launch_s=0.0, expert_product_s=1.0)
+    at = case(load_model("mixtral-8x7b"), "h100x8", mbs=1, ep=[1, 8], dp=8, gbs=8)
+    alone, spread = at.time(slow_host).step_s
+    assert alone == pytest.approx(32 * 8, rel=1e-2) and spread == pytest.approx(32, rel=1e-2)
+
+
 def test_a_layer_is_never_quicker_than_the_host_launches_it() -> None:
     slow_host = replace(IDEAL, layer_launch_s=1.0)
     at = case(HEADLESS, "h100x8", tp=8, gbs=16)

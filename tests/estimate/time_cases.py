@@ -61,12 +61,18 @@ class Case:
 
 
 def case(
-    model: ModelSpec, cluster: str, *, seq_len: int = 2048, framework: str = "megatron", **layout: npt.ArrayLike
+    model: ModelSpec,
+    cluster: str,
+    *,
+    seq_len: int = 2048,
+    framework: str = "megatron",
+    dispatcher: str = "alltoall",
+    **layout: npt.ArrayLike,
 ) -> Case:
     """Return a case of one layout, or of many."""
     spec = load_framework(framework)
     return Case(
-        workload=Workload.of(model, JobSpec(seq_len=seq_len, framework=spec)),
+        workload=Workload.of(model, JobSpec(seq_len=seq_len, framework=spec, dispatcher=dispatcher)),
         machine=Machine.of(load_cluster(cluster), "bf16"),
         layouts=LayoutBatch.of(**layout),
         framework=spec,

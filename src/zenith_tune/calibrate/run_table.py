@@ -42,7 +42,7 @@ class RunTable:
     def of(cls, runs: list[MeasuredRun], framework: FrameworkSpec) -> RunTable:
         """Build the table of runs that are all `usable`."""
         models = [run.model for run in runs if run.model is not None]
-        jobs = [JobSpec(seq_len=run.seq_len or 0, framework=framework, precision=run.precision) for run in runs]
+        jobs = [_job(run, framework) for run in runs]
         columns: dict[str, list[int | bool]] = defaultdict(list)
         for run in map(with_default_batch, runs):
             for name, value in (DEFAULTS | run.layout).items():
@@ -59,6 +59,11 @@ class RunTable:
     def landscapes(self) -> list[tuple[str, str]]:
         """The landscape of each run: what is held out together."""
         return [run.landscape for run in self.runs]
+
+
+def _job(run: MeasuredRun, framework: FrameworkSpec) -> JobSpec:
+    seq_len, dispatcher = run.seq_len or 0, run.dispatcher
+    return JobSpec(seq_len=seq_len, framework=framework, precision=run.precision, dispatcher=dispatcher)
 
 
 def run_cluster(run: MeasuredRun) -> ClusterSpec:

@@ -47,6 +47,7 @@ DENSE = {
 TENSOR = {"tensor_exposed": TRAFFIC}
 EXPERTS = {
     "expert_launch_s": 1.0,
+    "expert_product_s": 1.0,
     "expert_efficiency": EFFICIENCY,
     "expert_narrowness": LAUNCH,
     "expert_passes": 1.0,

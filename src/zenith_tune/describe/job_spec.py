@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from zenith_tune.describe.framework_spec import FrameworkSpec
 
+DISPATCHERS = ("alltoall", "flex")
+"""How tokens reach experts on other ranks: NCCL's all-to-all, or kernels that send a token to a node once (DeepEP)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
@@ -15,3 +18,5 @@ class JobSpec:
     framework: FrameworkSpec
     precision: str = "bf16"
     """bf16, fp16, fp32, or the low-precision recipes fp8..., mxfp8, nvfp4."""
+    dispatcher: str = "alltoall"
+    """One of DISPATCHERS; says nothing of a model without experts."""

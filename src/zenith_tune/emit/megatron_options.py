@@ -72,7 +72,10 @@ def _experts(target: Target) -> Options:
         "expert_model_parallel_size": target.layout.ep,
         "expert_tensor_parallel_size": target.layout.etp,
     }
-    return {**sizes, "moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
+    dispatch: Options = {"moe_token_dispatcher_type": target.job.dispatcher}
+    if target.job.dispatcher == "flex":
+        dispatch["moe_enable_deepep"] = True
+    return {**sizes, **dispatch, "moe_grouped_gemm": True}
 
 
 def _sharding(target: Target) -> Options:

@@ -21,6 +21,8 @@ from zenith_tune.estimate.workload import Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 BF16 = 2.0
+ALL_TO_ALL = 0.5
+"""Share of the network that a plain all-to-all reaches: an assumption, for no run at hand tells it by itself."""
 
 
 def gather_time(
@@ -67,15 +69,20 @@ def context_time(
 def expert_exchange_time(
     workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
 ) -> FloatArray:
-    """Return the exposed all-to-all of one layer with experts: tokens go out and come back, forward and backward."""
+    """Return the exposed exchange of one layer with experts: tokens go out and come back, forward and backward.
+
+    Nothing runs beside a plain all-to-all. Kernels like DeepEP's use the network fully, send a token to a node once and
+    run beside other work: what that leaves exposed is measured as a whole.
+    """
     w, c = workload, coefficients
     ep, etp = layouts.ep.astype(np.float64), layouts.etp.astype(np.float64)
     routed = w.top_k * tokens_per_rank(w, layouts) / layouts.tp * w.hidden * BF16
     near = ranks_nearby(ep, etp, machine)
-    outside = routed * (ep - near) / ep / (machine.slow_bytes_per_s * c.slow_efficiency)
+    network = machine.slow_bytes_per_s * np.where(w.fused_dispatch, c.slow_efficiency, ALL_TO_ALL)
+    outside = routed * (ep - near) / ep / network
     inside = routed * (near - 1) / ep / (machine.fast_bytes_per_s * c.fast_efficiency)
     split = gather_time(routed * etp, etp, ranks_nearby(etp, np.ones_like(etp), machine), machine, c)
-    return 4 * (outside + inside + split) * c.expert_exposed
+    return 4 * (outside + inside + split) * np.where(w.fused_dispatch, c.expert_exposed, 1.0)
 
 
 def handover_time(

@@ -84,7 +84,9 @@ def _expert_time(
     routed = w.top_k * tokens / tp
     local = w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
     narrow = 1 + c.expert_narrowness * layouts.etp / np.maximum(w.moe_ffn_hidden, 1.0)
-    work = 6 * routed * w.expert_params * narrow / (flops * c.expert_efficiency) + local * WEIGHT_TRAFFIC / memory
+    # The product of one expert is summed up while the weights of the next are read.
+    product = 6 * routed * w.expert_params * narrow / (flops * c.expert_efficiency)
+    work = np.hypot(product, local * WEIGHT_TRAFFIC / memory)
     moved = routed * (w.moe_ffn_hidden * c.ffn_passes + w.hidden * c.expert_passes) / memory
     shared = w.shared_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp
     return work + moved + shared + tokens * w.shared_ffn_hidden * c.ffn_passes / memory / tp

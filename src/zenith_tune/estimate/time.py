@@ -98,7 +98,8 @@ def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: T
     spread = (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain) & (layouts.tp > 1)
     outside = np.maximum(tp - machine.fast_domain, 0.0)
     waits = spread * c.stage_wait_s * tp + outside * c.network_wait_s * (1 + 2 * (layouts.pp > 1))
-    least: FloatArray = c.layer_launch_s + moe * c.expert_launch_s + waits
+    experts = workload.num_experts / layouts.ep
+    least: FloatArray = c.layer_launch_s + moe * (c.expert_launch_s + experts * c.expert_product_s) + waits
     return least
 
 

@@ -46,9 +46,11 @@ class TimeCoefficients:
     """Time of the host per layer and micro-batch, forward and backward: no layer is quicker."""
     expert_launch_s: float = 1.0e-3
     """The same that a layer with experts adds."""
+    expert_product_s: float = 1.0e-4
+    """What launching the products of one of a rank's experts adds to that."""
     expert_passes: float = 30.0
     """Bytes per routed token and hidden unit that sorting tokens by expert and back moves, forward and backward."""
-    expert_efficiency: float = 0.6
+    expert_efficiency: float = 0.9
     """Share of gemm_efficiency that the grouped products of experts reach."""
     expert_narrowness: float = 512.0
     """Width of an expert's share at which its products reach half of that."""

@@ -56,6 +56,8 @@ class Workload:
     """Those of the attention that every tensor-parallel rank has whole: down-projections of latent attention."""
     qk_norm: Number = 0.0
     """1 where queries and keys are normed, else 0."""
+    fused_dispatch: Number = 0.0
+    """1 where kernels of their own take tokens to their experts (DeepEP), 0 where a plain all-to-all does."""
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
@@ -87,6 +89,7 @@ class Workload:
             position_params=float(model.num_positions * model.hidden),
             whole_attention_params=float(model.whole_attention_params),
             qk_norm=float(model.qk_norm),
+            fused_dispatch=float(job.dispatcher == "flex"),
         )
 
     @classmethod

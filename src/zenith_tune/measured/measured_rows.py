@@ -50,6 +50,8 @@ MAX_VALUE = 1e18
 """No step, rate or memory is larger, or smaller than its inverse."""
 YEARS = range(1990, 2100)
 GB_UNITS = ("GB as printed", "memory GB")
+FLEX_SOURCES = ("megatron_bridge", "dgxc", "mbridge", "mcore_moe_report", "moe_modelzoo", "nemo")
+"""NVIDIA's own recipes, whose experts have exchanged their tokens by DeepEP or HybridEP since 2025."""
 FAMILIES = ("megatron_bridge", "megascale", "megatron_sc21", "moe_folding", "korthikanti2022", "nemo_", "llama3_")
 """Sources that are told apart by version or table, but are one kind of data."""
 
@@ -88,6 +90,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         num_gpus=num_gpus,
         gpus_per_node=number(row, "gpus_per_node"),
         precision=row.get("precision", "").lower() or "bf16",
+        dispatcher="flex" if row["source_id"].startswith(FLEX_SOURCES) else "alltoall",
         seq_len=seq_len,
         layout=layout,
         step_s=step_s,

@@ -29,6 +29,8 @@ class MeasuredRun:
     cluster: ClusterSpec | None = None
     """The very cluster where it is known; else it is taken for the catalog's."""
     precision: str
+    dispatcher: str = "alltoall"
+    """How tokens reached their experts, a name of describe.job_spec."""
     seq_len: int | None
     layout: dict[str, int | bool]
     """Columns of a LayoutBatch, as far as they are stated."""
