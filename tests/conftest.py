@@ -25,6 +25,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_kept_on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what studies learn away from the user's own files, also in the processes that tests start."""
+    os.environ["ZENITHTUNE_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
 @pytest.fixture
 def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the real command line in an empty folder."""

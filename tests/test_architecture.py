@@ -22,6 +22,7 @@ LAYERS: list[list[str]] = [
     ["calibrate"],
     ["planning"],
     ["planner"],
+    ["guided"],
     ["emit"],
     ["evaluators"],
     ["strategies"],

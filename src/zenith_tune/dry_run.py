@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from zenith_tune.errors import StudyLimitReached
 from zenith_tune.evaluation import Evaluation, Limits
@@ -34,14 +35,15 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
     study = Study(tuner.evaluator.direction)
     limits: Limits = tuner.budget(n_trials)
 
-    def pretend(params: Params, identity: str) -> Trial:
+    def pretend(params: Params, identity: str, why: str) -> Trial:
         number = len(study.trials) + tuner.runs_baseline
         command = mask(tuner.render(params), tuner.secrets)
         listener.point_would_run(number, tuner.preset.label(params), command, params)
-        trial = Trial(params=params, outcome=Outcome.OK, value=1.0, number=number, command=command)
+        trial = Trial(params=params, outcome=Outcome.OK, value=1.0, number=number, command=command, why=why)
         study.add(trial)
         return trial
 
+    tuner.strategy.prepare(replace(tuner.tuned_job(), tell=listener.noted))
     plan = f"preset {tuner.preset_name}, strategy {tuner.strategy_name}, {tuner.evaluator.describe()}"
     listener.dry_run_started(plan, mask(tuner.command, tuner.secrets) if tuner.runs_baseline else None)
     for note in [*tuner.notes(), ASSUMPTION]:

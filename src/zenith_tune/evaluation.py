@@ -29,6 +29,14 @@ class Limits:
     consecutive_prunes: int | None = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Hold what a strategy asks for, and why."""
+
+    params: Params
+    why: str = ""
+
+
 class Evaluation:
     """Answer a strategy: from the rules, from the record, or by a real run.
 
@@ -41,7 +49,7 @@ class Evaluation:
         self,
         preset: TuningPreset,
         identify: Callable[[Mapping[str, Value]], str],
-        run_point: Callable[[Params, str], Trial],
+        run_point: Callable[[Params, str, str], Trial],
         study: Study,
         listener: StudyListener,
         limits: Limits,
@@ -71,13 +79,13 @@ class Evaluation:
         """Return the point's value, or None where it failed or is pruned."""
         return self.run(params).value
 
-    def run(self, params: Mapping[str, Value]) -> Trial:
+    def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
         """Try a point and return its trial."""
-        return self._answer(dict(params), run_now=True).result()
+        return self._answer(Point(dict(params), why), run_now=True).result()
 
-    def submit(self, params: Mapping[str, Value]) -> Future[Trial]:
+    def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
         """Start a trial and return at once."""
-        return self._answer(dict(params), run_now=False)
+        return self._answer(Point(dict(params), why), run_now=False)
 
     def drain(self) -> None:
         """Wait for everything that was submitted; raises the first error that came of it."""
@@ -93,7 +101,8 @@ class Evaluation:
             future.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _answer(self, params: Params, *, run_now: bool) -> Future[Trial]:
+    def _answer(self, point: Point, *, run_now: bool) -> Future[Trial]:
+        params = point.params
         self._check_open()
         self._check(params)
         with self._lock:
@@ -108,18 +117,18 @@ class Evaluation:
             self._take_from_budget()
             future = self._answered[identity] = Future()
         if run_now:
-            self._fulfil(future, params, identity)
+            self._fulfil(future, point, identity)
         else:
-            self._pool.submit(self._fulfil, future, params, identity)
+            self._pool.submit(self._fulfil, future, point, identity)
         return future
 
-    def _fulfil(self, future: Future[Trial], params: Params, identity: str) -> None:
+    def _fulfil(self, future: Future[Trial], point: Point, identity: str) -> None:
         if not future.set_running_or_notify_cancel():
             self._give_back(identity)
             return
         try:
             with self._slots:  # also for a strategy that mixes `run` and `submit`
-                trial = self._run_point(params, identity)
+                trial = self._run_point(point.params, identity, point.why)
         except BaseException as error:
             future.set_exception(error)
             if not isinstance(error, Exception):

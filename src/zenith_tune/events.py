@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.parameters import Value
+from zenith_tune.strategies.findings import Findings
 from zenith_tune.study import Study
 from zenith_tune.trial import Trial
 
@@ -49,6 +50,8 @@ class StudyEnd:
     study_name: str
     warnings: list[str]
     """What was said at the start and may have been overlooked."""
+    findings: Findings | None = None
+    """What the strategy has found out besides the best point."""
 
 
 class StudyListener:

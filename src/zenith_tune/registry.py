@@ -112,6 +112,7 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "grid": "zenith_tune.strategies.grid",
         "random": "zenith_tune.strategies.random",
         "optuna": "zenith_tune.strategies.optuna",
+        "guided": "zenith_tune.strategies.guided",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
     },
 )

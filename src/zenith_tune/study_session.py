@@ -113,9 +113,9 @@ class StudySession:
         if trial.failure == FailureKind.METRIC:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
 
-    def run_point(self, params: Params, command: str, identity: str) -> Trial:
+    def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
         """Run a point that was never run."""
-        trial = self._run(params, command, identity)
+        trial = self._run(params, command, identity, why=why)
         self._check_metric()
         self._check_alike()
         return trial
@@ -130,10 +130,10 @@ class StudySession:
         """Write the environment, with the values of secrets masked."""
         write_json(self.place.folder.environment, mask_environment(os.environ))
 
-    def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False) -> Trial:
+    def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
         record = self._require_record()
-        number = record.start(params, self._space, identity, is_baseline=is_baseline)
+        number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why)
         folder = self.place.folder.trial(number)
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
         label = "your command" if is_baseline else self._preset.label(params)
@@ -147,7 +147,7 @@ class StudySession:
             folder=folder.path,
             is_baseline=is_baseline,
         )
-        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s))
+        trial = replace(self._in_one_unit(self._attempt(started, command, folder, limit_s)), why=why)
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED:
             self._interruption.check()

@@ -41,17 +41,18 @@ class ScriptedTrials(EvalFunction):
     def __call__(self, params: Mapping[str, Value]) -> float | None:
         return self.run(params).value
 
-    def run(self, params: Mapping[str, Value]) -> Trial:
+    def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
         if len(self.points) >= self._budget:
             self.num_refused += 1
             raise TrialExhausted(f"the budget of {self._budget} trials is spent")
         self.points.append(dict(params))
         value = self._value(params)
-        return Trial(params=params, outcome=Outcome.ERROR if value is None else Outcome.OK, value=value)
+        outcome = Outcome.ERROR if value is None else Outcome.OK
+        return Trial(params=params, outcome=outcome, value=value, why=why)
 
-    def submit(self, params: Mapping[str, Value]) -> Future[Trial]:
+    def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
         future: Future[Trial] = Future()
-        future.set_result(self.run(params))
+        future.set_result(self.run(params, why))
         return future
 
 

@@ -53,6 +53,8 @@ class Trial:
     num_samples: int | None = None
     """How many steady iterations stand behind `value`."""
     is_baseline: bool = False
+    why: str = ""
+    """Why the strategy picked it, in one line."""
     extra: Mapping[str, Value] = field(default_factory=dict)
 
     @property

@@ -26,6 +26,7 @@ from zenith_tune.registry import EvaluatorRegistry, PresetRegistry, RunnerRegist
 from zenith_tune.runners.base import Runner
 from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.tuned_job import TunedJob
 from zenith_tune.study_place import StudyPlace, check_text
 from zenith_tune.study_session import StudySession
 from zenith_tune.timeouts import Timeouts
@@ -68,6 +69,7 @@ class PresetTuner:
         self._tune_args = dict(tune_args or {})
         self._preset_args: dict[str, Any] = {}
         self.preset_name, self.preset = self._make_preset(preset)
+        self.preset.bind(command)
         self.strategy_name, self.strategy = self._make_strategy(strategy, strategy_args)
         self.evaluator = self._make_evaluator(evaluator, evaluator_args)
         self._runner = runner
@@ -90,6 +92,7 @@ class PresetTuner:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
         limits = self.budget(n_trials)
         self.check_program()
+        self.strategy.prepare(self.tuned_job(self._num_slots(), self._place.folder.path))
         header = StudyHeader(
             preset=self.preset_name,
             args={name: str(value) for name, value in sorted(self._preset_args.items())},
@@ -138,11 +141,32 @@ class PresetTuner:
         """Return the command that a point stands for."""
         return self.preset.apply_parameters(self.command, params)
 
+    def tuned_job(self, num_slots: int = 1, folder: Path | None = None) -> TunedJob:
+        """Return what the strategy may know of the job."""
+        subject, unplanned = None, f"preset {self.preset_name} knows no layouts"
+        try:
+            subject = self.preset.subject(self.command) if self.strategy.plans else None
+        except UsageError as error:
+            unplanned = str(error)
+        return TunedJob(
+            subject=subject,
+            unplanned=unplanned,
+            layout=lambda params: self.preset.planned_layout(self.command, params),
+            points=self.preset.points,
+            num_slots=num_slots,
+            folder=folder,
+            tell=lambda line: self.listener.noted(line),
+        )
+
+    def _num_slots(self) -> int:
+        runner = self._runner
+        return (runner if isinstance(runner, Runner) else RunnerRegistry.get(runner)).num_slots
+
     def _run(self, session: StudySession, limits: Limits, interruption: Interruption, runner: Runner) -> None:
         evaluation = Evaluation(
             preset=self.preset,
             identify=self.identify,
-            run_point=lambda params, identity: session.run_point(params, self.render(params), identity),
+            run_point=lambda params, identity, why: session.run_point(params, self.render(params), identity, why),
             study=session.study,
             listener=self.listener,
             limits=limits,
@@ -173,9 +197,9 @@ class PresetTuner:
 
     def _search(self, evaluation: Evaluation) -> str:
         """Run the strategy to its end, wait for what it submitted, and return what ended it."""
-        why = f"strategy {self.strategy_name} came to its end"
         try:
             self.strategy.optimize(evaluation, self.preset.get_search_space(), self.evaluator.direction)
+            why = self.strategy.why_done() or f"strategy {self.strategy_name} came to its end"
         except StudyLimitReached as limit:
             why = str(limit)
         try:
@@ -203,6 +227,7 @@ class PresetTuner:
             best_command_path=folder.best_command,
             study_name=session.place.study_name,
             warnings=self._line.warnings(),
+            findings=self.strategy.findings(),
         )
         try:
             session.export()

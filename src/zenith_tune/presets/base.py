@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import Parameter, Value
+from zenith_tune.parameters import Parameter, Params, Value
 from zenith_tune.strategies.base import TuningStrategy
+
+NUMERIC_POINTS = 5
+"""How many values of a numeric parameter are points of their own."""
+MAX_POINTS = 1_000_000
+"""More are not walked through one by one; a preset with so many has rules by which to make fewer."""
 
 
 class TuningPreset(ABC):
@@ -22,6 +29,9 @@ class TuningPreset(ABC):
     def recognises(cls, command: str) -> bool:
         """Tell whether `command` is one that this preset is made for."""
         return False
+
+    def bind(self, command: str) -> None:  # noqa: B027 - most presets need nothing of it
+        """Read what `command` itself says of the job, once and before anything else is asked of the preset."""
 
     @abstractmethod
     def get_search_space(self) -> dict[str, Parameter]:
@@ -55,6 +65,26 @@ class TuningPreset(ABC):
     def layout(self, params: Mapping[str, Value]) -> Layout | None:
         """Return the parallel layout that `params` stands for, where the framework has one."""
         return None
+
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout | None:
+        """Return that layout with all that `command` itself says of it: sharding, sequence parallelism, kernels."""
+        return self.layout(params)
+
+    def subject(self, command: str) -> PlanSubject | None:
+        """Return what the planner needs to know of `command`: model, cluster and job; None for a preset without plans.
+
+        Raises UsageError with what is missing, and how to give it, where a plan could be made but for that.
+        """
+        return None
+
+    def points(self) -> Iterator[Params]:
+        """Yield every point that is worth a trial; numeric parameters by a few values each."""
+        space = self.get_search_space()
+        axes = [parameter.grid(NUMERIC_POINTS) for parameter in space.values()]
+        for values in itertools.islice(itertools.product(*axes), MAX_POINTS):
+            point = dict(zip(space, values, strict=True))
+            if not self.prune(point):
+                yield point
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return the files that a trial needs beside its command, as relative path and text."""

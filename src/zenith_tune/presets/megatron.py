@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 
 from zenith_tune.describe.model_config import ModelConfig, read_model_config
+from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_command import edit_command, runs_megatron, runs_pretrain_script
+from zenith_tune.presets.megatron_plan import layout_in, megatron_subject, with_recompute
 from zenith_tune.presets.megatron_rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
@@ -41,7 +44,8 @@ class MegatronPreset(TuningPreset):
 
     `model` is a Hugging Face id or a local path, from whose config.json the number of layers and of query groups is
     read; explicit `num_layers` and `num_query_groups` win. `folding` uses the rules of Megatron Core and ms-swift,
-    which lay the experts over the same ranks as the dense layers, in place of the documented ones.
+    which lay the experts over the same ranks as the dense layers, in place of the documented ones. `cluster` names the
+    GPUs, and `seq` the sequence length where the command does not say it: with `model` they are what a plan needs.
 
     >>> preset = MegatronPreset(n_gpus=8, gbs=16, num_query_groups=4)
     >>> preset.get_search_space()["tp"]
@@ -58,15 +62,18 @@ class MegatronPreset(TuningPreset):
         num_layers: int | None = None,
         num_query_groups: int | None = None,
         folding: bool = False,
+        cluster: str | None = None,
+        seq: int | None = None,
     ) -> None:
         counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs}
-        given = {"num_layers": num_layers, "num_query_groups": num_query_groups}
+        given = {"num_layers": num_layers, "num_query_groups": num_query_groups, "seq": seq}
         for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
             _require_one_or_more(name, value)
         self.n_gpus = n_gpus
         self.mbs_max = mbs_max
         self.gbs = gbs
         self.folding = folding
+        self.model, self.cluster, self.seq = model, cluster, seq
         self.model_config = None if model is None else read_model_config(model)
         self.rules = _rules(self.model_config, num_layers, num_query_groups)
 
@@ -99,6 +106,25 @@ class MegatronPreset(TuningPreset):
         mbs = int(params["mbs"])
         return Layout(num_gpus=self.n_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, global_batch=self.gbs)
 
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
+        return with_recompute(layout_in(command, self.layout(params)), params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return megatron_subject(command, model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq)
+
+    def points(self) -> Iterator[Params]:
+        # Sizes that do not divide the GPUs are most of the space, and are left out before the rest is unfolded.
+        space = self.get_search_space()
+        rest = [name for name in space if name not in SIZES]
+        for sizes in itertools.product(_powers_of_two(self.n_gpus), repeat=len(SIZES)):
+            tp, pp, cp, ep, etp = sizes
+            if self.n_gpus % (tp * pp * cp) or self.n_gpus % (etp * ep * pp):
+                continue
+            for values in itertools.product(*(space[name].grid(1) for name in rest)):
+                point: Params = dict(zip((*SIZES, *rest), (*sizes, *values), strict=True))
+                if self.explain(point) is None:
+                    yield point
+
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
         values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
@@ -126,6 +152,10 @@ class MegatronPreset(TuningPreset):
         return " ".join(LABELS[name].format(value) for name, value in said.items())
 
     def get_recommended_strategy(self) -> TuningStrategy:
+        if self.model is not None and self.cluster is not None:
+            from zenith_tune.strategies.guided import GuidedStrategy
+
+            return GuidedStrategy()
         from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 
         return MegatronHeuristicStrategy(n_gpus=self.n_gpus)

@@ -98,19 +98,24 @@ class StudyRecord:
         self._frozen_trials()
 
     def start(
-        self, params: Mapping[str, Value], space: Mapping[str, Parameter], identity: str, *, is_baseline: bool = False
+        self,
+        params: Mapping[str, Value],
+        space: Mapping[str, Parameter],
+        identity: str,
+        *,
+        is_baseline: bool = False,
+        why: str = "",
     ) -> int:
         """Write a trial that is about to run; returns its number."""
         from optuna.trial import TrialState, create_trial
 
+        run = {"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path), "why": why}
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(params),
             distributions={name: to_distribution(space[name]) for name in params},
             # One attribute, not three: each costs the database several statements.
-            user_attrs={
-                _RUN: {"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path)}
-            },
+            user_attrs={_RUN: run},
         )
         with self._lock, clear_errors(self.url), self._same_choices():
             trial_id = self._storage.create_new_trial(self._require_study(), template_trial=template)
@@ -198,6 +203,7 @@ class StudyRecord:
             identity=run.get("identity", ""),
             folder=self._trial_folder(frozen),
             is_baseline=run.get("is_baseline", False),
+            why=run.get("why", ""),
             extra=result.get("extra", {}),
             **{**known, "unit": known["unit"] or "", "num_runs": known["num_runs"] or 1},
         )

@@ -1,0 +1,108 @@
+"""What is believed of every layout before the first trial: the planner's estimate, and how it may be wrong.
+
+A step time may be off in four ways, each a normal error of its logarithm: all layouts alike (the machine is faster or
+slower than thought), by a coefficient (matrix products, links, launches: layouts that lean on it are off together),
+alike for neighbouring layouts, and each layout by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zenith_tune.calibrate.time_family import family_of
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.estimate import Estimate, FloatArray
+from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.memory_pressure import slowdown
+from zenith_tune.estimate.step import estimate
+from zenith_tune.estimate.time import estimate_time
+from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.workload import Workload
+from zenith_tune.layouts.layout_batch import LayoutBatch
+
+FALLBACK = "megatron"
+"""Whose coefficients may be off where a framework was never measured."""
+KNOWN, UNKNOWN = 0.3, 0.6
+"""How far coefficients may be off, as a share of what their family allows: fitted to runs of the framework, or not."""
+STEP = 0.05
+"""Relative change of a coefficient by which its effect is measured."""
+SHARES = {"scale": 1.0, "neighbour": 0.4, "own": 0.7}
+"""Standard deviations of the errors as shares of the calibration's spread on runs that it has not seen."""
+LEAST_SPREAD, MOST_SPREAD = 0.03, 0.3
+"""Between which that spread is taken to be: no model is better, and one worse has a tail that is no news here."""
+LEAST_MEMORY_SPREAD = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """Hold the beliefs; arrays have one row per layout."""
+
+    layouts: LayoutBatch
+    estimate: Estimate
+    log_step: FloatArray
+    sensitivity: FloatArray
+    """Change of log_step by that of the logarithm of each coefficient."""
+    coefficient_sd: FloatArray
+    scale_sd: float
+    neighbour_sd: float
+    own_sd: float
+    log_memory: FloatArray
+    """Logarithm of the needed share of a device's memory."""
+    memory_sd: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.log_step)
+
+
+def prior_of(subject: PlanSubject, calibration: Calibration, layouts: LayoutBatch) -> Prior:
+    """Return what is believed of `layouts` on paper."""
+    found = estimate(subject.model, subject.cluster, subject.job, layouts, calibration)
+    names = _coefficients(subject.job.framework.name)
+    known = KNOWN if calibration.num_runs else UNKNOWN
+    spread = float(np.clip(calibration.time.spread, LEAST_SPREAD, MOST_SPREAD))
+    capacity = float(subject.cluster.gpu.memory_bytes)
+    return Prior(
+        layouts=layouts,
+        estimate=found,
+        log_step=np.log(found.step_s),
+        sensitivity=_sensitivity(subject, calibration, layouts, found, tuple(names)),
+        coefficient_sd=known * np.array(list(names.values())),
+        scale_sd=SHARES["scale"] * spread,
+        neighbour_sd=SHARES["neighbour"] * spread,
+        own_sd=SHARES["own"] * spread,
+        log_memory=np.log(found.memory_bytes / capacity),
+        memory_sd=np.maximum(found.memory_spread, LEAST_MEMORY_SPREAD),
+    )
+
+
+def _coefficients(framework: str) -> dict[str, float]:
+    """Return the coefficients that may be off, and by how much their family allows."""
+    return family_of(framework).fitted or family_of(FALLBACK).fitted
+
+
+def _sensitivity(
+    subject: PlanSubject,
+    calibration: Calibration,
+    layouts: LayoutBatch,
+    found: Estimate,
+    names: tuple[str, ...],
+) -> FloatArray:
+    job, cluster = subject.job, subject.cluster
+    workload, machine = Workload.of(subject.model, job), Machine.of(cluster, job.precision)
+    base = calibration.time.coefficients_for(
+        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
+    )
+    full = slowdown(found.memory_bytes, float(cluster.gpu.memory_bytes), base.thrash)
+
+    def log_step(coefficients: TimeCoefficients) -> FloatArray:
+        result: FloatArray = np.log(
+            estimate_time(workload, machine, layouts, job.framework, coefficients).step_s * full
+        )
+        return result
+
+    unmoved = log_step(base)
+    moved = [log_step(replace(base, **{name: getattr(base, name) * np.exp(STEP)})) for name in names]
+    return (np.stack(moved, axis=1) - unmoved[:, None]) / STEP

@@ -1,0 +1,66 @@
+"""What a plan needs of a job of Megatron-LM or ms-swift, from the preset's arguments and the command itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.parameters import Value
+from zenith_tune.presets.megatron_command import runs_ms_swift
+
+SEQUENCE = ("--seq-length", "--max-length")
+"""How Megatron-LM and ms-swift spell the sequence length."""
+
+
+def megatron_subject(
+    command: str, *, model: str | None, cluster: str | None, n_gpus: int, seq: int | None
+) -> PlanSubject:
+    """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
+    if model is None:
+        raise UsageError(
+            "the model is not known: give --args model=NAME, a Hugging Face id or the path of a config.json"
+        )
+    seq_len = seq or _sequence(command)
+    if seq_len is None:
+        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE)}: give --args seq=4096")
+    machines = load_cluster(cluster or "local")
+    if machines.num_gpus != n_gpus:
+        law = f"n_gpus must be the GPUs of the cluster, but got n_gpus={n_gpus} and {machines.name} with"
+        raise UsageError(f"{law} {machines.num_gpus}: give --args cluster={machines.gpu.name}x{n_gpus}")
+    job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
+    return PlanSubject(model=load_model(model), cluster=machines, job=job)
+
+
+def layout_in(command: str, layout: Layout) -> Layout:
+    """Return a layout with what the command says of sharding and of sequence parallelism."""
+    try:
+        line = CommandLine(command)
+        sharded = line.has("--use-distributed-optimizer") or runs_ms_swift(command)  # ms-swift has it by default
+        return replace(layout, zero=int(sharded), sequence_parallel=layout.tp > 1 and line.has("--sequence-parallel"))
+    except CommandError:
+        return layout
+
+
+def with_recompute(layout: Layout, params: Mapping[str, Value]) -> Layout:
+    """Return a layout with the recomputation of a point."""
+    if params.get("recompute_granularity") != "full":
+        return replace(layout, recompute="selective")
+    method, layers = params.get("recompute_method", "uniform"), int(params.get("recompute_num_layers", 1))
+    return replace(layout, recompute=f"full/{method}", recompute_layers=layers)
+
+
+def _sequence(command: str) -> int | None:
+    try:
+        line = CommandLine(command)
+        said = next((value for name in SEQUENCE if (value := line.get(name)) is not None), None)
+    except CommandError:
+        return None
+    return int(said) if said is not None and said.isdecimal() and int(said) > 0 else None

@@ -1,0 +1,170 @@
+"""Plan, try, learn, plan again: the planner's estimate guides the trials, and each trial corrects it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
+from zenith_tune.parameters import Parameter
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.trial import Trial
+
+if TYPE_CHECKING:
+    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.guided.candidates import Candidates
+    from zenith_tune.guided.pick import Pick
+    from zenith_tune.guided.picker import Picker
+    from zenith_tune.guided.teacher import Teacher
+
+
+@StrategyRegistry.register("guided")
+class GuidedStrategy(TuningStrategy):
+    """Try the layout with the most expected gain per second, until a gain above `min_gain` is unlikely.
+
+    `calibration` is a file to begin with in place of what earlier studies on this machine taught; `learn=false` keeps
+    nothing for the next one. Deterministic: the same values lead to the same picks.
+    """
+
+    ends_by_itself = True
+    plans = True
+
+    def __init__(
+        self,
+        *,
+        calibration: str | None = None,
+        learn: bool = True,
+        min_gain: float = 0.01,
+        small_chance: float = 0.05,
+    ) -> None:
+        for name, share in {"min_gain": min_gain, "small_chance": small_chance}.items():
+            if not 0 < share < 1:
+                raise UsageError(f"{name} must lie between 0 and 1, but got {share:g}: 0.01 is 1%")
+        self.min_gain, self.small_chance = min_gain, small_chance
+        self.learn = learn
+        self._given = Path(calibration) if calibration else None
+        self._job = TunedJob()
+        self._search: _Search | None = None
+
+    def prepare(self, job: TunedJob) -> None:
+        if job.subject is None:
+            raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
+        if self._given is not None:
+            from zenith_tune.calibrate.calibration_file import load_calibration
+
+            load_calibration(self._given)  # a file that is none is told before anything starts
+        self._job = job
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        self._search = search = _Search(self._job, direction, self)
+        self._job.tell(search.opening)
+        try:
+            search.run(eval_fn)
+        finally:
+            search.keep()
+
+    def max_trials(self, search_space: Mapping[str, Parameter]) -> int | None:
+        return None
+
+    def why_done(self) -> str | None:
+        return self._search.why_done() if self._search else None
+
+    def findings(self) -> Findings | None:
+        return self._search.findings() if self._search else None
+
+    def calibration(self) -> tuple[Calibration, str]:
+        """Return what the study begins with, and where it comes from."""
+        from zenith_tune.guided.learned import starting_calibration
+
+        assert self._job.subject is not None
+        return starting_calibration(self._job.subject, given=self._given, learns=self.learn, folder=self._job.folder)
+
+
+class _Search:
+    """Run one guided study."""
+
+    def __init__(self, job: TunedJob, direction: Direction, strategy: GuidedStrategy) -> None:
+        from zenith_tune.guided.candidates import Candidates
+        from zenith_tune.guided.picker import Picker
+        from zenith_tune.guided.prior import prior_of
+        from zenith_tune.guided.teacher import Teacher
+
+        if job.subject is None:
+            raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
+        self._job, self._strategy, self._subject = job, strategy, job.subject
+        experts = bool(job.subject.model.num_experts)
+        self.candidates: Candidates = Candidates.of(job.points(), job.layout, has_experts=experts)
+        if not len(self.candidates):
+            raise UsageError("strategy guided finds no point that is worth a trial: widen the search space")
+        self.calibration, origin = strategy.calibration()
+        prior = prior_of(job.subject, self.calibration, self.candidates.batch())
+        self.picker: Picker = Picker(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
+        self._teacher: Teacher = Teacher(self.picker, direction, float(job.subject.cluster.gpu.memory_bytes))
+        self._tried: list[tuple[Pick, Trial, float | None]] = []
+        self._is_over = False
+        name, cluster = job.subject.model.name, job.subject.cluster.name
+        self.opening = f"guided: {len(self.candidates)} layouts of {name} on {cluster} weighed on paper, {origin}"
+
+    def run(self, eval_fn: EvalFunction) -> None:
+        """Pick and learn until nothing is worth a trial."""
+        running: dict[Future[Trial], Pick] = {}
+        while True:
+            while len(running) < self._job.num_slots and (pick := self.picker.pick()) is not None:
+                if self._job.num_slots == 1:
+                    self._learn(pick, eval_fn.run(self.candidates.points[pick.index], pick.why))
+                else:
+                    running[eval_fn.submit(self.candidates.points[pick.index], pick.why)] = pick
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                self._learn(running.pop(future), future.result())
+        self._is_over = True
+
+    def keep(self) -> None:
+        """Keep what was learned for the next study on this machine."""
+        if not self._strategy.learn:
+            return
+        from zenith_tune.guided.learned import keep
+        from zenith_tune.guided.study_runs import measured_run
+
+        layouts = self.picker.prior.layouts
+        runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial, _ in self._tried]
+        keep(self._subject, self.calibration, runs)
+
+    def why_done(self) -> str | None:
+        """Return why nothing more is tried."""
+        if not self._is_over:
+            return None
+        gain, chance = self._strategy.min_gain, self.picker.chance_of_gain()
+        if self.picker.best is None:
+            return "no layout is left that may run"
+        return f"no layout left has more than a {max(chance, 0.001):.1%} chance of a gain above {gain:.0%}"
+
+    def findings(self) -> Findings:
+        """Return predicted against measured."""
+        from zenith_tune.guided.review import COLUMNS, limits_of_best, mean_error, review_row
+
+        prior, layouts = self.picker.prior, self.candidates.layouts
+        rows = [
+            review_row(prior, pick.index, layouts[pick.index], pick.expected_s, log_step, trial)
+            for pick, trial, log_step in self._tried
+        ]
+        errors = [math.expm1(log_step - math.log(pick.expected_s)) for pick, _, log_step in self._tried if log_step]
+        lines = [mean_error(errors)]
+        if self.picker.best is not None:
+            lines.append(limits_of_best(prior, self.picker.best))
+        return Findings(title="predicted against measured", columns=COLUMNS, rows=tuple(rows), lines=tuple(lines))
+
+    def _learn(self, pick: Pick, trial: Trial) -> None:
+        rule = self._teacher.tell(pick.index, trial)
+        log_step = self._teacher.log_step(pick.index, trial) if trial.ok else None
+        self._tried.append((pick, trial, log_step))
+        if rule:
+            self._job.tell(rule)
