@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.guided.worlds import points, prior
-from zenith_tune.guided.memory_belief import OTHER_CAUSE, MemoryBelief, needs_more
+from zenith_tune.guided.kin import is_slower, needs_more
+from zenith_tune.guided.memory_belief import OTHER_CAUSE, MemoryBelief
 from zenith_tune.guided.prior import Prior
 
 POINTS = points()
@@ -76,3 +77,9 @@ def test_what_surely_needs_more_is_never_tried() -> None:
 def test_nothing_needs_surely_more_than_itself(recompute: str) -> None:
     index = at(tp=1, pp=1, mbs=1, recompute=recompute)
     assert not needs_more(prior().layouts, index)[index]
+
+
+def test_recomputing_more_of_what_runs_cannot_be_faster() -> None:
+    slower = is_slower(prior().layouts, at(tp=2, pp=1, mbs=2, recompute="selective"))
+    assert [POINTS[i] for i in np.flatnonzero(slower)] == [{"tp": 2, "pp": 1, "mbs": 2, "recompute": "full/uniform"}]
+    assert not is_slower(prior().layouts, at(tp=2, pp=1, mbs=2, recompute="full/uniform")).any()

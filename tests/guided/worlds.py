@@ -84,9 +84,11 @@ class World:
         truth = replace(known, time=replace(known.time, coefficients=changed))
         every, about = points(), subject()
         found = estimate(about.model, about.cluster, about.job, batch_of([layout(point) for point in every]), truth)
-        rng, trials = random.Random(self.seed), {}
+        trials = {}
         for index, point in enumerate(every):
-            luck = math.exp(rng.gauss(0, self.noise))
+            # Recomputing more of one layout is more work: such kin share their luck.
+            cut = f"{self.seed} {point['tp']} {point['pp']} {point['mbs']}"
+            luck = math.exp(random.Random(cut).gauss(0, self.noise))
             step_s = float(found.step_s[index]) * luck
             if float(found.memory_bytes[index]) * self.memory > about.cluster.gpu.memory_bytes:
                 trials[index] = Trial(params=point, outcome=Outcome.OOM, duration_s=30.0)

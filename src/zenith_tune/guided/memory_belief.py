@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.guided.kin import needs_more
 from zenith_tune.guided.normal import normal_below, normal_density
 from zenith_tune.guided.prior import Prior
-from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, LayoutBatch
 
 COMMON, OWN = 0.8, 0.6
 """Shares of the standard deviation that are common to all layouts, and each layout's own."""
@@ -72,21 +72,3 @@ def _common_prior(sd: float) -> FloatArray:
     weights = ((1 - WRONG) * right + WRONG * wrong) * np.gradient(GRID)
     result: FloatArray = weights / weights.sum()
     return result
-
-
-def needs_more(layouts: LayoutBatch, index: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell which layouts need more memory than that at `index` whatever the estimate says of either.
-
-    They are cut alike, but keep more: a larger micro-batch, or the same recomputed less.
-    """
-    same = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "sequence_parallel", "flash_attention")
-    alike = np.logical_and.reduce([getattr(layouts, name) == getattr(layouts, name)[index] for name in same])
-    kept = np.select([layouts.recompute == RECOMPUTE_NONE, layouts.recompute == RECOMPUTE_SELECTIVE], [2, 1], 0)
-    same_way = (layouts.recompute == layouts.recompute[index]) & (
-        layouts.recompute_layers == layouts.recompute_layers[index]
-    )
-    keeps_as_much = same_way | (kept > kept[index])
-    larger = layouts.mbs >= layouts.mbs[index]
-    more: np.ndarray[tuple[int], np.dtype[np.bool_]] = alike & keeps_as_much & larger
-    more[index] = False
-    return more

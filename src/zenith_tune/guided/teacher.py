@@ -7,10 +7,13 @@ import math
 import numpy as np
 
 from zenith_tune.direction import Direction
+from zenith_tune.guided.kin import is_slower
 from zenith_tune.guided.picker import Picker
 from zenith_tune.guided.refusal import named_axes, refused_alike, rule_of
 from zenith_tune.trial import Outcome, Trial
 
+ROOMY = 0.95
+"""A layout that needs no more of the memory is not slowed down by want of it, so that keeping less cannot help."""
 CONFIGURATION = "configuration"
 """The kind of failure by which a framework refuses its options."""
 
@@ -55,9 +58,12 @@ class Teacher:
             noise = (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
             picker.tell_step(index, log_step, noise)
         picker.memory.tell_fits(index)
+        log_share = float(picker.prior.log_memory[index])
         if trial.peak_memory_bytes:
-            total = trial.peak_memory_bytes + self._beside(index)
-            picker.memory.tell_peak(index, math.log(total / self._capacity))
+            log_share = math.log((trial.peak_memory_bytes + self._beside(index)) / self._capacity)
+            picker.memory.tell_peak(index, log_share)
+        if log_share < math.log(ROOMY):
+            picker.refuse(is_slower(picker.prior.layouts, index))
 
     def _beside(self, index: int) -> float:
         """Return what the driver and its libraries hold, which is no part of what a framework reports."""
