@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test check docs bench scoreboard calibrations clean
+.PHONY: demo test check docs bench scoreboard replay calibrations clean
 
 demo: $(VENV)/.base  ## tune the bundled fake trainer
 	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
@@ -27,6 +27,9 @@ bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the
 
 scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitted to, and write benchmarks/scoreboard.md
 	$(BIN)/python benchmarks/scoreboard.py
+
+replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and write benchmarks/replay.md and its plot
+	$(BIN)/python benchmarks/replay.py
 
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" --all --output src/zenith_tune/calibrate/defaults

@@ -29,6 +29,7 @@ LAYERS: list[list[str]] = [
     ["presets"],
     ["events"],
     ["runners", "record"],
+    ["trial_watch"],
     ["interruption", "timeouts", "study_place", "trial_execution", "evaluation"],
     ["study_session"],
     ["tuner"],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zenith_tune import Direction, Outcome, Trial
@@ -60,6 +62,11 @@ def test_no_dynamic_limit_before_the_first_success() -> None:
     timeouts = Timeouts(dynamic=True)
     assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None))) is None
     assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None), trial(1.0, duration_s=10))) == 15
+
+
+def test_a_best_run_that_was_ended_early_counts_as_ten_times_as_long() -> None:
+    early = replace(trial(1.0, duration_s=10), early="known within 1% after 15 iterations (90%)")
+    assert Timeouts(dynamic=True).limit_s(study(Direction.MINIMIZE, early)) == 150
 
 
 def test_the_tighter_of_two_limits_holds() -> None:

@@ -189,6 +189,30 @@ def test_a_study_in_which_your_own_command_fails_like_every_trial_stops(tmp_path
     assert witness.end is not None and "failed alike: RuntimeError: no such file" in witness.end.why
 
 
+def test_without_a_baseline_three_trials_that_fail_alike_for_no_fault_of_their_layout_are_enough(
+    tmp_path: Path,
+) -> None:
+    class Ignored(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return f"{command} {params['x']}"
+
+    witness = Witness()
+    command = "sh -c 'echo \"TypeError: unsupported operand type(s) for //\"; exit 1'"
+    assert tune(tmp_path, command, Ignored(range(9)), listener=witness, baseline=False).optimize() == (None, None)
+    assert len(witness.trials) == 3
+    assert witness.end is not None and "the first 3 trials failed alike: TypeError" in witness.end.why
+
+
+def test_trials_that_a_rule_of_their_layout_refuses_alike_do_not_end_a_study(tmp_path: Path) -> None:
+    class Refused(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return command.replace("base", str(params["x"]))
+
+    message = "AssertionError: heads must be divisible by tensor-model-parallel-size"
+    command = f"sh -c '[ base = 6 ] && echo value: 6 || {{ echo {message}; exit 1; }}'"
+    assert tune(tmp_path, command, Refused(range(7)), baseline=False).optimize() == (6.0, {"x": 6})
+
+
 def test_a_study_in_which_everything_runs_out_of_memory_at_first_goes_on(tmp_path: Path) -> None:
     class Larger(ToyPreset):
         def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:

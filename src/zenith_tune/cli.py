@@ -17,6 +17,7 @@ from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
 from zenith_tune.plan_command import plan
 
 if TYPE_CHECKING:
+    from zenith_tune.evaluators.early_stop import EarlyStop
     from zenith_tune.events import StudyListener
     from zenith_tune.runners.base import Runner
     from zenith_tune.tuner import PresetTuner
@@ -46,6 +47,10 @@ def cli() -> None:
 @click.option("--timeout-dynamic", is_flag=True, help="End a trial once it cannot beat the best one any more.")
 @click.option("--timeout-margin", type=float, metavar="X",
               help="--timeout-dynamic: how many times the best trial's duration. [default: 1.5]")  # fmt: skip
+@click.option("--early-stop/--no-early-stop", default=True, show_default=True,
+              help="End a trial once its value is known, or is surely behind the best.")  # fmt: skip
+@click.option("--early-precision", type=float, metavar="PCT",
+              help="--early-stop: how well a value must be known, in percent. [default: 1]")  # fmt: skip
 @click.option("--no-baseline", is_flag=True, help="Do not run your own command first.")
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
 @click.option("--study-name", metavar="NAME", help="The study's name. [default: preset and time]")
@@ -166,6 +171,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         strategy_args=_pairs(options, "strategy_args"),
         evaluator_args=evaluator_args,
         timeouts=timeouts,
+        early_stop=_early_stop(options),
         limits=limits,
         repeats=options["repeats"],
         baseline=not options["no_baseline"],
@@ -173,6 +179,16 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         retry_failed=options["retry_failed"],
         runner=_runner(options),
     )
+
+
+def _early_stop(options: dict[str, Any]) -> EarlyStop | None:
+    from zenith_tune.evaluators.early_stop import EarlyStop
+
+    percent = options["early_precision"]
+    if percent is not None and not options["early_stop"]:
+        raise UsageError("--early-precision goes with --early-stop: leave --no-early-stop out")
+    chosen = EarlyStop() if percent is None else EarlyStop(precision=percent / 100)
+    return chosen if options["early_stop"] else None
 
 
 def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -72,9 +72,12 @@ class Registry(Generic[T]):
         return next((name for name, known in self._classes.items() if known is cls), cls.__name__)
 
     def loadable(self) -> dict[str, type[T]]:
-        """Return every class that can be imported; a plugin that cannot is named in a warning and skipped."""
+        """Return every class that can be imported, by name, the particular before the general: x-y comes before x.
+
+        A plugin that cannot be imported is named in a warning and skipped.
+        """
         classes = {}
-        for name in self.names():
+        for name in sorted(self.names(), key=lambda name: f"{name}~"):
             try:
                 classes[name] = self.get(name)
             except UnknownNameError:
@@ -103,7 +106,11 @@ class Registry(Generic[T]):
 PresetRegistry: Registry[TuningPreset] = Registry(
     "preset",
     "zenith_tune.presets",
-    {"demo": "zenith_tune.presets.demo", "megatron": "zenith_tune.presets.megatron"},
+    {
+        "demo": "zenith_tune.presets.demo",
+        "megatron": "zenith_tune.presets.megatron",
+        "megatron-lm": "zenith_tune.presets.megatron_lm",
+    },
 )
 StrategyRegistry: Registry[TuningStrategy] = Registry(
     "strategy",

@@ -11,6 +11,7 @@ from zenith_tune.errors import DiskFullError, EveryRunFailsAlike, StudyError, Tr
 from zenith_tune.evaluators.failures import FailureKind, names_unknown_option
 from zenith_tune.events import StudyListener
 from zenith_tune.interruption import Interruption
+from zenith_tune.layouts.axis_words import named_axes
 from zenith_tune.parameters import Params
 from zenith_tune.placeholders import fill_placeholders
 from zenith_tune.presets.base import TuningPreset
@@ -30,6 +31,11 @@ from zenith_tune.trial_folder import TrialFolder, write_json
 _MAX_RUNS_WITHOUT_METRIC = 3
 _MAX_ALIKE_FAILURES = 3
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
+
+
+def _is_no_fault_of_its_layout(trial: Trial) -> bool:
+    refused = trial.failure == FailureKind.CONFIGURATION and not named_axes(trial.cause or "")
+    return refused or trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND)
 
 
 class StudySession:
@@ -164,6 +170,7 @@ class StudySession:
                 identity=started.identity,
                 files=self._preset.files(started.params) if started.params else {},
                 is_baseline=started.is_baseline,
+                best=None if started.is_baseline else self.study.fastest,
             )
             with full_disk_is_clear(folder.path):
                 return self._execution.run(request, folder, limit_s)
@@ -231,10 +238,14 @@ class StudySession:
         base, trials = self.study.baseline, self.study.trials
         if len(trials) < _MAX_ALIKE_FAILURES:
             return
-        # Out of memory, too slow or refused: another layout may cure each of these, but not a crash of the program.
-        crashed = all(trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND) for trial in trials)
-        if crashed and base is not None and {trial.cause for trial in trials} == {base.cause}:
-            raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
+        # Out of memory, too slow or refused by a rule: another layout may cure each of these, but not a fault of the
+        # program, nor what no layout has a part in.
+        causes = {trial.cause for trial in trials}
+        if len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
+            if base is not None and base.cause in causes:
+                raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
+            if base is None:
+                raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
         if all(names_unknown_option(trial.cause) for trial in trials):
             cure = "choose another --preset, or write {placeholders} where the values belong"
             raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")

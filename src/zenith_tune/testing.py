@@ -167,6 +167,14 @@ class EvaluatorContract(ABC):
             else:
                 raise AssertionError(f"{log[:40]!r} has no value, but gave {value}")
 
+    def test_a_log_that_is_still_written_never_raises(self) -> None:
+        """Check what is asked of a trial that runs: any beginning of a log may be all there is."""
+        evaluator, log = self.make(), self.good_log()
+        for text in (*self.bad_logs(), *(log[:end] for end in range(len(log) + 1))):
+            progress = evaluator.progress(text, self.METADATA)
+            assert progress is None or all(math.isfinite(value) for value in progress.values)
+            assert progress is None or evaluator.shows_progress
+
     def test_it_has_a_direction_and_a_description(self) -> None:
         """Check what a study's header needs."""
         evaluator = self.make()
@@ -250,6 +258,40 @@ class RunnerContract(ABC):
         result = job.poll()
         assert result is not None and result.end is End.CANCELLED and result.exit_code is None
 
+    def test_waiting_for_a_while_tells_that_the_job_still_runs(self, tmp_path: Path) -> None:
+        """Check the wait of whoever looks at the log in between."""
+        job = self.make().submit("sleep 0.5", tmp_path, Resources())
+        start = time.monotonic()
+        assert job.wait(0.1) is None
+        assert 0.1 <= time.monotonic() - start < 0.5
+        result = job.wait(60)
+        assert result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
+        assert job.wait(0) == result
+
+    def test_a_job_that_has_told_enough_is_stopped(self, tmp_path: Path) -> None:
+        """Check stop: what was printed stays, and there is no exit code."""
+        job = self.make().submit("sh -c 'echo told; sleep 60'", tmp_path, Resources())
+        while not job.log_path.exists() or not job.log_path.read_text():
+            time.sleep(0.01)
+        job.stop()
+        result = job.wait()
+        assert (result.end, result.exit_code) == (End.STOPPED, None)
+        assert job.log_path.read_text() == "told\n"
+
+    def test_a_job_that_is_over_cannot_be_stopped(self, tmp_path: Path) -> None:
+        """Check that an exit code is not lost between the look and the stop."""
+        job = self.make().submit("sh -c 'exit 3'", tmp_path, Resources())
+        result = job.wait()
+        job.stop()
+        assert job.wait() == result and result.exit_code == 3
+
+    def test_a_timeout_ends_a_job_that_is_waited_for_piece_by_piece(self, tmp_path: Path) -> None:
+        """Check the limit of whoever looks at the log in between."""
+        job = self.make().submit("sleep 60", tmp_path, Resources(), timeout_s=0.3)
+        assert job.wait(0.05) is None
+        result = job.wait(20)
+        assert result is not None and result.end is End.TIMED_OUT
+
     def test_a_timeout_ends_the_job(self, tmp_path: Path) -> None:
         """Check the limit."""
         start = time.monotonic()
@@ -273,11 +315,13 @@ class RunnerContract(ABC):
         assert runner.submit("true", tmp_path, Resources()).wait().end is End.EXITED
 
     def test_an_interrupt_ends_the_wait(self, tmp_path: Path) -> None:
-        """Check that an interrupt before the wait is not lost."""
+        """Check that an interrupt before the wait is not lost, nor one between two waits for a while."""
         runner = self.make()
         job = runner.submit("sleep 60", tmp_path, Resources())
+        assert job.wait(0.01) is None
         runner.interrupt()
-        assert job.wait().end is End.CANCELLED
+        result = job.wait(20)
+        assert result is not None and result.end is End.CANCELLED
 
     def test_a_job_knows_its_folder(self, tmp_path: Path) -> None:
         """Check the variable that a training script may use."""

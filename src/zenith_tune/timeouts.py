@@ -9,6 +9,8 @@ from zenith_tune.study import Study
 
 MAX_TIMEOUT_S = 1e7
 MAX_MARGIN = 1000.0
+_WHOLE_RUN = 10
+"""How many times as long a whole run is taken to be as a best one that was ended early."""
 _SLACK_S = 0.5
 """A margin on a run of milliseconds would end trials for the operating system's hiccups."""
 
@@ -36,7 +38,8 @@ class Timeouts:
         limits = [] if self.fixed_s is None else [self.fixed_s]
         best = study.fastest
         if self.dynamic and best is not None and best.duration_s is not None:
-            limits.append(max(best.duration_s * self.margin, best.duration_s + _SLACK_S))
+            duration_s = best.duration_s * (_WHOLE_RUN if best.early else 1)
+            limits.append(max(duration_s * self.margin, duration_s + _SLACK_S))
         return min(limits, default=None)
 
     def describe(self) -> str | None:

@@ -52,6 +52,8 @@ class Trial:
     """How many runs it took; `duration_s` is that of one."""
     num_samples: int | None = None
     """How many steady iterations stand behind `value`."""
+    early: str | None = None
+    """Why it was ended before its end, "known ..." or "behind ..."; None of one that ran to its end."""
     is_baseline: bool = False
     why: str = ""
     """Why the strategy picked it, in one line."""

@@ -14,15 +14,17 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.parameters import Value
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full, is_disk_full
-from zenith_tune.runners.base import End, JobResult, Resources, Runner
+from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
 from zenith_tune.secrets import mask, mask_file
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
 from zenith_tune.trial_log import TrialLog, clean_line
+from zenith_tune.trial_watch import EarlyEnd, TrialWatch
 
 _FULL_DISK_BYTES = 64 * 1024
 _CANNOT_BE_JUDGED = (FailureKind.METRIC, FailureKind.DISK_FULL)
@@ -38,18 +40,28 @@ class TrialRequest:
     identity: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     is_baseline: bool = False
+    best: Trial | None = None
+    """The best run so far; one that surely cannot beat it is ended early."""
 
 
 class TrialExecution:
     """Turn a request into a finished Trial."""
 
-    def __init__(self, runner: Runner, evaluator: TuningEvaluator, secrets: list[str], repeats: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        evaluator: TuningEvaluator,
+        secrets: list[str],
+        repeats: int,
+        early_stop: EarlyStop | None = None,
+    ) -> None:
         if repeats < 1:
             raise UsageError(f"repeats must be at least 1, but got {repeats}")
         self._runner = runner
         self._evaluator = evaluator
         self._secrets = secrets
         self._repeats = repeats
+        self._early_stop = early_stop
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
         """Run the command, as often as repeats are asked for, and write the trial's files."""
@@ -60,14 +72,19 @@ class TrialExecution:
             files.path.mkdir(parents=True, exist_ok=True)
             job = self._runner.submit(request.command, files.path, Resources(), timeout_s=timeout_s)
             try:
-                result = job.wait()
+                result, early = self._wait(job, request)
             except BaseException:
                 job.cancel()  # whatever went wrong, nothing may be left running
                 raise
-            trials.append(self._read(request, files, result))
+            trials.append(self._read(request, files, result, early))
             if not trials[-1].ok:
                 return self._close(folder, trials[-1])
         return self._close(folder, _merge(trials))
+
+    def _wait(self, job: Job, request: TrialRequest) -> tuple[JobResult, EarlyEnd | None]:
+        if self._early_stop is None:
+            return job.wait(), None
+        return TrialWatch(self._evaluator, self._early_stop, _metadata(request), request.best).wait(job)
 
     def first_log(self, folder: TrialFolder) -> Path:
         """Return where the log of a trial begins."""
@@ -99,34 +116,31 @@ class TrialExecution:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)
 
-    def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult) -> Trial:
-        trial, failure = self._read_result(request, files, result)
+    def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
+        trial, failure = self._read_result(request, files, result, early)
         if failure is not None and _is_full(files):
             raise disk_full(files.path)
         return trial
 
     def _read_result(
-        self, request: TrialRequest, files: TrialFolder, result: JobResult
+        self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None = None
     ) -> tuple[Trial, Failure | None]:
         self._mask_log(files)
         if result.end is End.CANCELLED:
             return self._trial(request, files, result, Outcome.CANCELLED, cause="interrupted"), None
-        text = TrialLog(files.log).text()
-        failure = classify(text, result.exit_code, timed_out=result.end is End.TIMED_OUT)
+        text = TrialLog(files.log).text() if early is None else early.log
+        exit_code = result.exit_code if early is None else 0
+        failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT)
         measured = self._measure(text, request, result) if failure is None else failure
         if isinstance(measured, Failure):
             told = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
             return self._trial(request, files, result, measured.outcome, **told), measured
         fields = {name: getattr(measured, name) for name in measured.__slots__}
-        return self._trial(request, files, result, Outcome.OK, **fields), None
+        reason = early.reason if early is not None else None
+        return self._trial(request, files, result, Outcome.OK, early=reason, **fields), None
 
     def _measure(self, text: str, request: TrialRequest, result: JobResult) -> Measurement | Failure:
-        metadata = {
-            "trial_id": request.number,
-            "command": request.command,
-            "parameters": dict(request.params),
-            "duration": result.duration_s,
-        }
+        metadata = {**_metadata(request), "duration": result.duration_s}
         try:
             measured = _checked(self._evaluator.measure(text, metadata))
         except ValueError as error:
@@ -171,6 +185,10 @@ class TrialExecution:
             if is_disk_full(error):
                 raise
         return trial
+
+
+def _metadata(request: TrialRequest) -> dict[str, Any]:
+    return {"trial_id": request.number, "command": request.command, "parameters": dict(request.params)}
 
 
 def _metric_failure(message: str) -> Failure:
@@ -218,6 +236,7 @@ def _merge(trials: list[Trial]) -> Trial:
         num_samples=sum(trial.num_samples or 1 for trial in trials),
         peak_memory_bytes=max(trial.peak_memory_bytes or 0 for trial in trials) or None,
         num_runs=len(trials),
+        early=next((trial.early for trial in trials if trial.early is not None), None),
         duration_s=statistics.fmean(trial.duration_s or 0.0 for trial in trials),
         extra=_merge_extra(trials),
     )

@@ -16,6 +16,7 @@ from zenith_tune.constructor_args import construct, typed
 from zenith_tune.errors import StudyInterrupted, StudyLimitReached, UsageError
 from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
@@ -31,6 +32,8 @@ from zenith_tune.study_place import StudyPlace, check_text
 from zenith_tune.study_session import StudySession
 from zenith_tune.timeouts import Timeouts
 from zenith_tune.trial_execution import TrialExecution
+
+_EARLY_STOP = EarlyStop()
 
 
 class PresetTuner:
@@ -62,6 +65,7 @@ class PresetTuner:
         resume: bool = False,
         retry_failed: bool = False,
         listener: StudyListener | None = None,
+        early_stop: EarlyStop | None = _EARLY_STOP,
     ) -> None:
         check_text(command, "the training command")
         self.command = command
@@ -82,6 +86,7 @@ class PresetTuner:
         self._dump_env = dump_env
         self._baseline = baseline
         self._repeats = repeats
+        self._early_stop = early_stop if self.evaluator.shows_progress else None
         if retry_failed and not resume:
             raise UsageError("--retry-failed goes with --resume: give both")
         place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
@@ -107,7 +112,7 @@ class PresetTuner:
             header,
             self.evaluator.direction,
             self.preset,
-            TrialExecution(runner, self.evaluator, self.secrets, self._repeats),
+            TrialExecution(runner, self.evaluator, self.secrets, self._repeats, self._early_stop),
             self._timeouts,
             self.secrets,
             self.listener,
@@ -257,8 +262,8 @@ class PresetTuner:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self._baseline and not self.runs_baseline:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
-        timeouts = self._timeouts.describe()
-        return [*notes, timeouts] if timeouts else notes
+        limits = (self._timeouts.describe(), self._early_stop.describe() if self._early_stop else None)
+        return [*notes, *(limit for limit in limits if limit)]
 
     @property
     def runs_baseline(self) -> bool:

@@ -32,7 +32,7 @@ def test_the_first_pick_is_the_planners_best_among_those_that_fit() -> None:
     assert pick is not None
     safe = picker.memory.fits >= 1 - RISK
     assert picker.prior.log_step[pick.index] == picker.prior.log_step[safe].min()
-    assert pick.why.startswith("fastest on paper") and "fits with" in pick.why
+    assert pick.why.startswith("fastest on paper") and "to fit" in pick.why
 
 
 WORLDS = [
@@ -59,7 +59,7 @@ def test_it_finds_the_best_within_a_few_trials_and_stops(world: World) -> None:
 
 def test_it_goes_on_while_a_gain_is_likely_and_says_how_likely() -> None:
     tried, picker = play(WORLDS[0])
-    assert picker.chance_of_gain() < 0.05
+    assert picker.chance_of_gain() < 0.03
     eager, _ = play(WORLDS[0], small_chance=0.5)
     assert len(eager) <= len(tried), "who asks for a larger chance stops sooner"
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.guided.worlds import points, prior
-from zenith_tune.guided.refusal import named_axes, refused_alike, rule_of
+from zenith_tune.guided.refusal import refused_alike, rule_of
+from zenith_tune.layouts.axis_words import named_axes
 
 POINTS = points()
 

@@ -14,7 +14,10 @@ from rich.console import Console
 from tests.conftest import FAKE_TRAINER, ROOT
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
+from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.report.terminal import TerminalReporter
+from zenith_tune.report.trial_table import early_lines, trial_table
+from zenith_tune.study import Study
 
 CLI = [sys.executable, "-m", "zenith_tune.cli"]
 TRAIN = [sys.executable, str(FAKE_TRAINER)]
@@ -96,6 +99,33 @@ def test_failures_are_grouped_with_their_cause(tmp_path: Path) -> None:
     text = printed(tmp_path, "sh -c 'echo RuntimeError: no luck; exit 1' {x}", ToyPreset())
     assert "3 crash (trial 0, 1, 2): RuntimeError: no luck" in text
     assert "no trial went well" in text
+
+
+def test_the_table_tells_which_trials_were_ended_early_and_why_within_eighty_columns() -> None:
+    made = Study(Direction.MAXIMIZE)
+    reasons = (None, "known within 1% after 15 iterations (90%)", "behind the best by 12% after 31 iterations (99.9%)")
+    for number, early in enumerate(reasons):
+        made.add(
+            Trial(
+                params={},
+                outcome=Outcome.OK,
+                value=200.0 - number,
+                number=number,
+                early=early,
+                unit="TFLOP/s/GPU",
+                spread=0.012,
+                peak_memory_bytes=80 * 2**30,
+                duration_s=6_000.0,
+            )
+        )
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, highlight=False)
+    console.print(trial_table(made, {0: "TP2 PP2 CP1 EP4 mbs1 full", 1: "TP4", 2: "TP8"}))
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines if "ok, known" in line] == ["1"]
+    assert [line.split()[0] for line in lines if "ok, behind" in line] == ["2"]
+    assert early_lines(made) == [f"  1 ended early (trial {n}): {reasons[n]}" for n in (1, 2)]
 
 
 @pytest.mark.parametrize("evil", ["[red]markup[/red]", "[/]", "\x1b[31mred\x1b]0;title\x07", "\x9b31m"])

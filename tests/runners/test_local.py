@@ -82,6 +82,18 @@ def test_a_timeout_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_
     assert [pid for pid in found if is_running(pid)] == []
 
 
+def test_a_stop_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_path: Path) -> None:
+    command, pids = start_stubborn(tmp_path)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    job = LocalRunner(grace_s=0.3).submit(command, folder, Resources())
+    wait_until(pids.exists)
+    found = read_pids(pids)
+    job.stop()
+    assert job.wait().end is End.STOPPED
+    assert [pid for pid in found if is_running(pid)] == []
+
+
 def test_what_a_finished_command_left_in_the_background_is_ended(tmp_path: Path) -> None:
     left = tmp_path / "left"
     command = f"bash -c 'setsid sleep 1000 & echo $! > {left}; sleep 1000 & echo $! >> {left}; exit 0'"

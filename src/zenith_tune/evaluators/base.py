@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,17 @@ class Measurement:
     step_s: float | None = None
     peak_memory_bytes: int | None = None
     extra: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Hold what the log of a trial that still runs says."""
+
+    values: Sequence[float]
+    """The value of each steady iteration, in order: what `measure` would take the median of."""
+    num_iterations: int
+    """How many iterations were run, warm-up included."""
+    unit: str = ""
 
 
 class TuningEvaluator(ABC):
@@ -47,6 +58,18 @@ class TuningEvaluator(ABC):
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value together with its spread, step time and memory, where the log tells."""
         return Measurement(value=self.evaluate(stdout, metadata))
+
+    def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
+        """Return the steady iterations so far of a trial that still runs, or None where it is too early to tell.
+
+        The log may end in the middle of a line. An evaluator without this method has trials that run to their end.
+        """
+        return None
+
+    @property
+    def shows_progress(self) -> bool:
+        """Tell whether trials may be ended early."""
+        return type(self).progress is not TuningEvaluator.progress
 
     def describe(self) -> str:
         """Say in one line what is measured: two studies are comparable if this line is the same."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import IterationLine, peak_memory_bytes, read_megatron_lines
-from zenith_tune.evaluators.steady import Sample, relative_spread, summarise
+from zenith_tune.evaluators.steady import Sample, num_warm_up, relative_spread, summarise
 from zenith_tune.evaluators.swift import read_swift_lines
 from zenith_tune.registry import EvaluatorRegistry
 
@@ -65,6 +65,16 @@ class MegatronEvaluator(TuningEvaluator):
             peak_memory_bytes=peak_memory_bytes(stdout, lines),
             extra={"tflops_per_gpu": statistics.median(tflops)} if tflops else {},
         )
+
+    def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
+        """Return the values of the steady lines so far; None while there are none, or where they are worth nothing."""
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
+        try:
+            lines = _valid_lines(whole_lines)
+            values, unit = self._values(lines[num_warm_up([line.seconds for line in lines]) :])
+        except ValueError:
+            return None
+        return Progress(values=values, num_iterations=lines[-1].iteration, unit=unit)
 
     def describe(self) -> str:
         """Say what is measured."""

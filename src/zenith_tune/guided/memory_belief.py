@@ -25,7 +25,7 @@ GRID: FloatArray = 1.5 * np.sinh(np.linspace(-6.0, 6.0, 121)) / np.sinh(6.0)
 
 
 class MemoryBelief:
-    """Hold the chance of every layout to fit."""
+    """Hold the chance of every layout to run."""
 
     def __init__(self, prior: Prior) -> None:
         self._log_memory = prior.log_memory
@@ -36,6 +36,11 @@ class MemoryBelief:
         self._layouts = prior.layouts
         self._surely_more = np.zeros(len(prior), np.bool_)
         self.fits = self._fits()
+
+    @property
+    def room(self) -> FloatArray:
+        """The chance of every layout to find the memory that it needs, other causes of failure apart."""
+        return self.fits / (1 - OTHER_CAUSE)
 
     def tell_fits(self, index: int) -> None:
         """Learn that a layout ran."""

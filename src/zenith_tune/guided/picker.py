@@ -21,7 +21,7 @@ from zenith_tune.planning.risk import RISK
 
 GAIN = 0.01
 """A smaller gain is not worth a trial."""
-SMALL_CHANCE = 0.05
+SMALL_CHANCE = 0.03
 """Once no layout has a larger chance of such a gain, it is done."""
 
 
@@ -82,7 +82,7 @@ class Picker:
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
         index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
-        told = f"{_seconds(mean[index], sd[index])} a step expected, fits with {_percent(fits[index])}"
+        told = f"{_seconds(mean[index], sd[index])} a step expected, {_percent(self.memory.room[index])} to fit"
         what = "fastest on paper" if not self._closed.any() else "fastest of those that should fit"
         if not safe.any():
             what = "nothing has run yet, and this is the likeliest to fit"
@@ -107,7 +107,7 @@ class Picker:
         ahead = math.expm1(self.best_log_step - mean[index])
         against = f"{abs(ahead):.0%} {'faster' if ahead >= 0 else 'slower'} than the best"
         told = f"{_seconds(mean[index], sd[index])} a step expected ({against})"
-        return f"{_percent(chance[index])} chance of a gain: {told}, fits with {_percent(self.memory.fits[index])}"
+        return f"{_percent(chance[index])} chance of a gain: {told}, {_percent(self.memory.room[index])} to fit"
 
     def _chance(self, mean: FloatArray, sd: FloatArray) -> FloatArray:
         result: FloatArray = self.memory.fits * normal_below((self.best_log_step - self._gain - mean) / sd)

@@ -9,7 +9,8 @@ import numpy as np
 from zenith_tune.direction import Direction
 from zenith_tune.guided.kin import is_slower
 from zenith_tune.guided.picker import Picker
-from zenith_tune.guided.refusal import named_axes, refused_alike, rule_of
+from zenith_tune.guided.refusal import refused_alike, rule_of
+from zenith_tune.layouts.axis_words import named_axes
 from zenith_tune.trial import Outcome, Trial
 
 ROOMY = 0.95

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zenith_tune.command_line import CommandLine
-from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
@@ -24,6 +21,11 @@ def megatron_subject(
     command: str, *, model: str | None, cluster: str | None, n_gpus: int, seq: int | None
 ) -> PlanSubject:
     """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
+    # Not at the top: the catalogs are loaded only where a plan is made.
+    from zenith_tune.describe.cluster_catalog import load_cluster
+    from zenith_tune.describe.framework_catalog import load_framework
+    from zenith_tune.describe.model_catalog import load_model
+
     if model is None:
         raise UsageError(
             "the model is not known: give --args model=NAME, a Hugging Face id or the path of a config.json"

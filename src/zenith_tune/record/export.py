@@ -15,7 +15,7 @@ from zenith_tune.trial_folder import write_atomically, write_json
 
 _COLUMNS = (
     *("number", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes", "duration_s"),
-    *("failure", "cause", "why", "command", "folder"),
+    *("early", "failure", "cause", "why", "command", "folder"),
 )
 
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 HEADER_KEY = "zenithtune"
 _RUN = "run"
 _RESULT = "result"
-_STORED = ("cause", "failure", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
+_STORED = (
+    *("cause", "failure", "early", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples"),
+    "num_runs",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,15 @@ from rich.text import Text
 
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.report.live_screen import LiveScreen
-from zenith_tune.report.trial_table import MAX_ROWS, STYLES, failure_lines, in_short, shown_number, trial_table
+from zenith_tune.report.trial_table import (
+    MAX_ROWS,
+    STYLES,
+    early_lines,
+    failure_lines,
+    in_short,
+    shown_number,
+    trial_table,
+)
 from zenith_tune.secrets import MASK
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
@@ -88,7 +96,7 @@ class TerminalReporter(StudyListener):
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
         self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or 'none finished'}{extra}")
-        for line in failure_lines(study):
+        for line in (*early_lines(study), *failure_lines(study)):
             self._say(line)
 
     def _print_best(self, end: StudyEnd) -> None:

@@ -17,7 +17,7 @@ _MAX_NUMBERS = 8
 
 def trial_table(study: Study, labels: dict[int, str]) -> Table:
     """Return the trials as a table that fits 80 columns; of a long study, the best ones."""
-    rows = ([study.baseline] if study.baseline else []) + _chosen(study)
+    rows = _rows(study, _chosen(study))
     unit = next((trial.unit for trial in rows if trial.unit), "")
     table = Table(box=None, pad_edge=False, header_style="bold", caption=f"value in {unit}" if unit else None)
     table.add_column("trial", justify="right", no_wrap=True)
@@ -38,6 +38,16 @@ def failure_lines(study: Study) -> list[str]:
     return [f"  {len(trials)} {kind} (trial {_numbers(trials)}): {trials[0].cause}" for kind, trials in groups.items()]
 
 
+def early_lines(study: Study) -> list[str]:
+    """Return one line per reason for which trials were ended early: how many, which, and an example in full."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in _rows(study, study.trials):
+        if trial.early is not None:
+            groups.setdefault(_early_kind(trial.early), []).append(trial)
+    shown = {kind: f"{len(trials)} ended early (trial {_numbers(trials)})" for kind, trials in groups.items()}
+    return [f"  {shown[kind]}: {trials[0].early}" for kind, trials in groups.items()]
+
+
 def shown_number(trial: Trial) -> str:
     """Return how a trial is called in tables and lines."""
     return "base" if trial.is_baseline else str(trial.number)
@@ -46,14 +56,24 @@ def shown_number(trial: Trial) -> str:
 def in_short(trial: Trial) -> str:
     """Return a trial's value, or the beginning of its cause, for one line among many."""
     if trial.value is not None:
-        return format_value(trial.value, trial.unit)
+        early = f", {trial.early}" if trial.early is not None else ""
+        return format_value(trial.value, trial.unit) + early
     cause = trial.cause or ""
     return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - 1] + "…"
 
 
 def _numbers(trials: list[Trial]) -> str:
-    shown = ", ".join(str(trial.number) for trial in trials[:_MAX_NUMBERS])
+    shown = ", ".join(shown_number(trial) for trial in trials[:_MAX_NUMBERS])
     return shown if len(trials) <= _MAX_NUMBERS else f"{shown}, ..."
+
+
+def _rows(study: Study, trials: list[Trial]) -> list[Trial]:
+    return [*([study.baseline] if study.baseline else []), *trials]
+
+
+def _early_kind(reason: str) -> str:
+    """Return the first word of a reason: known, or behind."""
+    return reason.partition(" ")[0]
 
 
 def _chosen(study: Study) -> list[Trial]:
@@ -64,6 +84,10 @@ def _chosen(study: Study) -> list[Trial]:
     return ok[: MAX_ROWS // 2]
 
 
+def _ended(trial: Trial) -> str:
+    return str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
+
+
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     gain = None if trial.is_baseline else study.gain_of(trial)
     number = shown_number(trial)
@@ -71,7 +95,7 @@ def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     return [
         Text(f"* {number}" if trial is study.fastest else number),
         Text(label),
-        Text(str(trial.outcome), style=STYLES.get(trial.outcome, "")),
+        Text(_ended(trial), style=STYLES.get(trial.outcome, "")),
         Text("" if trial.value is None else format_value(trial.value) + format_spread(trial.spread)),
         Text(format_gain(gain) if gain is not None else ""),
         Text(format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""),

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import overload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class End(StrEnum):
     EXITED = "exited"
     TIMED_OUT = "timed out"
     CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    """Ended because it had told enough; what it printed until then counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +46,26 @@ class Job(ABC):
     def poll(self) -> JobResult | None:
         """Return the result, or None while the job runs."""
 
+    @overload
+    def wait(self, timeout_s: None = None) -> JobResult: ...
+
+    @overload
+    def wait(self, timeout_s: float) -> JobResult | None: ...
+
     @abstractmethod
-    def wait(self) -> JobResult:
-        """Block until the job is over, its timeout strikes, or the runner is told to stop."""
+    def wait(self, timeout_s: float | None = None) -> JobResult | None:
+        """Block until the job is over, its own timeout strikes, or the runner is told to stop.
+
+        Returns None where the job still runs after `timeout_s` seconds.
+        """
 
     @abstractmethod
     def cancel(self) -> None:
         """End the job and everything that it started; returns when all of it is gone."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the job as `cancel` does, because it has told enough; one that is over already keeps its result."""
 
 
 class Runner(ABC):

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import overload
 
 from zenith_tune.command_line import CommandLine
 from zenith_tune.registry import RunnerRegistry
@@ -127,15 +128,25 @@ class LocalJob(Job):
             self._end(End.TIMED_OUT)
         return self._result
 
-    def wait(self) -> JobResult:
+    @overload
+    def wait(self, timeout_s: None = None) -> JobResult: ...
+
+    @overload
+    def wait(self, timeout_s: float) -> JobResult | None: ...
+
+    def wait(self, timeout_s: float | None = None) -> JobResult | None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         while self._result is None:
-            left_s = None if self._deadline is None else self._deadline - time.monotonic()
+            limits = [limit for limit in (self._deadline, until) if limit is not None]
+            left_s = min(limits) - time.monotonic() if limits else None
             if not self._runner.wait_for_stop(self._process, left_s):
                 self._finish(End.EXITED)
             elif self._runner.interrupted:
                 self.cancel()
             elif self._is_late():
                 self._end(End.TIMED_OUT)
+            elif until is not None and time.monotonic() >= until:
+                return None
         return self._result
 
     def _is_late(self) -> bool:
@@ -144,6 +155,10 @@ class LocalJob(Job):
     def cancel(self) -> None:
         if self._result is None:
             self._end(End.CANCELLED)
+
+    def stop(self) -> None:
+        if self.poll() is None:
+            self._end(End.STOPPED)
 
     def _end(self, end: End) -> None:
         self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)

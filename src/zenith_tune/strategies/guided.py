@@ -42,7 +42,7 @@ class GuidedStrategy(TuningStrategy):
         calibration: str | None = None,
         learn: bool = True,
         min_gain: float = 0.01,
-        small_chance: float = 0.05,
+        small_chance: float = 0.03,
     ) -> None:
         for name, share in {"min_gain": min_gain, "small_chance": small_chance}.items():
             if not 0 < share < 1:

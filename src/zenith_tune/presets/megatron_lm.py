@@ -1,0 +1,179 @@
+"""Pre-training with Megatron-LM: all that is needed is read from the command that the user already has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.megatron_model_args import model_name
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.parameters import Parameter, Params, Value
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.megatron_lm_command import refuse_unwritable, written_command
+from zenith_tune.presets.megatron_lm_job import PRESET, Given, MegatronJob, is_pretrain_command, read_job, unread_job
+from zenith_tune.presets.megatron_lm_notes import job_notes
+from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.strategies.base import TuningStrategy
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+@PresetRegistry.register("megatron-lm")
+class MegatronLmPreset(TuningPreset):
+    """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
+
+    Model, sequence, batch, precision and GPUs are read from the command; `n_gpus`, `gbs`, `model` (a name of the
+    catalog, a config.json or a Hugging Face id) and `vocab` say what it does not tell. `cluster` is this machine unless
+    named. `search` lists the axes, with a plus between them; the others stay as they are in the command.
+
+    >>> preset = MegatronLmPreset(cluster="h100x8")
+    >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
+    ...             "--num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 --global-batch-size 16 --bf16")
+    >>> preset.get_search_space()["tp"]
+    CategoricalParameter(choices=(1, 2, 4, 8))
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        gbs: int | None = None,
+        cluster: str | None = None,
+        model: str | None = None,
+        vocab: int | None = None,
+        search: str = DEFAULT,
+        mbs_max: int = 16,
+        tp_max: int = 64,
+    ) -> None:
+        counts = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+        search_names(search)
+        self.cluster = cluster
+        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
+        self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
+        self._bound: MegatronLmSpace | None = None
+        self._unread: MegatronLmSpace | None = None
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command`, or a shell script that it starts, runs a pretrain script for decoder-only models."""
+        return is_pretrain_command(command)
+
+    def bind(self, command: str) -> None:
+        space = self._read(command)
+        names = list(space.open_names)
+        if self._given.gbs is not None and self._given.gbs != space.job.args.count("--global-batch-size"):
+            names.append("gbs")
+        refuse_unwritable(command, space.job, names)
+        self._bound = space
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {**self._space().parameters()}
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gbs", "n_gpus"}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        return self._space().explain(params)
+
+    def points(self) -> Iterator[Params]:
+        return self._space().points()
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._space().layout(params)
+
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
+        return self._space(command).layout(params)
+
+    def subject(self, command: str) -> PlanSubject:
+        job = self._space(command).job
+        return PlanSubject(model=_with_vocab(job), cluster=self._cluster(job.start.num_gpus), job=job.job)
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
+        space = self._space(command)
+        return written_command(command, space.job, space.layout(params), params)
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words; what is 1, or none, goes without saying."""
+        words = [f"{name.upper()}{params[name]}" for name in SIZES if params[name] != 1]
+        if "zero" in params:
+            words.append(f"Z{params['zero']}")
+        words.append(f"mbs{params['mbs']}")
+        if "sequence_parallel" in params:
+            words.append("SP" if params["sequence_parallel"] else "no SP")
+        if params["recompute"] != "none":
+            words.append(str(params["recompute"]))
+        return " ".join(words)
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.guided import GuidedStrategy
+
+        return GuidedStrategy()
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.evaluators.megatron import MegatronEvaluator
+
+        return MegatronEvaluator(gbs=self._bound.job.start.global_batch if self._bound else self._given.gbs)
+
+    def notes(self, command: str) -> list[str]:
+        return job_notes(self._space(command))
+
+    def _space(self, command: str | None = None) -> MegatronLmSpace:
+        """Return what is searched: of the command that the preset is bound to, or else of what is given."""
+        if self._bound is not None:
+            return self._bound
+        if command is not None:
+            return self._read(command)
+        if self._unread is None:
+            self._unread = MegatronLmSpace(unread_job(self._given), self._limits)
+        return self._unread
+
+    def _read(self, command: str) -> MegatronLmSpace:
+        return MegatronLmSpace(read_job(command, self._given), self._limits)
+
+    def _cluster(self, num_gpus: int) -> ClusterSpec:
+        """Return the cluster, with as many of its GPUs as the command trains on."""
+        try:
+            cluster = load_cluster(self.cluster or LOCAL)
+        except UsageError as error:
+            if self.cluster is not None:
+                raise
+            law = str(error).rpartition(": ")[0]
+            raise UsageError(f"{law}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
+        if cluster.num_gpus >= num_gpus:
+            name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
+            return replace(cluster, num_gpus=num_gpus, name=name)
+        if self.cluster is not None:
+            law = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
+            raise UsageError(f"{law}: give cluster={cluster.gpu.name}x{num_gpus}")
+        from zenith_tune.planning.what_if import resized
+
+        return resized(cluster, num_gpus)
+
+
+def _with_vocab(job: MegatronJob) -> ModelSpec:
+    """Return the model, its vocabulary looked up by the tokenizer's name where the command does not tell it."""
+    model = job.model
+    assert model is not None
+    if model.vocab:
+        return model
+    tokenizer = job.args.text("--tokenizer-model")
+    try:
+        if tokenizer:
+            known = replace(model, vocab=load_model(tokenizer).vocab)
+            return replace(known, name=model_name(known))
+    except UsageError:
+        pass
+    law = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
+    raise UsageError(f"{law}: give --args vocab=128256 (the tokenizer's own number)")

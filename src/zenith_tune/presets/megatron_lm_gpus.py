@@ -1,0 +1,29 @@
+"""How many GPUs a run of a pretrain script trains on: one for each process that is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zenith_tune.command_line.option_words import canonical
+from zenith_tune.presets.megatron_lm_script import PretrainRun
+
+PER_NODE, NODES = "--nproc-per-node", "--nnodes"
+VARIABLE = "WORLD_SIZE"
+
+
+def started_gpus(run: PretrainRun) -> int | None:
+    """Return torchrun's processes, or WORLD_SIZE where the command or its script sets it; None where neither tells."""
+    per_node, nodes = _option(run.launcher, PER_NODE), _option(run.launcher, NODES)
+    if per_node is not None and per_node.isdecimal() and (nodes or "1").isdecimal():
+        return int(per_node) * int(nodes or 1) or None
+    stated = run.variables.get(VARIABLE, "")
+    return int(stated) or None if stated.isdecimal() else None
+
+
+def _option(words: Sequence[str], option: str) -> str | None:
+    """Return the value of one of a launcher's options, in either spelling."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and canonical(name) == option:
+            return value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return None

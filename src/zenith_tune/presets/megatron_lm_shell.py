@@ -1,0 +1,214 @@
+"""What the variables of a shell script hold, as far as its text tells; nothing of it is run.
+
+Only what training scripts are made of is understood: plain values, lists such as ARGS=( .. ), defaults as in ${TP:-8},
+arguments and whole-number arithmetic. Whatever else a shell would work out stays as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from zenith_tune.command_line.launchers import ASSIGNMENT
+from zenith_tune.command_line.shell_tokens import Part, Quote, Word
+from zenith_tune.command_line.shell_words import lex
+from zenith_tune.errors import CommandError
+
+REST = "\0rest\0"
+"""Stands for what is added to the end of the command that starts a script, wherever the script passes it on."""
+
+_SIMPLE = re.compile(r"\$(?P<name>[A-Za-z_]\w*|[0-9@*#])", re.ASCII)
+_BRACED = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#])(?:\[(?P<index>[^]]*)\])?(?P<rest>.*)\}", re.DOTALL)
+_DEFAULT = re.compile(r":?([-=+?])(.*)", re.DOTALL)
+_SLICE = re.compile(r":\s*(\d+)")
+_ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class ShellVariables:
+    """Hold values, and which names a condition that nobody can follow may have changed."""
+
+    environment: Mapping[str, str]
+    arguments: Sequence[str] = ()
+    passes_rest: bool = False
+    """Whether what is added to the command arrives behind the arguments."""
+    values: dict[str, list[str]] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    """Names whose value depends on what cannot be followed."""
+    extended: set[str] = field(default_factory=set)
+    """Lists that may have more than is known."""
+    used: set[str] = field(default_factory=set)
+    """Those of them that a word has asked for."""
+    is_open: bool = False
+    """Whether a file that cannot be read was sourced: what is not set here may be set there."""
+
+    def child(self, arguments: Sequence[str]) -> Self:
+        """Return what a script that is started from here begins with."""
+        known = {name: list(value) for name, value in self.values.items()}
+        return type(self)(
+            environment=self.environment,
+            arguments=[word for word in arguments if word != REST],
+            passes_rest=REST in arguments,
+            values=known,
+            unsure=set(self.unsure),
+            extended=set(self.extended),
+            is_open=self.is_open,
+        )
+
+    def assign(self, word: Word, *, is_certain: bool = True) -> None:
+        """Set what an assignment sets; one that may not happen makes its name unsure."""
+        match = ASSIGNMENT.match(word.value)
+        if match is None:
+            return
+        name, adds = match[0].rstrip("+=").partition("[")[0], match[0].endswith("+=")
+        if not is_certain:
+            (self.extended if adds and self._is_known_list(name) else self.unsure).add(name)
+            return
+        if "[" in match[0]:
+            self.unsure.add(name)
+            return
+        new, old = self._assigned(word, len(match[0])), self.values.get(name, [])
+        is_list = word.parts[-1].dynamic and word.parts[-1].value.startswith("(")
+        if adds:
+            new = [*old, *new] if is_list else ["".join([*old[:1], *new])]
+        self.values[name] = new
+        if not adds:
+            self.unsure.discard(name)
+
+    def forget(self, name: str) -> None:
+        """Take a name away, as `unset` does."""
+        self.values[name] = []
+        self.unsure.discard(name)
+
+    def expand(self, word: Word) -> list[str]:
+        """Return the words that the shell would make of one."""
+        return list(self._fields(word.parts))
+
+    def joined(self, word: Word) -> str:
+        """Return the one word that the shell makes of an assignment's value, or of what stands in quotes."""
+        return " ".join(self._fields(word.parts, splits=False))
+
+    def words(self, text: str) -> list[str]:
+        """Return the words of a text, as in the brackets of a list."""
+        return [value for token in lex(text) if isinstance(token, Word) for value in self.expand(token)]
+
+    def _is_known_list(self, name: str) -> bool:
+        return name in self.values and name not in self.unsure
+
+    def _assigned(self, word: Word, start: int) -> list[str]:
+        last = word.parts[-1]
+        if last.dynamic and last.value.startswith("("):
+            return self.words(last.value[1:-1])
+        return [self.joined(word)[start:]]
+
+    def _fields(self, parts: Sequence[Part], *, splits: bool = True) -> Iterator[str]:
+        current: str | None = None
+        is_bare = False
+        for part in parts:
+            pieces, breaks = self._pieces(part, splits=splits)
+            is_bare |= breaks and not pieces
+            for index, piece in enumerate(pieces):
+                if index and breaks:
+                    yield current or ""
+                    current = None
+                current = (current or "") + piece
+        if current or (current is not None and not is_bare):  # "$@" without arguments is no word at all
+            yield current
+
+    def _pieces(self, part: Part, *, splits: bool) -> tuple[list[str], bool]:
+        """Return what a part of a word stands for, and whether words end between its pieces."""
+        values = self._values(part.value) if part.dynamic and part.value[0] in "$`" else [part.value]
+        if values is None:
+            return [part.value], False
+        if part.dynamic and part.quote is Quote.NONE and splits:
+            return [piece for value in values for piece in value.split()], True
+        if not splits:
+            return [" ".join(values)], False
+        is_list = part.dynamic and re.search(r"[@*]", part.value) is not None
+        return (values, True) if is_list else (["".join(values[:1])], False)
+
+    def _values(self, source: str) -> list[str] | None:
+        """Return what an expansion stands for, or None where only a shell could tell."""
+        if match := _ARITHMETIC.fullmatch(source):
+            return self._arithmetic(match[1])
+        match = _SIMPLE.fullmatch(source) or _BRACED.fullmatch(source)
+        if match is None:
+            return None
+        found = match.groupdict()
+        values = self._lookup(found["name"], found.get("index"))
+        return self._modified(found["name"], values, found.get("rest") or "")
+
+    def _lookup(self, name: str, index: str | None) -> list[str] | None:
+        if name in ("@", "*"):
+            return [*self.arguments, *([REST] if self.passes_rest else [])]
+        if name == "#":
+            return [str(len(self.arguments))]
+        if name.isdigit():
+            return list(self.arguments[int(name) - 1 : int(name)]) if int(name) else None
+        if name in self.unsure:
+            return None
+        if name in self.extended:
+            self.used.add(name)
+        values = self._named(name)
+        if values is None or index in ("@", "*"):
+            return values
+        place = int(index) if index and index.isdigit() else 0
+        return values[place : place + 1]
+
+    def _named(self, name: str) -> list[str] | None:
+        if name in self.values:
+            return self.values[name]
+        if name in self.environment:
+            return [self.environment[name]]
+        return None if self.is_open else []
+
+    def _modified(self, name: str, values: list[str] | None, rest: str) -> list[str] | None:
+        if values is None or not rest:
+            return values
+        if match := _SLICE.fullmatch(rest):
+            return values[max(int(match[1]) - (name in ("@", "*")), 0) :]
+        match = _DEFAULT.fullmatch(rest)
+        if match is None:
+            return None
+        kind, text = match.groups()
+        is_empty = not any(values)
+        if kind == "+":
+            return [] if is_empty else self._default(text)
+        if is_empty and kind in "-=":
+            values = self._default(text)
+            if kind == "=" and values is not None:
+                self.values[name] = values
+        return values
+
+    def _default(self, text: str) -> list[str] | None:
+        try:
+            return [" ".join(self.joined(token) for token in lex(text) if isinstance(token, Word))]
+        except CommandError:
+            return None
+
+    def _arithmetic(self, text: str) -> list[str] | None:
+        plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", text)
+        try:
+            return [str(self._number(ast.parse(plain.strip(), mode="eval").body))]
+        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+            return None
+
+    def _number(self, node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name):
+            return int("".join(self._lookup(node.id, None) or ["?"]))
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](self._number(node.left), self._number(node.right))
+        raise ValueError(ast.dump(node))

@@ -1,0 +1,82 @@
+"""Watches a trial while it runs, and ends it once it has told enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.runners.base import End, Job, JobResult
+from zenith_tune.trial import Trial
+from zenith_tune.trial_log import TrialLog
+
+FIRST_LOOK_S = 1.0
+"""A trial of a fraction of a second is over before anything is saved by ending it."""
+_MIN_PAUSE_S = 0.2
+_MAX_PAUSE_S = 10.0
+_PAUSE_SHARE = 0.01
+"""The pause, as a share of the time the trial has run: what a late look may waste."""
+_LOOK_SHARE = 0.01
+"""The most of a trial's time that is spent on looking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """Hold why a trial was ended early, and what its log said then: what it prints while it is ended does not count."""
+
+    reason: str
+    log: str
+
+
+class TrialWatch:
+    """Wait for a job, looking at its log now and then."""
+
+    def __init__(
+        self,
+        evaluator: TuningEvaluator,
+        early_stop: EarlyStop,
+        metadata: Mapping[str, Any],
+        best: Trial | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._evaluator = evaluator
+        self._early_stop = early_stop
+        self._metadata = metadata
+        self._best = best
+        self._clock = clock
+
+    def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
+        """Block as `Job.wait` does; a job that has told enough is ended, and why is returned with its result."""
+        start, pause_s = self._clock(), FIRST_LOOK_S
+        while (result := job.wait(pause_s)) is None:
+            began = self._clock()
+            try:
+                early = self._look(job, began - start)
+            except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are told
+                return job.wait(), None
+            if early is not None:
+                job.stop()
+                result = job.wait()
+                return result, early if result.end is End.STOPPED else None
+            pause_s = _pause_s(began - start, self._clock() - began)
+        return result, None
+
+    def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
+        text = TrialLog(job.log_path).text()
+        log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
+        progress = self._evaluator.progress(log, {**self._metadata, "duration": elapsed_s})
+        if progress is None:
+            return None
+        best = self._best if self._best is not None and self._best.unit == progress.unit else None
+        reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction)
+        return None if reason is None else EarlyEnd(reason=reason, log=log)
+
+
+def _pause_s(elapsed_s: float, look_s: float) -> float:
+    """Return the seconds until the next look: longer as the trial goes on, and where looking is dear."""
+    usual_s = min(max(elapsed_s * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
+    return max(usual_s, look_s / _LOOK_SHARE)

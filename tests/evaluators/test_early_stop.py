@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.data_folder import measured_data
+from tests.evaluators.iteration_logs import WARM_UP_S, first_reason, log_of, noisy
+from zenith_tune import Direction
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import Progress
+from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.megatron import MegatronEvaluator
+
+SEEDS = range(6)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "step_time", "samples_per_s"])
+def test_a_measured_run_is_known_within_one_percent_after_at_most_fifteen_iterations(objective: str) -> None:
+    log = (measured_data() / "logs" / "megatron_steady60.log").read_text()
+    evaluator = MegatronEvaluator(objective)
+    ended = first_reason(log, evaluator)
+    assert ended is not None
+    num_iterations, reason, log_then = ended
+    assert num_iterations <= 15
+    assert reason == f"known within 1% after {num_iterations} iterations (90%)"
+    assert evaluator.evaluate(log_then, {}) == pytest.approx(evaluator.evaluate(log, {}), rel=0.01)
+
+
+def test_a_quiet_run_is_known_after_ten_steady_iterations() -> None:
+    ended = first_reason(log_of(noisy(lambda _: 0.4, 60, 0.001)))
+    assert ended is not None and ended[0] == len(WARM_UP_S) + 10
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("percent_per_iteration", "noise"), [(0.1, 0.002), (0.3, 0.005), (1.0, 0.02), (-0.5, 0.005)])
+def test_a_drifting_run_goes_on(percent_per_iteration: float, noise: float, seed: int) -> None:
+    steps = noisy(lambda index: 0.4 * (1 + percent_per_iteration / 100 * index), 60, noise, seed)
+    assert first_reason(log_of(steps)) is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drift_too_small_to_matter_does_not_hold_a_run_up(seed: int) -> None:
+    steps = noisy(lambda index: 0.4 * (1 + 1e-5 * index), 60, 0.001, seed)
+    assert first_reason(log_of(steps)) is not None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("decay", [5.0, 10.0, 20.0])
+def test_a_slow_start_of_tens_of_iterations_is_waited_for(decay: float, seed: int) -> None:
+    steps = noisy(lambda index: 0.4 * (1 + math.exp(-index / decay)), 200, 0.005, seed)
+    ended = first_reason(log_of(steps))
+    # After three times the decay the slow start is still 5%, which no value within 1% can hold.
+    if ended is not None:
+        assert ended[0] > 3 * decay
+        assert MegatronEvaluator("step_time").evaluate(ended[2], {}) == pytest.approx(0.4, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_slow_start_that_ends_at_once_is_told_from_the_steady_state(seed: int) -> None:
+    steps = noisy(lambda index: 0.8 if index < 8 else 0.4, 60, 0.005, seed)
+    ended = first_reason(log_of(steps))
+    assert ended is not None
+    assert MegatronEvaluator("step_time").evaluate(ended[2], {}) == pytest.approx(0.4, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("period", "slowness"), [(5, 2.0), (10, 3.0), (10, 1.5)])
+def test_a_periodic_stall_is_waited_out(period: int, slowness: float, seed: int) -> None:
+    steps = noisy(lambda index: 0.4 * (slowness if index % period == period - 1 else 1), 300, 0.005, seed)
+    ended = first_reason(log_of(steps))
+    # Until one stall more or less moves the mean by at most 1%.
+    assert ended is not None and ended[0] > (slowness - 1) * 90 > 3 * period
+
+
+@pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
+def test_a_stall_counts_as_much_for_a_rate_as_for_a_time(objective: str) -> None:
+    steps = noisy(lambda index: 0.4 * (3 if index == 5 else 1), 100, 0.002)
+    assert first_reason(log_of(steps), MegatronEvaluator(objective)) is None
+
+
+def test_heavy_noise_is_waited_for() -> None:
+    ended = [first_reason(log_of(noisy(lambda _: 0.4, 60, 0.15, seed))) for seed in range(20)]
+    assert ended == [None] * 20
+
+
+def test_more_noise_takes_more_iterations() -> None:
+    def typical(noise: float) -> float:
+        ended = (first_reason(log_of(noisy(lambda _: 0.4, 300, noise, seed))) for seed in range(15))
+        return sorted(end[0] if end else math.inf for end in ended)[7]
+
+    assert typical(0.005) < typical(0.02) < typical(0.03)
+
+
+@pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
+def test_a_trial_that_is_surely_behind_the_best_is_ended_before_its_value_is_known(objective: str) -> None:
+    evaluator = MegatronEvaluator(objective)
+    log = log_of(noisy(lambda _: 0.8, 60, 0.05, 3))
+    best = evaluator.evaluate(log_of([0.5] * 10), {})
+    ended = first_reason(log, evaluator, best)
+    assert first_reason(log, evaluator) is None
+    assert ended is not None and ended[0] < 40
+    assert ended[1].startswith("behind the best by ") and ended[1].endswith(f"after {ended[0]} iterations (99.9%)")
+
+
+def test_a_trial_as_good_as_the_best_is_never_called_behind() -> None:
+    for seed in range(15):
+        ended = first_reason(log_of(noisy(lambda _: 0.4, 100, 0.05, seed)), best=0.4)
+        assert ended is None or ended[1].startswith("known")
+
+
+@pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
+def test_a_trial_that_is_behind_but_getting_better_goes_on(objective: str) -> None:
+    evaluator = MegatronEvaluator(objective)
+    steps = noisy(lambda index: 0.8 * 0.99**index, 60, 0.02)
+    assert first_reason(log_of(steps), evaluator, best=evaluator.evaluate(log_of([0.4] * 10), {})) is None
+
+
+def test_a_trial_that_gets_worse_is_behind_all_the_same() -> None:
+    ended = first_reason(log_of(noisy(lambda index: 0.8 * 1.01**index, 60, 0.02)), best=0.4)
+    assert ended is not None and ended[1].startswith("behind")
+
+
+def test_the_precision_asked_for_is_kept_and_told() -> None:
+    log = log_of(noisy(lambda _: 0.4, 60, 0.02))
+    coarse = first_reason(log, early_stop=EarlyStop(precision=0.05))
+    assert coarse is not None and coarse[1] == f"known within 5% after {coarse[0]} iterations (90%)"
+    assert first_reason(log, early_stop=EarlyStop(precision=0.001)) is None
+
+
+def test_values_that_are_no_speed_are_never_judged() -> None:
+    progress = Progress(values=[0.0] * 30, num_iterations=30)
+    assert EarlyStop().judge(progress, 1.0, Direction.MINIMIZE) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": 0.0},
+        {"precision": -0.01},
+        {"precision": math.nan},
+        {"precision": 0.6},
+        {"confidence": 1.0},
+        {"sure": 0.2},
+        {"min_samples": 5},
+    ],
+)
+def test_a_setting_that_is_none_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        EarlyStop(**options)  # type: ignore[arg-type]

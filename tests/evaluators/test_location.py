@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from zenith_tune.evaluators.location import locate
+from zenith_tune.evaluators.rank_trend import rank_trend
+from zenith_tune.evaluators.student_t import critical_t
+
+
+@pytest.mark.parametrize(
+    ("error", "dof", "table"),
+    [
+        (0.10, 1, 6.314),
+        (0.05, 1, 12.706),
+        (0.05, 2, 4.303),
+        (0.01, 3, 5.841),
+        (0.05, 5, 2.571),
+        (0.002, 10, 4.144),
+        (0.05, 30, 2.042),
+        (0.05, 120, 1.980),
+        (0.05, 10**6, 1.960),
+    ],
+)
+def test_critical_values_match_abramowitz_and_stegun_table_26_10(error: float, dof: int, table: float) -> None:
+    assert critical_t(error, dof) == pytest.approx(table, abs=0.0006)
+
+
+def test_the_standard_error_is_tukeys_and_mclaughlins() -> None:
+    # A third of nine is three: 4, 5 and 6 are kept, and three of each end become 4 and 6.
+    values = [5.0, 1.0, 9.0, 2.0, 6.0, 3.0, 8.0, 4.0, 70.0]
+    found = locate(values)
+    spread = statistics.stdev([4.0] * 4 + [5.0] + [6.0] * 4)
+    assert found.centre == 5.0
+    assert found.dof == 2
+    assert found.standard_error == pytest.approx(spread / (3 / 9 * 3))
+
+
+def test_an_outlier_moves_nothing() -> None:
+    values = [1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 0.98, 1.01, 0.99, 1.0]
+    assert locate([*values[:-1], 100.0]).centre == pytest.approx(locate(values).centre, rel=0.02)
+
+
+def test_iterations_that_take_after_one_another_are_worth_less() -> None:
+    rng = random.Random(0)
+    alike, level = [], 0.0
+    for _ in range(200):
+        level = 0.8 * level + rng.gauss(0, 1)
+        alike.append(100 + level)
+    shuffled = rng.sample(alike, len(alike))
+    # sqrt((1 + 0.8) / (1 - 0.8)) is 3, of which the clipping of outliers takes some away.
+    assert 1.8 < locate(alike).standard_error / locate(shuffled).standard_error < 3.5
+
+
+def test_the_interval_of_a_single_look_holds_its_own_error() -> None:
+    rng = random.Random(4)
+    misses = 0
+    for _ in range(2000):
+        found = locate([rng.gauss(0, 1) for _ in range(24)])
+        misses += abs(found.centre) > found.half_width(0.1)
+    assert 0.06 < misses / 2000 < 0.12
+
+
+def test_too_few_samples_have_no_middle() -> None:
+    with pytest.raises(ValueError, match="at least 6"):
+        locate([1.0] * 5)
+
+
+def test_equal_samples_are_known_exactly() -> None:
+    assert locate([2.0] * 10).half_width(0.01) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "rho"),
+    [([1.0, 2.0, 3.0, 4.0], 1.0), ([4.0, 3.0, 2.0, 1.0], -1.0), ([1.0, 3.0, 2.0, 4.0], 0.8), ([1.0, 1.0, 2.0], 0.866)],
+)
+def test_the_trend_is_spearmans_correlation_with_time(values: list[float], rho: float) -> None:
+    assert rank_trend(values) == pytest.approx(rho * math.sqrt(len(values) - 1), abs=0.001)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, overload
+
+import pytest
+
+from tests.data_folder import measured_data
+from tests.evaluators.iteration_logs import log_of
+from zenith_tune import Outcome, Trial, TuningEvaluator
+from zenith_tune.evaluators.base import Progress
+from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.runners.base import End, Job, JobResult, Resources
+from zenith_tune.runners.local import LocalRunner
+from zenith_tune.trial_watch import TrialWatch
+
+_STAMP = re.compile(r"^ \[(\S+ \S+)\] iteration +\d+/", re.MULTILINE)
+
+
+class Replay(Job):
+    """Write a recorded log to a file again, each iteration line at its time, on a clock of its own."""
+
+    def __init__(self, log: str, path: Path, start_up_s: float) -> None:
+        self.now_s = 0.0
+        self.log_path = path
+        self._log = log
+        self._start_up_s = start_up_s
+        self._result: JobResult | None = None
+        stamps = [(match.start(), datetime.fromisoformat(match[1])) for match in _STAMP.finditer(log)]
+        first = stamps[0][1]
+        self._times = [(start_up_s + (stamp - first).total_seconds(), position) for position, stamp in stamps]
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def poll(self) -> JobResult | None:
+        return self._result
+
+    @overload
+    def wait(self, timeout_s: None = None) -> JobResult: ...
+
+    @overload
+    def wait(self, timeout_s: float) -> JobResult | None: ...
+
+    def wait(self, timeout_s: float | None = None) -> JobResult | None:
+        end_s = self._times[-1][0] + 1
+        if self._result is None:
+            self.now_s = end_s if timeout_s is None else min(self.now_s + timeout_s, end_s)
+            ahead = [position for at_s, position in self._times if at_s > self.now_s]
+            # Of the next line so much is there that its time of 425.2 ms reads as 4 ms.
+            torn = self._log.index("(ms): ", ahead[0]) + len("(ms): 4") if ahead else len(self._log)
+            self.log_path.write_text(self._log[:torn])
+            if self.now_s == end_s:
+                self._result = JobResult(end=End.EXITED, exit_code=0, duration_s=self.now_s)
+        return self._result
+
+    def cancel(self) -> None:
+        self._end(End.CANCELLED)
+
+    def stop(self) -> None:
+        self._end(End.STOPPED)
+
+    def _end(self, end: End) -> None:
+        self._result = self._result or JobResult(end=end, exit_code=None, duration_s=self.now_s)
+
+
+@pytest.mark.parametrize("start_up_s", [3.0, 10.0, 20.03, 31.17])
+def test_a_measured_run_fed_as_it_was_timed_ends_by_its_fifteenth_iteration(tmp_path: Path, start_up_s: float) -> None:
+    log = (measured_data() / "logs" / "megatron_steady60.log").read_text()
+    evaluator = MegatronEvaluator()
+    job = Replay(log, tmp_path / "log.txt", start_up_s)
+    result, early = TrialWatch(evaluator, EarlyStop(), {}, clock=job.clock).wait(job)
+    assert result.end is End.STOPPED and early is not None
+    assert len(_STAMP.findall(early.log)) <= 15 and early.log.endswith("|\n")
+    assert result.duration_s < start_up_s + 8, "the whole run takes 26 s after its first line"
+    assert evaluator.evaluate(early.log, {}) == pytest.approx(evaluator.evaluate(log, {}), rel=0.01)
+
+
+class Talker:
+    """Write a program that prints a log slowly, and note how far it came."""
+
+    def __init__(self, folder: Path, log: str, pause_s: float) -> None:
+        (folder / "lines").write_text(log)
+        script = folder / "talk.py"
+        script.write_text(
+            "import sys, time\n"
+            "for line in open(sys.argv[1]):\n"
+            "    print(line, end='', flush=True)\n"
+            "    time.sleep(float(sys.argv[2]))\n"
+        )
+        self.command = f"{sys.executable} {script} {folder / 'lines'} {pause_s}"
+
+
+def watch(tmp_path: Path, evaluator: TuningEvaluator, log: str, best: Trial | None = None) -> tuple[JobResult, Any]:
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    job = LocalRunner(grace_s=0.3).submit(Talker(tmp_path, log, 0.02).command, folder, Resources(), timeout_s=20)
+    return TrialWatch(evaluator, EarlyStop(), {}, best).wait(job)
+
+
+def test_a_job_that_tells_nothing_runs_to_its_end(tmp_path: Path) -> None:
+    result, early = watch(tmp_path, MegatronEvaluator(), "hello\n" * 60)
+    assert (result.end, result.exit_code, early) == (End.EXITED, 0, None)
+
+
+def test_a_best_value_in_another_unit_is_not_compared(tmp_path: Path) -> None:
+    uneven = log_of([2.0, *([0.8, 1.2, 0.9, 1.3] * 16)])
+    best = Trial(params={}, outcome=Outcome.OK, value=1000.0, unit="TFLOP/s/GPU")
+    result, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
+    assert (result.end, early) == (End.EXITED, None)
+
+
+def test_a_job_that_is_surely_behind_the_best_is_stopped(tmp_path: Path) -> None:
+    uneven = log_of([2.0, *([0.8, 1.2, 0.9, 1.3] * 50)])
+    best = Trial(params={}, outcome=Outcome.OK, value=1000.0, unit="samples/s")
+    result, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
+    assert result.end is End.STOPPED
+    assert early.reason.startswith("behind the best by 99%")
+
+
+class Broken(TuningEvaluator):
+    """Fail while the trial runs, as a plug-in may."""
+
+    num_calls = 0
+
+    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
+        return 1.0
+
+    def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
+        self.num_calls += 1
+        raise RuntimeError("no")
+
+
+def test_an_evaluator_that_fails_while_a_job_runs_lets_it_run_to_its_end(tmp_path: Path) -> None:
+    evaluator = Broken()
+    result, early = watch(tmp_path, evaluator, "hello\n" * 80)
+    assert (result.end, early, evaluator.num_calls) == (End.EXITED, None, 1)
+
+
+class Slow(TuningEvaluator):
+    """Take long to look at a log, and count the looks."""
+
+    num_calls = 0
+
+    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
+        return 1.0
+
+    def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
+        self.num_calls += 1
+        time.sleep(0.02)
+        return None
+
+
+def test_looking_takes_at_most_a_hundredth_of_the_time(tmp_path: Path) -> None:
+    evaluator = Slow()
+    result, _ = watch(tmp_path, evaluator, "hello\n" * 75)
+    assert result.duration_s > 1.5
+    assert evaluator.num_calls == 1, "a look of 20 ms is followed by a pause of 2 s"
