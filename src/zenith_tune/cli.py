@@ -32,9 +32,9 @@ def cli() -> None:
 
 
 @cli.command(short_help="Find the fastest options for a training command by short real trials.")
-@click.option("--preset", metavar="NAME", help="What to tune: demo, megatron. [default: recognised from the command]")
+@click.option("--preset", metavar="NAME", help="What to tune: demo, megatron, megatron-lm. [default: by the command]")
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
-@click.option("--strategy", metavar="NAME", help="How to search: grid, random, optuna, megatron-heuristic.")
+@click.option("--strategy", metavar="NAME", help="How to search: guided, grid, random, optuna, megatron-heuristic.")
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
 @click.option("--evaluator", metavar="NAME", help="How to read a trial's value: megatron, regex, duration.")
 @click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")

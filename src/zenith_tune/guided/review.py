@@ -14,7 +14,7 @@ from zenith_tune.units import GIB
 
 LEAST_SHARE = 0.05
 """Smaller shares of a step limit nothing."""
-COLUMNS = ("layout", "on paper", "expected", "measured", "off", "memory on paper", "measured")
+COLUMNS = ("layout", "paper s", "expected s", "measured s", "off", "paper GiB", "peak GiB")
 
 
 def review_row(
@@ -22,18 +22,10 @@ def review_row(
 ) -> tuple[str, ...]:
     """Return a row of the table: a layout as it was estimated, as it was expected when picked, and as it was."""
     paper_s, memory = math.exp(prior.log_step[index]), float(prior.estimate.memory_bytes[index])
-    measured = f"{math.exp(log_step):.3g} s" if log_step is not None else str(trial.outcome)
+    measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
     off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
-    peak = f"{trial.peak_memory_bytes / GIB:.1f} GiB" if trial.peak_memory_bytes else ""
-    return (
-        layout_name(layout),
-        f"{paper_s:.3g} s",
-        f"{expected_s:.3g} s",
-        measured,
-        off,
-        f"{memory / GIB:.1f} GiB",
-        peak,
-    )
+    peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
+    return (layout_name(layout), f"{paper_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
 
 
 def limits_of_best(prior: Prior, index: int) -> str:

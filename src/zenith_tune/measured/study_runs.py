@@ -15,6 +15,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
+    RECOMPUTE_NAMES,
     RECOMPUTE_NONE,
     RECOMPUTE_SELECTIVE,
     RECOMPUTE_UNIFORM,
@@ -26,7 +27,7 @@ from zenith_tune.units import MIB
 FILE_NAME = "study.json"
 MAX_BYTES = 256 * MIB
 MAX_COUNT = 10**9
-SIZES = ("tp", "pp", "cp", "ep", "etp", "mbs")
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs")
 _PRETRAIN_SCRIPT = re.compile(r"\bpretrain_\w+\.py\b")
 
 Json = dict[str, Any]
@@ -121,6 +122,10 @@ def _layout(trial: Json, job: StudiedJob, gbs: int) -> dict[str, int | bool]:
 
 
 def _recompute(params: Json) -> dict[str, int | bool]:
+    if isinstance(stated := params.get("recompute"), str):
+        kind = stated.rstrip("0123456789")
+        known = RECOMPUTE_NAMES.index(kind) if kind in RECOMPUTE_NAMES else RECOMPUTE_NONE
+        return {"recompute": known, "recompute_layers": _count(stated[len(kind) :]) or 0}
     granularity = params.get("recompute_granularity")
     if granularity != "full":
         return {"recompute": RECOMPUTE_SELECTIVE if granularity == "selective" else RECOMPUTE_NONE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -72,6 +72,7 @@ class JsonLinesReporter(StudyListener):
             "json": str(end.json_path),
             "trials": str(end.trials_path),
             "database": end.database_url,
+            "findings": asdict(end.findings) if end.findings else None,
         }
         self._write("study_ended", content)
         self._people.study_ended(end)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
@@ -20,6 +21,7 @@ from zenith_tune.report.trial_table import (
     trial_table,
 )
 from zenith_tune.secrets import MASK
+from zenith_tune.strategies.findings import Findings
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.units import count, format_gain, format_spread, format_value
@@ -65,6 +67,9 @@ class TerminalReporter(StudyListener):
         self._screen.finish(trial, label)
         if self._live is None:
             self._console.print(self._line(trial, label), soft_wrap=True)
+        if trial.why:
+            # Above the live screen too: the reasons are what is left to read once it is gone.
+            self._say(f"trial {shown_number(trial):>4}  picked: {trial.why}")
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
         self._labels[trial.number or 0] = label
@@ -81,6 +86,8 @@ class TerminalReporter(StudyListener):
             self._console.print()
             self._console.print(trial_table(end.study, self._labels))
             self._print_rest(end.study)
+        if end.findings is not None and end.findings.rows:
+            self._print_findings(end.findings)
         self._print_best(end)
         paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
         for name, path in paths.items():
@@ -97,6 +104,17 @@ class TerminalReporter(StudyListener):
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
         self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or 'none finished'}{extra}")
         for line in (*early_lines(study), *failure_lines(study)):
+            self._say(line)
+
+    def _print_findings(self, findings: Findings) -> None:
+        table = Table(title=findings.title, box=None, title_justify="left", title_style="bold", pad_edge=False)
+        for number, name in enumerate(findings.columns):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for row in findings.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self._console.print()
+        self._console.print(table, soft_wrap=True)
+        for line in findings.lines:
             self._say(line)
 
     def _print_best(self, end: StudyEnd) -> None:
