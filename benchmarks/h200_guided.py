@@ -1,7 +1,7 @@
 """Guided tuning against trying everything, with real Megatron-LM on one GPU: micro-batch and recomputation.
 
     python benchmarks/h200_guided.py guided --tree Megatron-LM --output guided.json
-    python benchmarks/h200_guided.py exhaustive --tree Megatron-LM --micro-batches 1,2 --output part1.json
+    python benchmarks/h200_guided.py exhaustive --tree Megatron-LM --without guided.json --output rest.json
 
 Megatron-LM without Transformer Engine needs its tree on PYTHONPATH and CUDA_DEVICE_MAX_CONNECTIONS=1. `guided` begins
 with the calibration of published runs of other machines unless --calibration says otherwise, and keeps nothing.
@@ -23,7 +23,7 @@ from typing import Any
 
 from zenith_tune import PresetTuner
 from zenith_tune.calibrate.calibration_file import default_calibration, save_calibration
-from zenith_tune.parameters import Value
+from zenith_tune.parameters import Params, Value
 from zenith_tune.presets.megatron_lm import MegatronLmPreset
 from zenith_tune.strategies.guided import GuidedStrategy
 
@@ -47,12 +47,12 @@ KINDS = ("none", "selective", "full/uniform1")
 class MicroBatchAndRecompute(MegatronLmPreset):
     """Search the micro-batch and three ways to recompute; everything else stays as in the command."""
 
-    def __init__(self, micro_batches: list[int]) -> None:
+    def __init__(self, micro_batches: list[int], tried: list[Params]) -> None:
         super().__init__(search="mbs+recompute", mbs_max=max(micro_batches))
-        self.micro_batches = micro_batches
+        self.micro_batches, self.tried = micro_batches, tried
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        if params["recompute"] not in KINDS or params["mbs"] not in self.micro_batches:
+        if params["recompute"] not in KINDS or params["mbs"] not in self.micro_batches or dict(params) in self.tried:
             return "not part of this comparison"
         return super().explain(params)
 
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("how", choices=["guided", "exhaustive"])
     parser.add_argument("--tree", type=Path, required=True, help="the source tree of Megatron-LM")
     parser.add_argument("--micro-batches", default="1,2,4,8")
+    parser.add_argument("--without", type=Path, help="leave out what this file of trials has already")
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--calibration", choices=["published", "package"], default="published")
     parser.add_argument("--output", type=Path, required=True)
@@ -80,7 +81,9 @@ def main() -> None:
 
 def study(command: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the study and return its trials and what they cost."""
-    preset = MicroBatchAndRecompute([int(size) for size in options.micro_batches.split(",")])
+    known = json.loads(options.without.read_text(encoding="utf-8"))["trials"] if options.without else []
+    sizes = [int(size) for size in options.micro_batches.split(",")]
+    preset = MicroBatchAndRecompute(sizes, [trial["parameters"] for trial in known])
     how: dict[str, Any] = {"strategy": "grid", "early_stop": None}
     if options.how == "guided":
         how = {"strategy": GuidedStrategy(calibration=calibration(options.calibration, folder), learn=False)}

@@ -101,7 +101,7 @@ def test_an_interrupted_baseline_runs_again(tmp_path: Path) -> None:
             return "echo value: 5"
 
     class StopsAtOnce(Witness):
-        def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
+        def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):

@@ -60,8 +60,8 @@ class StudyListener:
     def study_started(self, plan: StudyPlan) -> None:
         """Hear of a study that begins or goes on."""
 
-    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
-        """Hear of a trial that starts."""
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        """Hear of a trial that starts, and why it was picked where the strategy says so."""
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         """Hear of a trial that ended."""

@@ -144,7 +144,7 @@ class StudySession:
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
         label = "your command" if is_baseline else self._preset.label(params)
         with self._telling:
-            self._listener.trial_started(number, label, self._execution.first_log(folder), limit_s)
+            self._listener.trial_started(number, label, self._execution.first_log(folder), limit_s, why)
         started = Trial(
             params=params,
             outcome=Outcome.CANCELLED,
@@ -152,8 +152,9 @@ class StudySession:
             identity=identity,
             folder=folder.path,
             is_baseline=is_baseline,
+            why=why,
         )
-        trial = replace(self._in_one_unit(self._attempt(started, command, folder, limit_s)), why=why)
+        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s))
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED:
             self._interruption.check()
@@ -170,6 +171,7 @@ class StudySession:
                 identity=started.identity,
                 files=self._preset.files(started.params) if started.params else {},
                 is_baseline=started.is_baseline,
+                why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
             )
             with full_disk_is_clear(folder.path):
@@ -210,6 +212,7 @@ class StudySession:
                 command=command,
                 identity=left.identity,
                 is_baseline=left.is_baseline,
+                why=left.why,
             )
             trial = self._execution.recover(request, folder)
             what = f"trial {left.number}, left by a tuner that was killed,"

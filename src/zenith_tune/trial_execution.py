@@ -40,6 +40,7 @@ class TrialRequest:
     identity: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     is_baseline: bool = False
+    why: str = ""
     best: Trial | None = None
     """The best run so far; one that surely cannot beat it is ended early."""
 
@@ -172,6 +173,7 @@ class TrialExecution:
             folder=files.path,
             duration_s=result.duration_s,
             is_baseline=request.is_baseline,
+            why=request.why,
             **fields,
         )
 

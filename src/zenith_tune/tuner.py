@@ -28,6 +28,7 @@ from zenith_tune.runners.base import Runner
 from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.study import Study
 from zenith_tune.study_place import StudyPlace, check_text
 from zenith_tune.study_session import StudySession
 from zenith_tune.timeouts import Timeouts
@@ -80,6 +81,7 @@ class PresetTuner:
         if isinstance(runner, str):
             RunnerRegistry.get(runner)  # an unknown one is refused now, not when the study begins
         self.secrets = find_secrets(command)
+        self._study: Study | None = None
         self._listener = listener
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or Limits()
@@ -158,6 +160,8 @@ class PresetTuner:
             unplanned=unplanned,
             layout=lambda params: self.preset.planned_layout(self.command, params),
             points=self.preset.points,
+            own_point=lambda: self.preset.own_point(self.command),
+            baseline=lambda: self._study.baseline if self._study is not None else None,
             num_slots=num_slots,
             folder=folder,
             tell=lambda line: self.listener.noted(line),
@@ -180,6 +184,7 @@ class PresetTuner:
             check_interrupted=interruption.check,
         )
         why = "it failed"
+        self._study = session.study
         try:
             self.listener.study_started(self._plan(session, limits))
             if self._dump_env:

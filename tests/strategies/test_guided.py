@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,24 @@ def test_the_end_says_why_and_holds_predictions_against_measurements() -> None:
     assert findings is not None and len(findings.rows) == len(trials.points)
     assert all(len(row) == len(findings.columns) for row in findings.rows)
     assert any("the best layout's step is" in line and "compute" in line for line in findings.lines)
+
+
+def test_the_users_own_command_counts_as_a_trial_of_its_layout() -> None:
+    strategy, known = GuidedStrategy(learn=False), TRIALS[0]
+    baseline = replace(known, is_baseline=True)
+    strategy.prepare(replace(worlds.job(), own_point=lambda: dict(known.params), baseline=lambda: baseline))
+    trials = asked(strategy)
+    assert dict(known.params) not in trials.points
+    findings = strategy.findings()
+    assert findings is not None and findings.rows[0][0] == "base"
+    alone = asked(prepared())
+    assert trials.reasons[0] != alone.reasons[0], "the first pick knows of it"
+
+
+def test_no_pick_is_made_for_a_chance_that_is_called_small() -> None:
+    trials = asked(prepared(small_chance=0.1))
+    chances = [int(reason.partition("%")[0]) for reason in trials.reasons if "chance of a gain" in reason]
+    assert chances and min(chances) >= 10
 
 
 def test_a_spent_budget_gives_no_reason_of_its_own() -> None:
@@ -160,6 +179,7 @@ def test_the_next_study_begins_with_what_this_one_learned(zenithtune: Run, tmp_p
     assert len(second) <= len(first)
     prior = json.loads((tmp_path / "out" / "second" / "prior.json").read_text())
     assert "studies on this machine" in prior["origin"]
+    assert [trial["outcome"] for trial in first].count("oom") > [trial["outcome"] for trial in second].count("oom")
 
 
 def test_nothing_is_kept_where_that_is_switched_off(zenithtune: Run, tmp_path: Path) -> None:

@@ -40,6 +40,10 @@ class Candidates:
                 break
         return cls(list(found.values()), list(found))
 
+    def index_of(self, layout: Layout) -> int | None:
+        """Return the place of a layout, if it is among these."""
+        return self.layouts.index(layout) if layout in self.layouts else None
+
     def __len__(self) -> int:
         return len(self.points)
 

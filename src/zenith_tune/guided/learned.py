@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,8 +39,13 @@ def starting_calibration(
     return calibration, origin
 
 
-def keep(subject: PlanSubject, calibration: Calibration, runs: Sequence[MeasuredRun]) -> Path | None:
-    """Refine `calibration` by the runs of a study and keep it for the next one; None where they are too few."""
+def keep(
+    subject: PlanSubject, calibration: Calibration, runs: Sequence[MeasuredRun], memory_error: float
+) -> Path | None:
+    """Refine `calibration` by the runs of a study and keep it for the next one; None where they are too few.
+
+    `memory_error` is what was found of the error that all estimates of memory share.
+    """
     path = learned_path(subject)
     try:
         learned = calibrate(
@@ -49,6 +55,8 @@ def keep(subject: PlanSubject, calibration: Calibration, runs: Sequence[Measured
             date=datetime.now(UTC).date().isoformat(),
             start=calibration,
         )
+        errors = tuple(error + memory_error for error in calibration.memory.log_errors)
+        learned = replace(learned, memory=replace(calibration.memory, log_errors=errors))
         path.parent.mkdir(parents=True, exist_ok=True)
         save_calibration(learned, path)
     except (UsageError, OSError):  # too few runs, or no room to keep them: the study itself is not worse for it

@@ -42,6 +42,12 @@ class MemoryBelief:
         """The chance of every layout to find the memory that it needs, other causes of failure apart."""
         return self.fits / (1 - OTHER_CAUSE)
 
+    @property
+    def common_error(self) -> float:
+        """What is believed of the error that all layouts share, as the logarithm of needed over estimated."""
+        weight = np.exp(self._log_weight - self._log_weight.max())
+        return float(weight @ self._common / weight.sum())
+
     def tell_fits(self, index: int) -> None:
         """Learn that a layout ran."""
         self._log_weight = self._log_weight + np.log(self._below(index) + 1e-9)

@@ -52,6 +52,11 @@ class Picker:
             self._running.append(found.index)
         return found
 
+    def taken(self, index: int) -> Pick:
+        """Return a layout that runs without having been picked, with what is believed of it."""
+        self._closed[index] = True
+        return Pick(index=index, why="", expected_s=math.exp(self.time.mean[index]), chance=1.0)
+
     def done(self, index: int) -> None:
         """Hear that a trial is over; what it taught is told apart."""
         self._closed[index] = True
@@ -94,7 +99,9 @@ class Picker:
             return None
         fits, ahead = self.memory.fits, (self.best_log_step - mean) / sd
         improvement = sd * (ahead * normal_below(ahead) + normal_density(ahead))
-        score = np.where(open_, fits * improvement / self.cost.expected_s(mean, fits), -1.0)
+        # What may hardly gain is not picked for being cheap to try.
+        worth = open_ & (chance >= self._small_chance)
+        score = np.where(worth, fits * improvement / self.cost.expected_s(mean, fits), -1.0)
         index = int(np.argmax(score))
         return Pick(
             index=index,

@@ -73,7 +73,7 @@ def prior_of(subject: PlanSubject, calibration: Calibration, layouts: LayoutBatc
         scale_sd=SHARES["scale"] * spread,
         neighbour_sd=SHARES["neighbour"] * spread,
         own_sd=SHARES["own"] * spread,
-        log_memory=np.log(found.memory_bytes / capacity),
+        log_memory=np.log(found.memory_bytes / capacity) + float(np.median(calibration.memory.log_errors)),
         memory_sd=np.maximum(found.memory_spread, LEAST_MEMORY_SPREAD),
     )
 

@@ -14,7 +14,7 @@ from zenith_tune.units import GIB
 
 LEAST_SHARE = 0.05
 """Smaller shares of a step limit nothing."""
-COLUMNS = ("layout", "paper s", "expected s", "measured s", "off", "paper GiB", "peak GiB")
+COLUMNS = ("trial", "paper s", "expected s", "measured s", "off", "paper GiB", "peak GiB", "layout")
 
 
 def review_row(
@@ -25,7 +25,9 @@ def review_row(
     measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
     off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
     peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
-    return (layout_name(layout), f"{paper_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
+    number = "base" if trial.is_baseline else str(trial.number if trial.number is not None else "")
+    figures = (f"{paper_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
+    return (number, *figures, layout_name(layout))
 
 
 def limits_of_best(prior: Prior, index: int) -> str:

@@ -77,6 +77,10 @@ class TuningPreset(ABC):
         """
         return None
 
+    def own_point(self, command: str) -> Params | None:
+        """Return the point that `command` itself stands for, where it is one of the search space."""
+        return None
+
     def points(self) -> Iterator[Params]:
         """Yield every point that is worth a trial; numeric parameters by a few values each."""
         space = self.get_search_space()

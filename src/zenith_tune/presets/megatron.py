@@ -13,7 +13,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_command import edit_command, runs_megatron, runs_pretrain_script
-from zenith_tune.presets.megatron_plan import layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron_plan import batch_notes, layout_in, megatron_subject, with_recompute
 from zenith_tune.presets.megatron_rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
@@ -166,9 +166,9 @@ class MegatronPreset(TuningPreset):
         return MegatronEvaluator(gbs=self.gbs)
 
     def notes(self, command: str) -> list[str]:
+        notes = batch_notes(command, self.gbs)
         if self.folding:
-            return []
-        notes = []
+            return notes
         if self.model_config is not None and self.model_config.num_experts is not None:
             notes.append(
                 f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: documented is "

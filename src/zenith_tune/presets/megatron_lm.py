@@ -99,6 +99,11 @@ class MegatronLmPreset(TuningPreset):
         job = self._space(command).job
         return PlanSubject(model=_with_vocab(job), cluster=self._cluster(job.start.num_gpus), job=job.job)
 
+    def own_point(self, command: str) -> Params | None:
+        space = self._space(command)
+        point = space.own_point()
+        return point if all(space.parameters()[name].contains(value) for name, value in point.items()) else None
+
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
         space = self._space(command)

@@ -174,6 +174,10 @@ class MegatronLmSpace:
                 found[name] = (self._own(name),)
         return found
 
+    def own_point(self) -> Params:
+        """Return the values that the command itself has."""
+        return {name: self._own(name) for name in self.choices}
+
     def _own(self, name: str) -> Value:
         start = self.job.start
         if name == "recompute":

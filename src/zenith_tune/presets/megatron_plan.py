@@ -41,6 +41,17 @@ def megatron_subject(
     return PlanSubject(model=load_model(model), cluster=machines, job=job)
 
 
+def batch_notes(command: str, gbs: int) -> list[str]:
+    """Return a line where the command itself says another batch: its gain would compare two different jobs."""
+    try:
+        said = CommandLine(command).get("--global-batch-size")
+    except CommandError:
+        return []
+    if said is None or not said.isdecimal() or int(said) == gbs:
+        return []
+    return [f"your own command has a global batch of {said} and the trials of {gbs}: the gain compares both"]
+
+
 def layout_in(command: str, layout: Layout) -> Layout:
     """Return a layout with what the command says of sharding and of sequence parallelism."""
     try:

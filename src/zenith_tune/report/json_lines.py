@@ -27,9 +27,10 @@ class JsonLinesReporter(StudyListener):
         self._write("study_started", {name: getattr(plan, name) for name in names})
         self._people.study_started(plan)
 
-    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
-        self._write("trial_started", {"number": number, "label": label, "log": str(log_path), "limit_s": limit_s})
-        self._people.trial_started(number, label, log_path, limit_s)
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        started = {"number": number, "label": label, "log": str(log_path), "limit_s": limit_s, "why": why}
+        self._write("trial_started", started)
+        self._people.trial_started(number, label, log_path, limit_s, why)
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         best = study.fastest

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
@@ -59,17 +58,17 @@ class TerminalReporter(StudyListener):
             )
             self._live.start()
 
-    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None) -> None:
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         self._labels[number] = label
         self._screen.start(number, label)
+        if why:
+            # Above the live screen too: the reasons are what is left to read once it is gone.
+            self._say(f"trial {number:>4}  {label}: {why}")
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         self._screen.finish(trial, label)
         if self._live is None:
             self._console.print(self._line(trial, label), soft_wrap=True)
-        if trial.why:
-            # Above the live screen too: the reasons are what is left to read once it is gone.
-            self._say(f"trial {shown_number(trial):>4}  picked: {trial.why}")
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
         self._labels[trial.number or 0] = label
@@ -107,13 +106,14 @@ class TerminalReporter(StudyListener):
             self._say(line)
 
     def _print_findings(self, findings: Findings) -> None:
-        table = Table(title=findings.title, box=None, title_justify="left", title_style="bold", pad_edge=False)
-        for number, name in enumerate(findings.columns):
-            table.add_column(name, justify="right" if number else "left", no_wrap=True)
-        for row in findings.rows:
-            table.add_row(*(Text(cell) for cell in row))
+        # Plain lines, the last column free to be long: a table would cut what does not fit the terminal.
+        rows = [findings.columns, *findings.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(findings.columns) - 1)]
         self._console.print()
-        self._console.print(table, soft_wrap=True)
+        self._say(f"{findings.title}:")
+        for row in rows:
+            cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False)]
+            self._say("  ".join([*cells, row[-1]]))
         for line in findings.lines:
             self._say(line)
 

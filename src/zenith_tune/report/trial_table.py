@@ -45,7 +45,7 @@ def early_lines(study: Study) -> list[str]:
         if trial.early is not None:
             groups.setdefault(_early_kind(trial.early), []).append(trial)
     shown = {kind: f"{len(trials)} ended early (trial {_numbers(trials)})" for kind, trials in groups.items()}
-    return [f"  {shown[kind]}: {trials[0].early}" for kind, trials in groups.items()]
+    return [f"  {shown[kind]}{', for one' * (len(trials) > 1)}: {trials[0].early}" for kind, trials in groups.items()]
 
 
 def shown_number(trial: Trial) -> str:

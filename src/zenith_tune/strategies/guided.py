@@ -109,6 +109,7 @@ class _Search:
         self._teacher: Teacher = Teacher(self.picker, direction, float(job.subject.cluster.gpu.memory_bytes))
         self._tried: list[tuple[Pick, Trial, float | None]] = []
         self._is_over = False
+        self._learn_baseline()
         name, cluster = job.subject.model.name, job.subject.cluster.name
         self.opening = f"guided: {len(self.candidates)} layouts of {name} on {cluster} weighed on paper, {origin}"
 
@@ -136,7 +137,9 @@ class _Search:
 
         layouts = self.picker.prior.layouts
         runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial, _ in self._tried]
-        keep(self._subject, self.calibration, runs)
+        path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
+        if path is not None:
+            self._job.tell(f"learned: kept for the next study in {path}")
 
     def why_done(self) -> str | None:
         """Return why nothing more is tried."""
@@ -161,6 +164,14 @@ class _Search:
         if self.picker.best is not None:
             lines.append(limits_of_best(prior, self.picker.best))
         return Findings(title="predicted against measured", columns=COLUMNS, rows=tuple(rows), lines=tuple(lines))
+
+    def _learn_baseline(self) -> None:
+        """Take the run of the user's own command for a trial of its layout, which then needs no other."""
+        own, trial = self._job.own_point(), self._job.baseline()
+        layout = self._job.layout(own) if own is not None else None
+        if trial is None or layout is None or (index := self.candidates.index_of(layout)) is None:
+            return
+        self._learn(self.picker.taken(index), trial)
 
     def _learn(self, pick: Pick, trial: Trial) -> None:
         rule = self._teacher.tell(pick.index, trial)

@@ -9,6 +9,7 @@ from pathlib import Path
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Params, Value
+from zenith_tune.trial import Trial
 
 
 def _no_layout(params: Mapping[str, Value]) -> Layout | None:
@@ -17,6 +18,10 @@ def _no_layout(params: Mapping[str, Value]) -> Layout | None:
 
 def _no_points() -> Iterable[Params]:
     return ()
+
+
+def _nothing() -> None:
+    """Know nothing."""
 
 
 def _unheard(line: str) -> None:
@@ -35,6 +40,10 @@ class TunedJob:
     """The layout that a point stands for."""
     points: Callable[[], Iterable[Params]] = _no_points
     """Every point that is worth a trial by the preset's own rules."""
+    own_point: Callable[[], Params | None] = _nothing
+    """The point that the user's own command stands for."""
+    baseline: Callable[[], Trial | None] = _nothing
+    """The run of that command, once there is one."""
     num_slots: int = 1
     """How many trials may run side by side."""
     folder: Path | None = None
