@@ -2,6 +2,7 @@
 
     python benchmarks/h200_guided.py guided --tree Megatron-LM --output guided.json
     python benchmarks/h200_guided.py exhaustive --tree Megatron-LM --without guided.json --output rest.json
+    python benchmarks/h200_guided.py compare --parts guided.json rest.json --output both.json
 
 Megatron-LM without Transformer Engine needs its tree on PYTHONPATH and CUDA_DEVICE_MAX_CONNECTIONS=1. `guided` begins
 with the calibration of published runs of other machines unless --calibration says otherwise, and keeps nothing.
@@ -41,6 +42,7 @@ RUN = (
     "--micro-batch-size 1 --global-batch-size 16 --log-throughput --log-interval 1 --eval-iters 0 "
     "--eval-interval 1000 --lr 1e-4"
 )
+LEFT_OUT = ("command", "folder")
 KINDS = ("none", "selective", "full/uniform1")
 
 
@@ -64,14 +66,20 @@ class MicroBatchAndRecompute(MegatronLmPreset):
 def main() -> None:
     """Run one of both, and write its trials as rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("how", choices=["guided", "exhaustive"])
-    parser.add_argument("--tree", type=Path, required=True, help="the source tree of Megatron-LM")
+    parser.add_argument("how", choices=["guided", "exhaustive", "compare"])
+    parser.add_argument("--tree", type=Path, default=Path(), help="the source tree of Megatron-LM")
+    parser.add_argument("--parts", type=Path, nargs="*", default=[], help="compare: a guided study and the rest")
     parser.add_argument("--micro-batches", default="1,2,4,8")
     parser.add_argument("--without", type=Path, help="leave out what this file of trials has already")
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--calibration", choices=["published", "package"], default="published")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
+    if options.how == "compare":
+        rows = compare([json.loads(path.read_text(encoding="utf-8")) for path in options.parts])
+        print(json.dumps(rows["summary"], indent=1))
+        options.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        return
     command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {SHAPE} {RUN}"
     with tempfile.TemporaryDirectory() as folder:
         rows = study(f"{command} --train-iters {options.iterations}", options, Path(folder))
@@ -98,8 +106,29 @@ def study(command: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         "seconds": round(time.monotonic() - started, 1),
         "trial_seconds": round(sum(trial["duration_s"] or 0.0 for trial in stored["trials"]), 1),
         "why_done": strategy.why_done() if isinstance(strategy, GuidedStrategy) else "every point was tried",
-        "trials": [{name: value for name, value in trial.items() if name != "command"} for trial in stored["trials"]],
+        "trials": [{name: trial[name] for name in trial if name not in LEFT_OUT} for trial in stored["trials"]],
     }
+
+
+def compare(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how guided did against all trials together; no trial was ended early in either."""
+    guided, every = parts[0]["trials"], [trial for part in parts for trial in part["trials"]]
+    best = max(trial["value"] for trial in every if trial["value"] is not None)
+    within = next(i for i, trial in enumerate(guided, start=1) if (trial["value"] or 0) >= best / 1.01)
+    seconds, all_seconds = (sum(trial["duration_s"] for trial in trials) for trials in (guided, every))
+    summary = {
+        "layouts": len(every),
+        "best_value": best,
+        "unit": guided[0]["unit"],
+        "guided_trials_to_1pct": within,
+        "guided_trials_until_it_stopped": len(guided),
+        "guided_gpu_seconds_to_1pct": round(sum(trial["duration_s"] for trial in guided[:within]), 1),
+        "guided_gpu_seconds": round(seconds, 1),
+        "exhaustive_gpu_seconds": round(all_seconds, 1),
+        "share_pct": round(100 * seconds / all_seconds, 1),
+        "ended_early": sum(trial.get("early") is not None for trial in every),
+    }
+    return {"summary": summary, "parts": parts}
 
 
 def calibration(kind: str, folder: Path) -> str | None:
