@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class TrialFolder:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file as a whole: a reader, or a full disk, never sees half of it."""
-    draft = path.with_name(f".{path.name}.tmp")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write one file
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)

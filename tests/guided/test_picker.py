@@ -7,6 +7,7 @@ import pytest
 
 from tests.guided.worlds import World, points, prior
 from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
 from zenith_tune.guided.picker import Picker
 from zenith_tune.guided.teacher import Teacher
 from zenith_tune.planning.risk import RISK
@@ -121,3 +122,22 @@ def test_a_value_in_another_unit_guides_as_well() -> None:
         teacher.tell(pick.index, Trial(params=POINTS[pick.index], outcome=outcome, value=value, duration_s=60.0))
         values.append(value or 0.0)
     assert max(values) >= 0.99 * best
+
+
+def test_where_every_layout_runs_out_of_memory_it_gives_up() -> None:
+    picker = Picker(prior())
+    teacher, count = Teacher(picker, Direction.MINIMIZE, 80e9), 0
+    while (pick := picker.pick()) is not None:
+        count += 1
+        teacher.tell(pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OOM, duration_s=30.0))
+    assert count <= len(POINTS) / 3, "what has hardly a chance to run is not tried"
+
+
+def test_a_value_that_is_no_time_and_no_rate_is_refused_in_one_line() -> None:
+    picker = Picker(prior())
+    pick = picker.pick()
+    assert pick is not None
+    with pytest.raises(UsageError, match="learns from values above 0, such as a time or a rate, but got -2: choose"):
+        Teacher(picker, Direction.MINIMIZE, 80e9).tell(
+            pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OK, value=-2.0)
+        )

@@ -74,7 +74,10 @@ class MegatronEvaluator(TuningEvaluator):
             values, unit = self._values(lines[num_warm_up([line.seconds for line in lines]) :])
         except ValueError:
             return None
-        return Progress(values=values, num_iterations=lines[-1].iteration, unit=unit)
+        first, last = lines[0].iteration, lines[-1].iteration
+        # A run that goes on from a checkpoint does not begin at 1.
+        interval = lines[1].iteration - first if len(lines) > 1 else 1
+        return Progress(values=values, num_iterations=last - first + interval, unit=unit)
 
     def describe(self) -> str:
         """Say what is measured."""

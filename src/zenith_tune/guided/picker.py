@@ -24,6 +24,9 @@ GAIN = 0.01
 SMALL_CHANCE = 0.03
 """Once no layout has a larger chance of such a gain, it is done."""
 
+HOPELESS = 0.02
+"""What has a smaller chance to run is not tried, also where nothing ran yet."""
+
 
 class Picker:
     """Choose among the layouts of a prior, and learn from their trials."""
@@ -43,7 +46,7 @@ class Picker:
     def pick(self) -> Pick | None:
         """Return the next layout to try, or None where none is worth it; it then counts as running."""
         mean, sd = self.time.supposing(self._running)
-        open_ = ~self._closed & (self.memory.fits > 0)
+        open_ = ~self._closed & (self.memory.fits >= HOPELESS)
         if not open_.any():
             return None
         found = self._first(mean, sd, open_) if self.best is None else self._next(mean, sd, open_)
@@ -78,7 +81,7 @@ class Picker:
     def chance_of_gain(self) -> float:
         """Return the largest chance of any layout that is open to be faster than the best by more than counts."""
         if self.best is None:
-            return 1.0 if (~self._closed & (self.memory.fits > 0)).any() else 0.0
+            return 1.0 if (~self._closed & (self.memory.fits >= HOPELESS)).any() else 0.0
         chance = np.where(self._closed, 0.0, self._chance(self.time.mean, self.time.sd))
         return float(chance.max(initial=0.0))
 

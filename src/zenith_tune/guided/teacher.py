@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
 from zenith_tune.guided.kin import is_slower
 from zenith_tune.guided.picker import Picker
 from zenith_tune.guided.refusal import refused_alike, rule_of
@@ -46,8 +47,11 @@ class Teacher:
         """
         if trial.step_s:
             return math.log(trial.step_s)
-        if trial.value is None or trial.value <= 0:
+        if trial.value is None:
             return None
+        if trial.value <= 0:
+            law = f"strategy guided learns from values above 0, such as a time or a rate, but got {trial.value:g}"
+            raise UsageError(f"{law}: choose another --objective, or --strategy optuna")
         pace = math.log(trial.value) * (1 if self._direction is Direction.MINIMIZE else -1)
         if self._offset is None:
             self._offset = float(self._picker.time.mean[index]) - pace

@@ -25,8 +25,10 @@ class TrialCost:
         if trial.duration_s is None:
             return
         if trial.ok and trial.step_s and trial.num_samples:
-            self._steps.append(float(trial.num_samples))
-            self._start_ups.append(max(trial.duration_s - trial.step_s * trial.num_samples, 0.0))
+            # The duration is that of one run, the samples are those of all repeats.
+            steps = trial.num_samples / trial.num_runs
+            self._steps.append(steps)
+            self._start_ups.append(max(trial.duration_s - trial.step_s * steps, 0.0))
         elif not trial.ok:
             self._start_ups.append(trial.duration_s)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from zenith_tune.guided.picker import Picker
     from zenith_tune.guided.teacher import Teacher
 
+NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
+
 
 @StrategyRegistry.register("guided")
 class GuidedStrategy(TuningStrategy):
@@ -56,11 +58,21 @@ class GuidedStrategy(TuningStrategy):
     def prepare(self, job: TunedJob) -> None:
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
+        self._refuse_files(job)
+        if next(iter(job.points()), None) is None:
+            raise UsageError(NO_POINTS)
+        self._job = job
+
+    def _refuse_files(self, job: TunedJob) -> None:
+        """Tell of a file that is no calibration before anything starts."""
         if self._given is not None:
             from zenith_tune.calibrate.calibration_file import load_calibration
 
-            load_calibration(self._given)  # a file that is none is told before anything starts
-        self._job = job
+            load_calibration(self._given)
+        if job.folder is not None and (job.folder / "prior.json").exists():
+            from zenith_tune.guided.learned import kept_calibration
+
+            kept_calibration(job.folder)
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         self._search = search = _Search(self._job, direction, self)
@@ -102,7 +114,7 @@ class _Search:
         experts = bool(job.subject.model.num_experts)
         self.candidates: Candidates = Candidates.of(job.points(), job.layout, has_experts=experts)
         if not len(self.candidates):
-            raise UsageError("strategy guided finds no point that is worth a trial: widen the search space")
+            raise UsageError(NO_POINTS)
         self.calibration, origin = strategy.calibration()
         prior = prior_of(job.subject, self.calibration, self.candidates.batch())
         self.picker: Picker = Picker(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
@@ -134,11 +146,14 @@ class _Search:
             return
         from zenith_tune.guided.learned import keep
         from zenith_tune.guided.study_runs import measured_run
+        from zenith_tune.guided.taught import Taught
 
-        layouts = self.picker.prior.layouts
-        runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial, _ in self._tried]
+        taught, layouts = Taught(self._job.folder), self.picker.prior.layouts
+        new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in taught.numbers]
+        runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
         path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
         if path is not None:
+            taught.add([trial.number for _, trial in new if trial.number is not None])
             self._job.tell(f"learned: kept for the next study in {path}")
 
     def why_done(self) -> str | None:
@@ -159,7 +174,8 @@ class _Search:
             review_row(prior, pick.index, layouts[pick.index], pick.expected_s, log_step, trial)
             for pick, trial, log_step in self._tried
         ]
-        errors = [math.expm1(log_step - math.log(pick.expected_s)) for pick, _, log_step in self._tried if log_step]
+        measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
+        errors = [math.expm1(log_step - math.log(expected_s)) for expected_s, log_step in measured]
         lines = [mean_error(errors)]
         if self.picker.best is not None:
             lines.append(limits_of_best(prior, self.picker.best))
