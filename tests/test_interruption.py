@@ -122,7 +122,8 @@ def finished_points(folder: Path) -> set[str]:
     try:
         database.execute("pragma busy_timeout = 10000")
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
-        if not database.execute("select 1 from sqlite_master where name = 'trials'").fetchone():
+        # The tables are made one after another; this one comes after `trials`.
+        if not database.execute("select 1 from sqlite_master where name = 'trial_params'").fetchone():
             return set()
         rows = database.execute(
             "select param_value from trials join trial_params using (trial_id) where state = 'COMPLETE'"
