@@ -150,7 +150,7 @@ def test_one_that_does_not_is_refused_with_the_cure(script: Path) -> None:
         bound("bash train.sh")
     assert str(caught.value) == (
         "train.sh must pass its arguments on for tp, pp, vp, mbs, recompute to be set, but does not: "
-        'add "$@" at the end of the line that runs pretrain_gpt.py, or write {tp} where its value belongs'
+        'hand "$@" on to the end of the line that runs pretrain_gpt.py, or write {tp} where its value belongs'
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenith_tune.presets.megatron_lm_script import PretrainRun, find_pretrain_run
+from zenith_tune.presets.megatron_lm_run import PretrainRun
+from zenith_tune.presets.megatron_lm_script import find_pretrain_run
 
 PLAIN = "torchrun --nproc-per-node 8 pretrain_gpt.py --bf16"
 FAKE_TORCHRUN = """#!/bin/sh

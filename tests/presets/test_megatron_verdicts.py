@@ -1,7 +1,7 @@
 """Megatron's own verdicts on random points, recorded, against the rules of the preset.
 
 The verdicts are those of parse_args, validate_args, TransformerConfig and initialize_model_parallel of Megatron-LM's
-main of 2026-08-22 (d98e8a64ddf3) on the commands that the preset writes, with torch 2.13 on a CPU and fused kernels off.
+main of 2026-08-22 (d98e8a64ddf3) on the commands that the preset writes, with torch 2.13 on a CPU, fused kernels off.
 """
 
 from __future__ import annotations

@@ -9,7 +9,35 @@ from dataclasses import dataclass
 from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
 
+MOST = 10_000_000
+MOST_OF = {
+    "--num-layers": 10_000,
+    "--encoder-num-layers": 10_000,
+    "--hidden-size": 1_000_000,
+    "--num-attention-heads": 100_000,
+    "--seq-length": 100_000_000,
+    "--encoder-seq-length": 100_000_000,
+    "--max-position-embeddings": 100_000_000,
+}
+"""Larger than any model or job has: a slip of the keyboard must not be planned for hours."""
+MOST_DIGITS = 18
+SHOWN = 40
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_]\w*\}")
+_WHOLE = re.compile(rf"[0-9]{{1,{MOST_DIGITS}}}")
+
+
+def whole(text: str) -> int | None:
+    """Return the whole number that a text is, or None; other digits than ASCII's, and very many of them, are none.
+
+    >>> whole("16"), whole("-1"), whole("\u00b2"), whole("9" * 5000)
+    (16, None, None, None)
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def shown(text: str) -> str:
+    """Return a value as a message shows it: in quotes, and not longer than a line has room for."""
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +78,10 @@ class MegatronArgs:
             number = int(text)
         except ValueError:
             law = f"{option} must be a whole number for a plan to be made"
-            raise UsageError(f"{law}, but is {text!r}: write the number in its place") from None
+            raise UsageError(f"{law}, but is {shown(text)}: write the number in its place") from None
         if number < least:
             raise UsageError(f"{option} must be at least {least}, but is {number}: correct it in the command")
+        if number > (most := MOST_OF.get(option, MOST)):
+            law = f"{option} must be at most {most}, but is {shown(text)[1:-1]}"
+            raise UsageError(f"{law}: correct it in the command")
         return number

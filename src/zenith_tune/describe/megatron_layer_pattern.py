@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from zenith_tune.describe.megatron_args import shown, whole
 from zenith_tune.errors import UsageError
 
 OPTION = "--moe-layer-freq"
@@ -23,7 +24,7 @@ def expert_layers(text: str | None, num_layers: int) -> list[bool]:
     pattern = _listed(text or "")
     if pattern is None:
         law = f"{OPTION} must be a whole number or a list such as ([0]*3+[1]*58)"
-        raise UsageError(f"{law}, but is {text!r}: write it so")
+        raise UsageError(f"{law}, but is {shown(text or '')}: write it so")
     if len(pattern) != num_layers:
         law = f"{OPTION} must say of each of the {num_layers} layers whether it has experts"
         raise UsageError(f"{law}, but is of {len(pattern)}: correct it in the command")
@@ -33,13 +34,15 @@ def expert_layers(text: str | None, num_layers: int) -> list[bool]:
 def _period(text: str | None) -> int | None:
     if text is None:
         return 1
-    return int(text) if text.strip().isdecimal() and int(text) > 0 else None
+    return whole(text.strip()) or None
 
 
 def _listed(text: str) -> list[int] | None:
+    if len(text) > MOST:
+        return None
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return None
     return value if isinstance(value, list) else None
 

@@ -86,7 +86,8 @@ def model_name(model: ModelSpec) -> str:
     near = [known for known in same if 0 <= model.vocab - known.vocab <= NEAR_VOCAB * known.vocab]
     if near:
         return max(near, key=lambda known: known.vocab).name
-    return f"{_kind(model)} {model.num_params / 1e9:.1f}B"
+    # Without its vocabulary a model's size is not known: embeddings may be a fifth of it.
+    return f"{_kind(model)} {model.num_params / 1e9:.1f}B" if model.vocab else _kind(model)
 
 
 def _shape(model: ModelSpec) -> ModelSpec:

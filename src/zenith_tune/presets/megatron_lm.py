@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.megatron_args import MOST
 from zenith_tune.describe.megatron_model_args import model_name
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
@@ -17,7 +18,16 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Parameter, Params, Value
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_lm_command import refuse_unwritable, written_command
-from zenith_tune.presets.megatron_lm_job import PRESET, Given, MegatronJob, is_pretrain_command, read_job, unread_job
+from zenith_tune.presets.megatron_lm_job import (
+    MAX_GPUS,
+    PRESET,
+    Given,
+    MegatronJob,
+    at_most,
+    is_pretrain_command,
+    read_job,
+    unread_job,
+)
 from zenith_tune.presets.megatron_lm_notes import job_notes
 from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.registry import PresetRegistry
@@ -57,6 +67,7 @@ class MegatronLmPreset(TuningPreset):
         for name, value in counts.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+            at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
         self.cluster = cluster
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)

@@ -74,7 +74,9 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
     program = run.program.rpartition("/")[2]
     if run.script and run.added_at is None and left:
         law = f"{run.script} must pass its arguments on for {', '.join(left)} to be set, but does not"
-        cure = f'add "$@" at the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
+        cure = (
+            f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
+        )
         raise UsageError(f"{law}: {cure}")
     line = CommandLine(command)
     for option in (option for name in left for option in WRITTEN[name]):

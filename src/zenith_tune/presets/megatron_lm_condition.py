@@ -12,7 +12,7 @@ RUN, MAYBE, SKIP = "run", "maybe", "skip"
 Truth = bool | None
 
 _UNKNOWN = re.compile(r"[$`]")
-_WHOLE = re.compile(r"-?\d+")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _PATTERN = re.compile(r"[*?\[]")
 _COMPARES: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -80,6 +80,9 @@ class Branch:
     keeps_state: bool = True
     """Whether this is no `if`."""
     in_condition: bool = False
+    is_case: bool = False
+    in_pattern: bool = False
+    """Whether the words up to the next bracket say when a part of a `case` runs."""
     truth: Truth = None
     taken: Truth = False
 
@@ -93,9 +96,15 @@ class Branch:
         """Begin a body whose condition is not followed."""
         return cls(outer, SKIP if outer == SKIP else MAYBE)
 
+    @classmethod
+    def of_case(cls, outer: str) -> Branch:
+        """Begin a `case`, whose parts may run or not."""
+        return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=True, in_pattern=True)
+
     def begin_condition(self) -> None:
         """Go on to an `elif`."""
         self.in_condition, self.truth = True, None
+        self.state = self._guarded(inverse(self.taken))
 
     def test(self, truth: Truth, joint: str) -> None:
         """Take one more test of the condition, behind `&&`, `||` or nothing."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zenith_tune.command_line.option_words import canonical
-from zenith_tune.presets.megatron_lm_script import PretrainRun
+from zenith_tune.describe.megatron_args import whole
+from zenith_tune.presets.megatron_lm_run import PretrainRun
 
 PER_NODE, NODES = "--nproc-per-node", "--nnodes"
 VARIABLE = "WORLD_SIZE"
@@ -14,10 +15,10 @@ VARIABLE = "WORLD_SIZE"
 def started_gpus(run: PretrainRun) -> int | None:
     """Return torchrun's processes, or WORLD_SIZE where the command or its script sets it; None where neither tells."""
     per_node, nodes = _option(run.launcher, PER_NODE), _option(run.launcher, NODES)
-    if per_node is not None and per_node.isdecimal() and (nodes or "1").isdecimal():
-        return int(per_node) * int(nodes or 1) or None
-    stated = run.variables.get(VARIABLE, "")
-    return int(stated) or None if stated.isdecimal() else None
+    num_here, num_nodes = whole(per_node or ""), whole(nodes or "1")
+    if num_here is not None and num_nodes is not None:
+        return num_here * num_nodes or None
+    return whole(run.variables.get(VARIABLE, "")) or None
 
 
 def _option(words: Sequence[str], option: str) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from zenith_tune.command_line import CommandLine
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron_args import MOST, MOST_DIGITS, MegatronArgs, whole
 from zenith_tune.describe.megatron_job_args import has_flash_attention, is_local, job_from_args
 from zenith_tune.describe.megatron_model_args import model_from_args, model_name
 from zenith_tune.describe.model_catalog import load_model
@@ -16,7 +16,8 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm_gpus import started_gpus
-from zenith_tune.presets.megatron_lm_script import PROGRAM, PretrainRun, find_pretrain_run
+from zenith_tune.presets.megatron_lm_run import PROGRAM, PretrainRun
+from zenith_tune.presets.megatron_lm_script import find_pretrain_run, why_unread
 
 PRESET = "preset megatron-lm"
 OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "vlm", "vision_classify", "vision_dino")
@@ -34,6 +35,7 @@ CUSTOM_SPLITS = (
     "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split",
 )
+MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
 SHAPE_CURE = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
 
 
@@ -75,6 +77,14 @@ class MegatronJob:
         return not has_own_norms or self.start.sequence_parallel
 
 
+def at_most(what: str, number: int, most: int) -> int:
+    """Return a number, or refuse one that is larger than any job has."""
+    if number > most:
+        shown = number if number < 10**MOST_DIGITS else "far more"
+        raise UsageError(f"{what} must be at most {most}, but is {shown}: correct it")
+    return number
+
+
 def is_pretrain_command(command: str) -> bool:
     """Tell whether a command comes down to a pretrain script for decoder-only models."""
     run = find_pretrain_run(command)
@@ -86,7 +96,7 @@ def read_job(command: str, given: Given) -> MegatronJob:
     run = find_pretrain_run(command)
     if run is None:
         law = f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
-        raise UsageError(f"{law}, but finds none: write it out, or choose another --preset")
+        raise UsageError(f"{law}, but {why_unread(command) or 'finds none'}: write it out, or choose another --preset")
     if _kind(run) in OTHER_KINDS:
         law = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
         raise UsageError(f"{law}: take --preset megatron")
@@ -141,7 +151,7 @@ def _num_gpus(run: PretrainRun, given: Given) -> int:
     if found is None:
         law = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
         raise UsageError(f"{law}: give --args n_gpus=8")
-    return found
+    return at_most("the number of GPUs", found, MAX_GPUS)
 
 
 def _start(args: MegatronArgs, model: ModelSpec, *, num_gpus: int, given: Given) -> Layout:
@@ -176,7 +186,7 @@ def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
     if found is None:
         law = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
         raise UsageError(f"{law}: add it, or give --args gbs=256")
-    return found
+    return at_most("the global batch", found, MOST)
 
 
 def _chunks(args: MegatronArgs, num_layers: int, pp: int) -> int:
@@ -198,8 +208,9 @@ def _num_stages(layout: str) -> int:
     """
     ends = layout.count("|") + 1
     for match in re.finditer(r"(?:\(([^)]+)\)|(\|))\*(\d+)", layout):
-        ends += (match[1] or match[2]).count("|") * (int(match[3]) - 1)
-    return ends
+        times = whole(match[3])
+        ends += (match[1] or match[2]).count("|") * ((MAX_STAGES + 1 if times is None else times) - 1)
+    return at_most("the stages in --pipeline-model-parallel-layout", ends, MAX_STAGES)
 
 
 def _recompute(args: MegatronArgs) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from zenith_tune.describe.megatron_args import whole
 from zenith_tune.describe.megatron_job_args import is_local
 from zenith_tune.presets.megatron_lm_job import MegatronJob
 from zenith_tune.presets.megatron_lm_space import MegatronLmSpace
@@ -43,17 +44,24 @@ def _what_was_read(job: MegatronJob) -> str:
 
 
 def _hidden(job: MegatronJob) -> list[str]:
-    if job.run is None or not job.run.extended:
+    if job.run is None:
         return []
-    names = " and ".join(job.run.extended)
-    return [f"{job.run.script or 'your command'} may add to {names} under a condition that is not followed here"]
+    where, notes = job.run.script or "your command", []
+    if job.run.extended:
+        names = " and ".join(job.run.extended)
+        notes.append(f"{where} may add to {names} under a condition that is not followed here")
+    if job.run.is_guarded:
+        notes.append(
+            f"{where} runs {job.run.program} under a condition that is not followed here: is it the run meant?"
+        )
+    return notes
 
 
 def _log(job: MegatronJob) -> list[str]:
     interval = job.args.text(LOG_INTERVAL)
-    if interval is not None and interval.isdecimal() and int(interval) <= MANY_ITERATIONS:
+    if interval is not None and (number := whole(interval)) is not None and number <= MANY_ITERATIONS:
         return []
-    said = f"every {interval} iterations" if interval is not None else "every 100 iterations"
+    said = f"every {interval[:20]} iterations" if interval is not None else "every 100 iterations"
     return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
 
 

@@ -18,7 +18,7 @@ from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_name import parse_values
 from zenith_tune.layouts.layout_rules import RULES
-from zenith_tune.layouts.pipeline_split import is_accounted, is_even, layers_per_chunk
+from zenith_tune.layouts.pipeline_split import ACCOUNTED, is_accounted, is_even, layers_per_chunk
 from zenith_tune.parameters import CategoricalParameter, Params, Value
 from zenith_tune.presets.megatron_lm_job import MegatronJob, recompute_name
 from zenith_tune.presets.megatron_lm_switches import switches_in
@@ -194,7 +194,8 @@ class MegatronLmSpace:
         if name == "recompute":
             return self._recomputations()
         if name == "mbs":
-            return [mbs for mbs in divisors(self.job.start.global_batch) if mbs <= self._limits.mbs_max]
+            batch = self.job.start.global_batch
+            return [mbs for mbs in range(1, min(self._limits.mbs_max, batch) + 1) if batch % mbs == 0]
         return (self._chunks() if name == "vp" else self._sizes(name)) or [self._own(name)]
 
     def _sizes(self, name: str) -> list[int]:
@@ -219,10 +220,12 @@ class MegatronLmSpace:
             return [1]
         found = {1, self.job.start.vp}
         for pp in (pp for pp in self._pipelines() if pp > 1):
+            chunks = {*divisors(model.num_layers), *divisors(model.num_layers + ACCOUNTED)}
             even = {
                 vp
-                for vp in range(1, model.num_layers // pp + 1)
-                if is_even(model.num_layers, pp=pp, vp=vp) or is_accounted(model.num_layers, pp=pp, vp=vp)
+                for vp in chunks
+                if vp <= model.num_layers // pp
+                and (is_even(model.num_layers, pp=pp, vp=vp) or is_accounted(model.num_layers, pp=pp, vp=vp))
             }
             found |= even or set(range(1, min(model.num_layers // pp, MAX_LAID_OUT) + 1))
         return sorted(found)

@@ -1,0 +1,29 @@
+"""One run of a Megatron-LM pretrain script, as a command and the scripts behind it come down to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainRun:
+    """Hold one run of a pretrain script, its variables put in."""
+
+    launcher: tuple[str, ...]
+    """The words in front of the script, such as torchrun and its options."""
+    program: str
+    arguments: tuple[str, ...]
+    added_at: int | None = None
+    """Where among the arguments those arrive that are added to the command; None where they do not."""
+    script: str = ""
+    """The shell script that runs it; empty where the command itself does."""
+    variables: Mapping[str, str]
+    """What is set in front of it."""
+    extended: tuple[str, ...] = ()
+    """Lists that a condition which cannot be followed may have made longer."""
+    is_guarded: bool = False
+    """Whether a condition that cannot be followed decides if it runs."""
