@@ -28,7 +28,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Collect no garbage in a doctest: doctest walks linecache, from which SQLAlchemy's dying classes take their lines."""
+    """Collect no garbage in a doctest: it walks linecache, from which SQLAlchemy's dying classes take their lines."""
     if not isinstance(item, pytest.DoctestItem):
         return (yield)
     gc.disable()
