@@ -45,8 +45,7 @@ class MemoryBelief:
     @property
     def common_error(self) -> float:
         """What is believed of the error that all layouts share, as the logarithm of needed over estimated."""
-        weight = np.exp(self._log_weight - self._log_weight.max())
-        return float(weight @ self._common / weight.sum())
+        return float(self._weights() @ self._common)
 
     def tell_fits(self, index: int) -> None:
         """Learn that a layout ran."""
@@ -69,11 +68,15 @@ class MemoryBelief:
         """Return the chance to fit for each value of the common error."""
         return normal_below((-self._log_memory[index] - self._common) / self._own[index])
 
+    def _weights(self) -> FloatArray:
+        """Return how likely each value of the common error is."""
+        weights = np.exp(self._log_weight - self._log_weight.max())
+        result: FloatArray = weights / weights.sum()
+        return result
+
     def _fits(self) -> FloatArray:
-        weight = np.exp(self._log_weight - self._log_weight.max())
-        weight /= weight.sum()
         room: FloatArray = (-self._log_memory[:, None] - self._common[None]) / self._own[:, None]
-        chance: FloatArray = (1 - OTHER_CAUSE) * normal_below(room) @ weight
+        chance: FloatArray = (1 - OTHER_CAUSE) * normal_below(room) @ self._weights()
         return np.where(self._surely_more, 0.0, chance)
 
 

@@ -103,6 +103,5 @@ def _sensitivity(
         )
         return result
 
-    unmoved = log_step(base)
     moved = [log_step(replace(base, **{name: getattr(base, name) * np.exp(STEP)})) for name in names]
-    return (np.stack(moved, axis=1) - unmoved[:, None]) / STEP
+    return (np.stack(moved, axis=1) - np.log(found.step_s)[:, None]) / STEP

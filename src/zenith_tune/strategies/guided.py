@@ -82,9 +82,6 @@ class GuidedStrategy(TuningStrategy):
         finally:
             search.keep()
 
-    def max_trials(self, search_space: Mapping[str, Parameter]) -> int | None:
-        return None
-
     def why_done(self) -> str | None:
         return self._search.why_done() if self._search else None
 
