@@ -139,7 +139,7 @@ def test_published_runs_are_fitted_with_the_error_that_their_kind_allows(run: Ru
 
 WRONG: list[tuple[list[str], list[str]]] = [
     ([], ["Missing option '--output'"]),
-    (["--output", "x.json"], ["--rows PATH or to --study FOLDER"]),
+    (["--output", "x.json"], ["--rows PATH, --probes FOLDER or --study FOLDER"]),
     (["--rows", "ROWS", "--study", "STUDY", "--output", "x.json"], ["give one of them"]),
     (["--rows", "nowhere.csv", "--output", "x.json"], ["nowhere.csv", "No such file"]),
     (["--rows", "ROWS", "--output", "no/such/x.json"], ["no/such is no folder"]),

@@ -29,6 +29,8 @@ MAX_BYTES = 4 * 2**20
 @click.option("--rows", type=click.Path(path_type=Path), multiple=True, metavar="PATH",
               help="Measured runs: a CSV file, or a folder of them. May be given several times.")  # fmt: skip
 @click.option("--study", type=click.Path(path_type=Path), metavar="FOLDER", help="A finished study, with study.json.")
+@click.option("--probes", type=click.Path(path_type=Path), multiple=True, metavar="FOLDER",
+              help="What `zenithtune probe` wrote. May be given several times, and beside --rows.")  # fmt: skip
 @click.option("--model", metavar="NAME|PATH", help="--study: the model that was trained.")
 @click.option("--cluster", metavar="NAME|PATH", help="--study: the GPUs that it ran on, e.g. h100x64.")
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="--study: sequence length, in tokens.")
@@ -47,6 +49,7 @@ def calibrate(**options: Any) -> int:
 
     \b
     zenithtune calibrate --rows runs.csv --output mine.json
+    zenithtune calibrate --probes zenithtune-out/PROBE --output mine.json
     zenithtune calibrate --study zenithtune-out/STUDY --model llama3-8b --cluster h100x8 --seq 8192 --output mine.json
     zenithtune plan --model llama3-8b --cluster h100x8 --gbs 64 --seq 8192 --calibration mine.json
     """
@@ -91,8 +94,8 @@ class _Written:
 
 
 def _refuse_contradictions(options: Options) -> None:
-    if bool(options["rows"]) == (options["study"] is not None):
-        raise UsageError("a calibration is fitted to --rows PATH or to --study FOLDER: give one of them")
+    if bool(options["rows"] or options["probes"]) == (options["study"] is not None):
+        raise UsageError("a calibration is fitted to --rows PATH, --probes FOLDER or --study FOLDER: give one of them")
     if options["fit_all"] and (options["framework"] or not options["rows"]):
         raise UsageError("--all fits every framework of --rows: leave --framework and --study out")
     given = [name for name in (*OF_A_STUDY, "gbs", "precision") if options[name] is not None]
@@ -151,7 +154,10 @@ def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
     if options["study"] is None:
         from zenith_tune.measured.measured_rows import read_measured
 
-        return framework, [run for place in options["rows"] for run in read_measured(place)]
+        from zenith_tune.measured.probed_runs import read_probes
+
+        rows = [run for place in options["rows"] for run in read_measured(place)]
+        return framework, rows + [run for place in options["probes"] for run in read_probes(place)]
     from zenith_tune.measured.study_runs import read_study
 
     job = _studied_job(framework or "megatron", options)

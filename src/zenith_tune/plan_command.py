@@ -15,6 +15,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.plan_request import Options, PlanRequest, read_request
 from zenith_tune.planning.bounds import MAX_BATCH, MAX_SEQ
 from zenith_tune.planning.risk import RISK
+from zenith_tune.probe_command import MAX_PROBES, NUM_STEPS
 
 if TYPE_CHECKING:
     from zenith_tune.emit.emission import Emission
@@ -26,14 +27,17 @@ if TYPE_CHECKING:
     from zenith_tune.report.plan_report import PlanReport
 
 FORMATS = tuple(FRAMEWORKS)
+OF_THE_JOB = ("model", "gbs", "seq")
+"""What a plan must be told, unless a training command tells it."""
+UNPROBED = ("explain", "pareto", "what_if", "emit", "output", "pinned", "max_tp", "max_pp", "max_cp", "max_mbs")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 
 
 @click.command(short_help="Find the best layouts on paper: step time, memory and risk, without a GPU.")
-@click.option("--model", required=True, metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
+@click.option("--model", metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
 @click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
-@click.option("--gbs", required=True, type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch, in samples.")
-@click.option("--seq", required=True, type=click.IntRange(1, MAX_SEQ), metavar="N", help="Sequence length.")
+@click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch, in samples.")
+@click.option("--seq", type=click.IntRange(1, MAX_SEQ), metavar="N", help="Sequence length.")
 @click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
 @click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
@@ -65,19 +69,42 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
     metavar="FILE",
     help="Coefficients fitted to measured runs. [default: built in]",
 )
+@click.option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K",
+              help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
-def plan(**options: Any) -> int:
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def plan(command: tuple[str, ...], **options: Any) -> int:
     """Rank every legal layout of a training job by its predicted step time, with the risk of running out of memory.
 
     \b
     zenithtune plan --model llama3-70b --cluster h100x64 --gbs 512 --seq 8192
     zenithtune plan --model ./config.json --cluster 8xH200 --gbs 64 --seq 4096 --emit megatron
+    zenithtune plan --cluster h200x64 --probe 3 -- bash train.sh
     """
     if math.isnan(options["risk"]):
         raise UsageError("--risk must be a probability above 0 and up to 1, but got nan: give another")
+    if options["probe"] is not None:
+        return _probe(command, options)
+    if command:
+        raise UsageError("a training command is what --probe runs: give --probe K, or leave the command out")
+    for name in OF_THE_JOB:
+        if options[name] is None:
+            raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
     request = read_request(options)
     return _explain(request, options) if request.layout is not None else _plan(request, options)
+
+
+def _probe(command: tuple[str, ...], options: Options) -> int:
+    """Plan by the command itself, which says what is trained, and let single ranks of the best layouts run."""
+    from zenith_tune.probe_command import run_probe
+
+    for name in (*UNPROBED, "seq", "framework"):
+        if options[name]:
+            option = {"pinned": "--fix"}.get(name, f"--{name.replace('_', '-')}")
+            raise UsageError(f"--probe plans what the command says, of which {option} is no part: leave it out")
+    asked = {"layouts": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
+    return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 
 
 def _plan(request: PlanRequest, options: Options) -> int:

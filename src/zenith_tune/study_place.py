@@ -40,6 +40,14 @@ class StudyPlace:
         return cls(folder=folder, database_url=database_url(path), study_name=name, resume=resume)
 
 
+def new_folder(output_dir: str | Path | None, stem: str) -> Path:
+    """Make a folder of its own for something that is no study, named after what it is and when."""
+    root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
+    folder = StudyFolder(root, _new_name(root, stem))
+    folder.create()
+    return folder.path
+
+
 def _database_file(db: str | Path) -> Path:
     file = database_path(str(db)) if "://" in str(db) else expanded(db)
     if file is None:

@@ -72,6 +72,8 @@ class MemoryRows:
         stage = np.where(kinds == "last", self.layouts.pp - 1.0, 0.0)
         if (kinds == "").any():
             stage = np.where(kinds == "", estimate_memory(*rows).stage, stage)
+        probed = np.array([np.nan if run.probed_stage is None else run.probed_stage for run in self.runs])
+        stage = np.where(np.isnan(probed), stage, probed)
         return estimate_memory(*rows, stage=stage).allocated_bytes
 
 

@@ -37,6 +37,8 @@ class RunTable:
     layouts: LayoutBatch
     step_s: FloatArray
     """Measured; nan where it was not."""
+    probed_stage: FloatArray
+    """The pipeline rank that was run alone; nan for a whole run."""
 
     @classmethod
     def of(cls, runs: list[MeasuredRun], framework: FrameworkSpec) -> RunTable:
@@ -53,6 +55,7 @@ class RunTable:
             machine=Machine.stack([Machine.of(run_cluster(run), run.precision) for run in runs]),
             layouts=LayoutBatch.of(**columns),
             step_s=np.array([run.step_s or np.nan for run in runs]),
+            probed_stage=np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs]),
         )
 
     @property

@@ -122,7 +122,14 @@ FAMILIES = (
     TimeFamily(
         name="megatron-local",
         frameworks=("megatron-local",),
-        fitted={"gemm_efficiency": EFFICIENCY, "memory_efficiency": EFFICIENCY, "layer_launch_s": LAUNCH},
+        # Nothing is fused: masks and softmax of attention are passes of their own, in fp32.
+        start=TimeCoefficients(score_passes=80.0),
+        fitted={
+            "gemm_efficiency": EFFICIENCY,
+            **dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes", "layer_launch_s"), LAUNCH),
+            "expert_launch_s": 1.0,
+            "expert_product_s": 1.0,
+        },
     ),
 )
 

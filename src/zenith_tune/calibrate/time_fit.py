@@ -14,6 +14,7 @@ from zenith_tune.calibrate.time_family import TimeFamily
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_pressure import slowdown
+from zenith_tune.estimate.stage_time import stage_time
 from zenith_tune.estimate.time import estimate_time
 from zenith_tune.estimate.time_calibration import TimeCalibration, precision_class
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
@@ -76,6 +77,11 @@ class TimeFit:
         """Return the step time of every run of the table."""
         table, coefficients = self.table, self._coefficients(theta)
         step_s = estimate_time(table.workload, table.machine, table.layouts, self.framework, coefficients).step_s
+        if not np.isnan(table.probed_stage).all():
+            # A rank that was probed had nobody to wait for: its work alone is what was measured.
+            rank = np.nan_to_num(table.probed_stage)
+            work = (table.workload, table.machine, table.layouts, self.framework, coefficients)
+            step_s = np.where(np.isnan(table.probed_stage), step_s, stage_time(*work, rank))
         if self.device_bytes is None:
             return step_s
         return step_s * slowdown(self.device_bytes, table.machine.memory_bytes, coefficients.thrash)

@@ -21,8 +21,6 @@ from zenith_tune.layouts.layout_batch import LayoutBatch
 
 WEIGHT_TRAFFIC = 14.0
 """Bytes per weight and micro-batch: read in bf16 three times, and added to a gradient in fp32 (read and written)."""
-SCORE_TRAFFIC = 20.0
-"""Bytes per attention score without a fused kernel, forward and backward: Korthikanti et al. 2022, section 4.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def attention_time(
     w, tokens = workload, tokens_per_rank(workload, layouts)
     flops = 3 * tokens * w.seq_len * (w.query_size + w.value_size) / layouts.tp
     kernel = flops / (machine.attention_flops * coefficients.attention_efficiency)
-    scores = tokens * w.seq_len * w.num_heads / layouts.tp * SCORE_TRAFFIC
+    scores = tokens * w.seq_len * w.num_heads / layouts.tp * coefficients.score_passes
     unfused = scores / (machine.memory_bytes_per_s * coefficients.memory_efficiency)
     return np.where(layouts.flash_attention, kernel, kernel + unfused)
 

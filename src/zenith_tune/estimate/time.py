@@ -9,7 +9,7 @@ import numpy as np
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.communication import context_time, expert_exchange_time, handover_time, tensor_time
 from zenith_tune.estimate.compute import head_time, layer_time
-from zenith_tune.estimate.data_parallel import data_time, local_params
+from zenith_tune.estimate.data_parallel import LocalParams, data_time, local_params
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.machine import Machine
 from zenith_tune.estimate.stage_loads import stage_loads
@@ -63,10 +63,7 @@ def estimate_time(
     parts["p2p"] = _handovers(w, machine, layouts, c)
     params = local_params(w, layouts, loads.fullest)
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s)
-    shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
-    expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
-    updated = params.dense / shards + params.experts / expert_shards
-    parts["optimizer"] = updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
+    parts["optimizer"] = optimizer_time(params, machine, layouts, c)
     parts["overhead"] = parts["overhead"] + c.step_overhead_s
     return TimeEstimate(sum(parts.values(), start=np.zeros(len(layouts))), parts)
 
@@ -80,15 +77,31 @@ def _layer(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCo
     tensor = tensor_time(w, machine, layouts, c)
     context = context_time(w, machine, layouts, c, time.attention_s)
     experts = moe * expert_exchange_time(w, machine, layouts, c)
-    again = _recomputed_share(w, layouts)
+    again = recomputed_share(w, layouts)
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
     recompute = FORWARD * (again * (compute + tensor + experts) + selective * time.attention_s)
     work = compute + tensor + context + experts + recompute
     floor = launch_time(w, machine, layouts, c) * (1 + FORWARD * again)
-    # A smooth maximum: the host runs ahead of the device, or the device ahead of the host.
-    joint = np.sqrt(np.sqrt(work**4 + floor**4))
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
-    return {**parts, "overhead": joint - work}
+    return {**parts, "overhead": joint_time(work, floor) - work}
+
+
+def joint_time(work: FloatArray, floor: FloatArray) -> FloatArray:
+    """Return a smooth maximum: the host runs ahead of the device, or the device ahead of the host."""
+    joint: FloatArray = np.sqrt(np.sqrt(work**4 + floor**4))
+    return joint
+
+
+def optimizer_time(
+    params: LocalParams, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+) -> FloatArray:
+    """Return how long a rank updates its share of the weights."""
+    c = coefficients
+    shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
+    expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
+    updated = params.dense / shards + params.experts / expert_shards
+    seconds: FloatArray = updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
+    return seconds
 
 
 def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
@@ -103,7 +116,7 @@ def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: T
     return least
 
 
-def _recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
+def recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return the share of layers whose forward pass runs twice."""
     blocks = layouts.recompute_layers * layouts.pp * layouts.vp / workload.num_layers
     full = (layouts.recompute == RECOMPUTE_UNIFORM) * 1.0

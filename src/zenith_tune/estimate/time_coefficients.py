@@ -40,6 +40,8 @@ class TimeCoefficients:
     """Bytes per token and hidden unit that one layer moves, forward and backward, besides its matrix products."""
     ffn_passes: float = 16.0
     """The same per unit of the feed-forward width."""
+    score_passes: float = 20.0
+    """Bytes moved per attention score without a fused kernel, forward and backward (Korthikanti et al. 2022, 4.1)."""
     logit_passes: float = 24.0
     """Bytes moved per logit, forward and backward."""
     layer_launch_s: float = 1.0e-3

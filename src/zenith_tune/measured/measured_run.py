@@ -34,6 +34,8 @@ class MeasuredRun:
     seq_len: int | None
     layout: dict[str, int | bool]
     """Columns of a LayoutBatch, as far as they are stated."""
+    probed_stage: int | None = None
+    """The pipeline rank that ran alone, without any message: time and memory are its own; None for a whole run."""
     step_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     memory_bytes: float | None = None

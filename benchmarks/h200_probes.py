@@ -1,0 +1,111 @@
+"""Probes of cluster layouts on one H200 against the planner, calibrated on other runs each time.
+
+    python benchmarks/h200_probes.py            writes benchmarks/h200-probes.md
+
+Every model is predicted by a calibration that has seen none of its runs: the probes of the other models, and the runs
+of data/h200 (ZENITHTUNE_DATA, or ../shared/data). The probes themselves are `zenithtune probe` with the commands that
+their files state, on the real Megatron-LM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from zenith_tune.calibrate.calibration_fit import fit_calibration
+from zenith_tune.calibrate.memory_rows import MemoryRows
+from zenith_tune.calibrate.run_table import RunTable
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.estimate.stage_time import stage_time
+from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
+from zenith_tune.measured.measured_rows import read_measured
+from zenith_tune.measured.measured_run import MeasuredRun
+from zenith_tune.measured.probed_runs import read_probes
+from zenith_tune.units import GIB
+
+HERE = Path(__file__).parent
+FRAMEWORK = "megatron-local"
+TARGET = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Hold one probed rank and what was predicted for it."""
+
+    run: MeasuredRun
+    memory_bytes: float
+    step_s: float
+
+    @property
+    def memory_error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.memory_bytes / (self.run.memory_bytes or np.nan) - 1
+
+    @property
+    def time_error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.step_s / (self.run.step_s or np.nan) - 1
+
+
+def main() -> None:
+    """Compare every probe, and write the table."""
+    data = Path(os.environ.get("ZENITHTUNE_DATA") or HERE.parent.parent / "shared" / "data")
+    probes = [run for path in sorted(HERE.glob("h200-probes-*/*.json")) for run in read_probes(path)]
+    compared = compare(probes, read_measured(data / "h200"))
+    text = report(compared)
+    print(text)
+    (HERE / "h200-probes.md").write_text(text, encoding="utf-8")
+
+
+def compare(probes: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> list[Compared]:
+    """Predict each model's probes without any run of the same model."""
+    framework = load_framework(FRAMEWORK)
+    found = []
+    for name in dict.fromkeys(run.model_name for run in probes):
+        own = [run for run in probes if run.model_name == name]
+        rest = [run for run in (*others, *probes) if run.model_name != name]
+        calibration = fit_calibration(rest, framework=FRAMEWORK, origin="other runs", date="").calibration
+        memory = MemoryRows.of(own, framework).printed(calibration.memory)
+        table = RunTable.of(own, framework)
+        coefficients = calibration.time.coefficients_for(gpu="h200", precision="bf16", framework=FRAMEWORK)
+        steps = stage_time(table.workload, table.machine, table.layouts, framework, coefficients, table.probed_stage)
+        found += [Compared(run, float(memory[row]), float(steps[row])) for row, run in enumerate(own)]
+    return found
+
+
+def report(compared: Sequence[Compared]) -> str:
+    """Return the table and its summary."""
+    lines = [
+        "# Probes of cluster layouts on one H200, against the planner",
+        "",
+        "Written by `python benchmarks/h200_probes.py`. Each row is one rank that ran alone with Megatron-LM's",
+        "`--fake-process-group`; predictions come from a calibration that has seen no run of the same model.",
+        "",
+        "| model | GPUs | layout | stage | peak GiB | predicted | off | work s | predicted | off |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in compared:
+        run = each.run
+        sizes = " ".join(f"{name.upper()}{run.layout[name]}" for name in ("tp", "pp", "ep") if run.layout[name] > 1)
+        kind = RECOMPUTE_NAMES[int(run.layout["recompute"])]
+        where = f"| {run.model_name} | {run.num_gpus} | {sizes} {'' if kind == 'none' else kind} | {run.probed_stage} "
+        memory = f"| {(run.memory_bytes or 0) / GIB:.2f} | {each.memory_bytes / GIB:.2f} | {each.memory_error:+.1%} "
+        time = f"| {run.step_s or 0:.3f} | {each.step_s:.3f} | {each.time_error:+.1%} |"
+        lines.append(where + memory + time)
+    worst = max(abs(each.memory_error) for each in compared)
+    times = [abs(each.time_error) for each in compared]
+    lines += [
+        "",
+        f"Memory: worst {worst:.1%} (target {TARGET:.0%}).",
+        f"Work: median {np.median(times):.1%}, worst {max(times):.1%}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""One rank of a layout as a command of its own: Megatron-LM with a process group in which nobody else is.
+
+Legend: m micro-batches per step and rank, pp pipeline stages, vp model chunks per rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.megatron_lm_run import PretrainRun
+
+HOOK = Path(__file__).parent / "hook"
+RECORD = "ZENITHTUNE_PROBE_RECORD"
+"""In the environment of a rank: the file in which it notes its steps."""
+ANOTHER_ORDER = "--use-tp-pp-dp-mapping"
+LEFT_OUT = frozenset(
+    (
+        "--load",
+        "--save",
+        "--save-interval",
+        "--non-persistent-save-interval",
+        "--non-persistent-ckpt-type",
+        "--async-save",
+        "--rampup-batch-size",
+        "--exit-interval",
+        "--exit-duration-in-mins",
+        "--tensorboard-dir",
+        "--wandb-project",
+        "--wandb-exp-name",
+        "--wandb-save-dir",
+        "--profile",
+        "--global-batch-size",
+        "--log-interval",
+    )
+)
+"""What one rank cannot do for all (checkpoints), what ends it early, leaves traces elsewhere, or is the probe's own."""
+_PYTHON = re.compile(r"(?:^|/)python[0-9.]*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeRank:
+    """Hold one rank: which stage of the pipeline it is, and how it is started."""
+
+    stage: int
+    rank: int
+    num_micro_batches: int
+    """Per step of the probe, which may be fewer than the job's."""
+    command: str
+
+
+def probed_stages(pp: int) -> list[int]:
+    """Return the stages worth a probe: the first, the last, and of those between the one that holds the most.
+
+    >>> probed_stages(1), probed_stages(2), probed_stages(8)
+    ([0], [0, 1], [0, 1, 7])
+    """
+    return sorted({0, min(1, pp - 1), pp - 1})
+
+
+def probed_micro_batches(layout: Layout) -> int:
+    """Return how many micro-batches tell all: twice the pipeline holds as many at once as any larger number.
+
+    >>> probed_micro_batches(Layout(num_gpus=32, tp=8, pp=4, global_batch=64))
+    8
+    """
+    return min(layout.num_micro_batches, max(2 * layout.pp, 4))
+
+
+def fake_rank(run: PretrainRun, layout: Layout, stage: int, record: Path) -> FakeRank:
+    """Return the first rank of a stage of `layout`, whose options `run` has already."""
+    num_micro_batches = probed_micro_batches(layout)
+    rank = first_rank(layout, stage, pipeline_first=ANOTHER_ORDER in run.arguments)
+    batch = num_micro_batches * layout.micro_batch * layout.dp
+    arguments = [*without(run.arguments, LEFT_OUT), "--global-batch-size", str(batch), "--log-interval", "1"]
+    words = [*_environment(run.variables, rank, layout.num_gpus, record), interpreter(run.launcher), run.program]
+    command = CommandLine.from_argv([*words, *arguments, "--fake-process-group"]).text
+    return FakeRank(stage=stage, rank=rank, num_micro_batches=num_micro_batches, command=command)
+
+
+def first_rank(layout: Layout, stage: int, *, pipeline_first: bool) -> int:
+    """Return the first rank of a stage; stages are the slowest to change unless data parallelism is.
+
+    >>> first_rank(Layout(num_gpus=64, tp=8, pp=4), 3, pipeline_first=False)
+    48
+    """
+    return stage * (layout.tp * layout.cp if pipeline_first else layout.num_gpus // layout.pp)
+
+
+def without(arguments: Sequence[str], options: frozenset[str]) -> list[str]:
+    """Return the arguments without these options and their values.
+
+    >>> without(["--load", "ckpt", "--bf16", "--save=there"], frozenset(["--load", "--save"]))
+    ['--bf16']
+    """
+    kept, is_left_out = [], False
+    for word in arguments:
+        if word.startswith("--"):
+            is_left_out = word.partition("=")[0].replace("_", "-") in options
+        if not is_left_out:
+            kept.append(word)
+    return kept
+
+
+def interpreter(launcher: Sequence[str]) -> str:
+    """Return the Python that a launcher starts: the one it names, or that of its own first line."""
+    named = [word for word in launcher if _PYTHON.search(word)]
+    if named:
+        return named[-1]
+    program = shutil.which(next((word for word in launcher if word.endswith("torchrun")), "torchrun"))
+    first_line = _first_line(Path(program)) if program else ""
+    found = first_line.removeprefix("#!").strip()
+    return found if first_line.startswith("#!") and _PYTHON.search(found) else "python3"
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.readline(1024).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _environment(variables: Mapping[str, str], rank: int, world_size: int, record: Path) -> list[str]:
+    path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    usual = {"CUDA_DEVICE_MAX_CONNECTIONS": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")}
+    own = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",  # never opened: nobody else is there
+        "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else str(HOOK),
+        "PYTHONUNBUFFERED": "1",
+        RECORD: str(record),
+    }
+    return [f"{name}={value}" for name, value in {**usual, **variables, **own}.items()]

@@ -1,0 +1,91 @@
+"""The user's command as a job whose ranks can be run one by one: free of its launcher, its script and its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from zenith_tune.command_line import CommandLine
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_name import parse_values
+from zenith_tune.parameters import Params
+from zenith_tune.presets.megatron_lm_command import written_command
+from zenith_tune.presets.megatron_lm_gpus import started_gpus
+from zenith_tune.presets.megatron_lm_job import Given, MegatronJob, read_job, recompute_name
+from zenith_tune.presets.megatron_lm_run import PretrainRun
+from zenith_tune.presets.megatron_lm_script import find_pretrain_run
+from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits
+from zenith_tune.presets.megatron_lm_subject import subject_of
+from zenith_tune.probe.fake_rank import interpreter
+
+MOST_TP, MOST_MBS = 64, 16
+FIELDS = {"mbs": "micro_batch", "sp": "sequence_parallel", "flash": "flash_attention"}
+DISPATCHER = "--moe-token-dispatcher-type"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeJob:
+    """Hold the job, and the plain command that one of its processes runs."""
+
+    command: str
+    job: MegatronJob
+    search: str = DEFAULT
+
+    @classmethod
+    def of(cls, command: str, given: Given, *, search: str = DEFAULT) -> Self:
+        """Read a command; `given.n_gpus` may differ from what it starts, as no other rank is needed."""
+        run = find_pretrain_run(command)
+        num_gpus = given.n_gpus or (started_gpus(run) if run is not None else None)
+        if run is None or num_gpus is None:
+            read_job(command, given)  # says what is missing
+            raise AssertionError("a command without GPUs is refused")
+        variables = [f"{name}={value}" for name, value in run.variables.items()]
+        words = [*variables, interpreter(run.launcher), run.program, *run.arguments]
+        plain = CommandLine.from_argv(words).text
+        known = Given(n_gpus=num_gpus, gbs=given.gbs, model=given.model, vocab=given.vocab)
+        job = read_job(plain, known)
+        if job.args.text(DISPATCHER) == "flex":
+            law = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
+            raise UsageError(f"{law}: give {DISPATCHER} alltoall for the probe")
+        return cls(command=plain, job=job, search=search)
+
+    def subject(self, cluster: str | None) -> PlanSubject:
+        """Return what the planner needs to know."""
+        return subject_of(self.job, cluster)
+
+    def named(self, text: str) -> Layout:
+        """Return the command's own layout with the sizes that a text names, such as `TP8 PP4`, in place of its own."""
+        values = parse_values(text, what="--layout")
+        start, ranks = self.job.start, values.pop("dp", None)
+        fields: dict[str, Any] = {FIELDS.get(name, name): value for name, value in values.items()}
+        if "recompute" in fields:
+            fields.setdefault("recompute_layers", 0)
+        tp = int(fields.get("tp", start.tp))
+        fields.setdefault("sequence_parallel", tp > 1 and self.job.can_sequence_parallel)
+        for name in ("sequence_parallel", "flash_attention"):
+            fields[name] = bool(fields.get(name, getattr(start, name)))
+        layout = replace(start, **fields)
+        if ranks is not None and layout.dp != ranks:
+            law = f"DP follows from the {layout.num_gpus} GPUs and is {layout.dp}, but got DP{ranks}"
+            raise UsageError(f"{law}: leave DP out of --layout, or give other --gpus")
+        return layout
+
+    def layouts(self) -> Iterator[Layout]:
+        """Yield every layout that goes, by Megatron's rules and the command's own switches."""
+        limits = SearchLimits(search=self.search, tp_max=MOST_TP, mbs_max=MOST_MBS)
+        space = MegatronLmSpace(self.job, limits)
+        return (space.layout(point) for point in space.points())
+
+    def run_of(self, layout: Layout) -> PretrainRun:
+        """Return the run with the options of a layout."""
+        run = find_pretrain_run(written_command(self.command, self.job, layout, _point(layout)))
+        assert run is not None
+        return run
+
+
+def _point(layout: Layout) -> Params:
+    sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "zero")}
+    return {**sizes, "mbs": layout.micro_batch, "recompute": recompute_name(layout)}

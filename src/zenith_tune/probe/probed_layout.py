@@ -1,0 +1,113 @@
+"""A layout of which single ranks were run: what was measured of it, what is modelled, and both put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zenith_tune.planning.planned_layout import PRESSURE, PlannedLayout
+from zenith_tune.probe.stage_plan import StagePlan
+from zenith_tune.probe.stage_probe import StageProbe
+
+MEASURED = ("compute", "recompute", "optimizer", "overhead")
+"""Parts of a step that every rank does alone."""
+SCALED = "bubble"
+"""The wait for the pipeline to fill and drain, which is as long as the work of other stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedStage:
+    """Hold a stage as it was measured beside what was planned for it."""
+
+    probe: StageProbe
+    plan: StagePlan
+    num_micro_batches: int
+    """Per step of the job, which may be more than the probe ran."""
+
+    @property
+    def compute_s(self) -> float | None:
+        """Seconds of work per step of the job; micro-batches that the probe left out take as long as the others."""
+        probe = self.probe
+        if probe.step_s is None:
+            return None
+        once_s = min(self.plan.once_s, 0.5 * probe.step_s)
+        per_batch_s = (probe.step_s - once_s) / probe.num_micro_batches
+        return once_s + per_batch_s * self.num_micro_batches
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Measured over planned work."""
+        return self.compute_s / self.plan.compute_s if self.compute_s is not None else None
+
+    @property
+    def planned_bytes(self) -> float:
+        """The planner's figure for what was measured: allocated, reserved, or in use on the device."""
+        if self.probe.allocated_bytes is not None:
+            return self.plan.allocated_bytes
+        return self.plan.reserved_bytes if self.probe.reserved_bytes is not None else self.plan.device_bytes
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Measured over planned memory."""
+        return self.probe.peak_bytes / self.planned_bytes if self.probe.peak_bytes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedLayout:
+    """Hold a layout, its plan and its probed stages."""
+
+    planned: PlannedLayout
+    stages: tuple[ProbedStage, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether every probed stage trained."""
+        return all(stage.probe.ok for stage in self.stages)
+
+    @property
+    def cause(self) -> str:
+        """Why it did not, by the first stage that failed."""
+        failed = next((stage.probe for stage in self.stages if not stage.probe.ok), None)
+        return f"{failed.outcome} on stage {failed.stage}: {failed.cause}" if failed else ""
+
+    @property
+    def fullest(self) -> ProbedStage | None:
+        """The stage with the highest measured peak."""
+        known = [stage for stage in self.stages if stage.probe.peak_bytes]
+        return max(known, key=lambda stage: stage.probe.peak_bytes or 0) if known else None
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Measured over planned work of the slowest stage, which sets the pace of all."""
+        measured = [stage.compute_s for stage in self.stages if stage.compute_s is not None]
+        if not measured or len(measured) < len(self.stages):
+            return None
+        return max(measured) / max(stage.plan.compute_s for stage in self.stages)
+
+    def combined(self) -> PlannedLayout:
+        """Return the plan with what was measured in place of its model: work and memory; the rest stays modelled."""
+        ratio, fullest, planned = self.time_ratio or 1.0, self.fullest, self.planned
+        parts = _scaled(planned.time_parts, ratio)
+        step_s = sum(parts.values())
+        factor = step_s / planned.step_s
+        low, high = planned.step_interval_s
+        memory = planned.memory_bytes * (fullest.memory_ratio or 1.0) if fullest else planned.memory_bytes
+        return replace(
+            planned,
+            step_s=step_s,
+            step_interval_s=(low * factor, high * factor),
+            time_parts=parts,
+            memory_bytes=memory,
+            tokens_per_s=planned.tokens_per_s / factor,
+            mfu=planned.mfu / factor,
+        )
+
+
+def _scaled(parts: dict[str, float], ratio: float) -> dict[str, float]:
+    """Return the parts of a step with the work, and the wait for work, as long as was measured."""
+    return {name: part * (ratio if name in (*MEASURED, SCALED, PRESSURE) else 1.0) for name, part in parts.items()}
+
+
+def ranked(probed: Sequence[ProbedLayout]) -> list[ProbedLayout]:
+    """Return the layouts anew, the fastest first; those that did not train come last."""
+    return sorted(probed, key=lambda each: (not each.ok, each.combined().step_s))

@@ -1,0 +1,174 @@
+"""The command `zenithtune probe`: memory and work of a cluster's layout, measured on one GPU, rank by rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune.errors import StudyInterrupted, UsageError
+from zenith_tune.planning.bounds import MAX_BATCH
+from zenith_tune.planning.risk import RISK
+
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout import Layout
+    from zenith_tune.planner import Planner
+    from zenith_tune.probe.probe_job import ProbeJob
+    from zenith_tune.probe.probed_layout import ProbedLayout
+
+Options = dict[str, Any]
+MAX_PROBES = 64
+NUM_STEPS = 3
+
+
+@click.command(short_help="Measure a cluster's layout on one GPU: memory and work of single ranks.")
+@click.option("--layout", "layouts", metavar="LAYOUT", multiple=True,
+              help="What to probe, e.g. 'TP8 PP4'. May be given again. [default: the command's own]")  # fmt: skip
+@click.option("--top", type=click.IntRange(1, MAX_PROBES), metavar="K", help="Probe the best K layouts of the plan.")
+@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster. [default: the command's]")
+@click.option("--cluster", metavar="NAME|PATH", help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")
+@click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch. [default: the command's]")
+@click.option("--model", metavar="NAME|PATH", help="The model, where the command does not tell its shape.")
+@click.option("--vocab", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where only a tokenizer tells it.")
+@click.option("--steps", type=click.IntRange(min=1), default=NUM_STEPS, show_default=True, metavar="N",
+              help="Whole steps to measure on each rank.")  # fmt: skip
+@click.option("--timeout", type=float, metavar="S", help="End a rank after S seconds.")
+@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
+              help="Coefficients of the plan that is compared. [default: built in]")  # fmt: skip
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where probes are kept. [default: zenithtune-out]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; text for people on stderr.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def probe(command: tuple[str, ...], **options: Any) -> int:
+    """Run one rank of each stage of a layout for a few steps, with Megatron-LM's --fake-process-group, on one GPU.
+
+    Peak memory and the time of the work are measured; communication and the pipeline's bubble, for which all ranks
+    would be needed, are modelled. COMMAND is your Megatron-LM command, or a script that runs it.
+
+    \b
+    zenithtune probe --gpus 64 --layout 'TP8 PP4' -- torchrun --nproc-per-node 8 pretrain_gpt.py ...
+    zenithtune probe --cluster h200x64 --top 3 -- bash train.sh
+    """
+    return run_probe(command, options)
+
+
+def run_probe(command: tuple[str, ...], options: Options) -> int:
+    """Probe what the options ask for, print it and write it down."""
+    if not command:
+        raise UsageError("a probe needs your training command: give it after --")
+    if options["layouts"] and options["top"]:
+        raise UsageError("--layout names what is probed and --top leaves it to the plan: leave one of them out")
+    request = _request(command, options)
+    layouts = request.chosen(options)
+    try:
+        probed = _probed(request, layouts, options)
+    except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
+        return 128 + error.signum
+    return 0 if any(each.ok for each in probed) else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """Hold the job and its planner."""
+
+    job: ProbeJob
+    planner: Planner
+
+    def chosen(self, options: Options) -> list[Layout]:
+        """Return the layouts to probe, the best of the plan first."""
+        if options["top"]:
+            return self._best(options["top"], options.get("risk", RISK))
+        start = self.job.job.start
+        return [self._checked(self.job.named(text)) for text in options["layouts"]] or [self._checked(start)]
+
+    def _best(self, top: int, risk: float) -> list[Layout]:
+        layouts = list(dict.fromkeys(self.job.layouts()))
+        planned = [each for each in self.planner.evaluate(layouts) if each.oom_probability < risk]
+        if not planned:
+            law = f"none of {len(layouts)} layouts is planned to fit"
+            raise UsageError(f"{law}: name one by --layout, or take more GPUs")
+        return [each.layout for each in sorted(planned, key=lambda each: each.step_s)[:top]]
+
+    def _checked(self, layout: Layout) -> Layout:
+        from zenith_tune.layouts.layout_rules import broken_rules
+
+        broken = broken_rules(self.planner.model, self.planner.job, layout)
+        # How a pipeline is cut may be written down in the command itself.
+        reasons = [reason for rule, reason in broken if not (rule.name == "pipeline" and self.job.job.has_custom_split)]
+        if reasons:
+            raise UsageError(f"Megatron-LM would refuse this layout, because {reasons[0]}: choose another --layout")
+        return layout
+
+
+def _request(command: tuple[str, ...], options: Options) -> _Request:
+    from zenith_tune.command_line import CommandLine
+    from zenith_tune.presets.megatron_lm_job import Given
+    from zenith_tune.probe.probe_job import ProbeJob
+
+    num_gpus = options["gpus"] or _num_gpus(options["cluster"])
+    given = Given(n_gpus=num_gpus, gbs=options["gbs"], model=options["model"], vocab=options["vocab"])
+    job = ProbeJob.of(CommandLine.from_argv(command).text, given)
+    subject = job.subject(options["cluster"])
+    from zenith_tune.calibrate.calibration_file import load_calibration
+    from zenith_tune.planner import Planner
+
+    calibration = load_calibration(options["calibration"]) if options["calibration"] else None
+    return _Request(job=job, planner=Planner(subject.model, subject.cluster, subject.job, calibration))
+
+
+def _num_gpus(cluster: str | None) -> int | None:
+    """Return the GPUs of a cluster that is named; those of this machine say nothing of a larger one."""
+    if cluster is None:
+        return None
+    from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
+
+    return None if cluster == LOCAL else load_cluster(cluster).num_gpus
+
+
+def _probed(request: _Request, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
+    from rich.console import Console
+
+    from zenith_tune.describe.plan_subject import PlanSubject
+    from zenith_tune.interruption import Interruption
+    from zenith_tune.probe.probe_file import probe_object, write_probe
+    from zenith_tune.probe.probed_layout import ranked
+    from zenith_tune.probe.prober import Prober
+    from zenith_tune.report.probe_report import ProbeReport
+    from zenith_tune.runners.local import LocalRunner
+    from zenith_tune.study_place import new_folder
+
+    console = Console(stderr=options["as_json"], highlight=False)
+    report, runner = ProbeReport(console), LocalRunner(owns_process=True)
+    folder = new_folder(options["output_dir"], "probe")
+    planner = request.planner
+    prober = Prober(
+        planner=planner,
+        runner=runner,
+        folder=folder,
+        run_of=request.job.run_of,
+        num_steps=options["steps"],
+        timeout_s=options["timeout"],
+        tell=lambda line: console.print(f"running {line}", style="dim", soft_wrap=True),
+    )
+    probed: list[ProbedLayout] = []
+    subject = PlanSubject(model=planner.model, cluster=planner.cluster, job=planner.job)
+    try:
+        with Interruption(runner.interrupt, lambda: runner.num_running > 0) as interruption:
+            for number, layout in enumerate(layouts, start=1):
+                probed.append(prober.probe(layout, number))
+                content = probe_object(subject, probed)
+                path = write_probe(folder, content)  # after each: an interrupted probe keeps what it has
+                report.layout(probed[-1])
+                interruption.check()
+    finally:
+        runner.close()
+    if len(probed) > 1:
+        report.ranking(ranked(probed))
+    console.print(f"written: {path}", soft_wrap=True)
+    console.print(f"use it: zenithtune calibrate --probes {folder} --output mine.json", soft_wrap=True)
+    if options["as_json"]:
+        click.echo(json.dumps({**content, "ranked": [each.planned.name for each in ranked(probed)]}, allow_nan=False))
+    return probed
