@@ -175,16 +175,22 @@ def test_a_cluster_that_cannot_be_told_or_is_too_small_is_refused(
     )
 
 
-def test_notes_say_what_was_read_and_what_may_spoil_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    no_tree = "no Megatron tree found beside the script, on PYTHONPATH or installed: the rules are those of 0.20"
     assert bound(ONE_H200).notes(ONE_H200) == [
         "read from your command: llama-like 1.5B, 16 layers, hidden 2048, sequence 4096, batch 16, 1 GPU, bf16, "
         "no Transformer Engine",
+        no_tree,
         "searched: mbs, recompute",
     ]
     assert bound(f"{MIXTRAL} --rampup-batch-size 32 32 1000").notes(MIXTRAL) == [
         "read from your command: mixtral-8x7b, 32 layers, hidden 4096, 8 experts, sequence 4096, batch 256, 64 GPUs, "
         "bf16",
+        no_tree,
         "searched: tp, pp, vp, ep, etp, mbs, recompute",
         "your command logs every 100 iterations: with --log-interval 1 a trial is sooner over",
         "--rampup-batch-size in your command changes the batch as it trains: a trial measures its beginning alone",
@@ -209,6 +215,11 @@ def test_notes_name_the_script_and_what_it_hides(tmp_path: Path, monkeypatch: py
         ({"tp": 4, "pp": 2, "vp": 4, "mbs": 2, "recompute": "full/block5"}, "TP4 PP2 VP4 mbs2 full/block5"),
         ({"cp": 2, "ep": 8, "etp": 2, "recompute": "selective"}, "CP2 EP8 ETP2 mbs1 selective"),
         ({"zero": 1, "sequence_parallel": False}, "Z1 mbs1 no SP"),
+        ({"overlap": "none", "tp_overlap": False, "ep_overlap": False}, "mbs1"),
+        (
+            {"overlap": "params", "tp_overlap": True, "ep_overlap": True, "recompute": "selective/moe_act"},
+            "mbs1 selective/moe_act overlap params TP overlap EP overlap",
+        ),
     ],
 )
 def test_a_label_says_what_is_not_one_or_none(change: Params, label: str) -> None:
@@ -289,7 +300,7 @@ def test_a_study_of_a_command_needs_no_arguments_at_all(tmp_path: Path, monkeypa
     tuner = PresetTuner(command, strategy="grid", tune_args={"search": "tp+mbs", "mbs_max": "2"})
     value, params = tuner.optimize()
     assert params is not None and (params["tp"], params["mbs"]) == (1, 2)
-    assert value == pytest.approx(128 / 0.5)
+    assert value == pytest.approx(128 * 8192 / 0.5)  # tokens per second
 
 
 def test_a_strategy_hears_of_model_and_layouts() -> None:

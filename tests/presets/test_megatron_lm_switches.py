@@ -22,7 +22,20 @@ def reasons(options: str, **sizes: int | str | bool) -> list[str]:
         ("--tp-comm-overlap", {"tp": 1}, {"tp": 2, "sequence_parallel": True}, "sequence parallelism"),
         ("--defer-embedding-wgrad-compute", {"pp": 1}, {"pp": 2}, "pp above 1"),
         ("--no-overlap-p2p-communication", {"pp": 2, "vp": 2}, {"pp": 4, "vp": 2}, "vp 1, or pp above 2"),
-        ("--overlap-param-gather-with-optimizer-step", {"pp": 2}, {"pp": 2, "vp": 2}, "vp above 1"),
+        (
+            "--overlap-param-gather-with-optimizer-step",
+            {"pp": 2, "zero": 1},
+            {"pp": 2, "vp": 2, "zero": 1},
+            "vp above 1",
+        ),
+        (
+            "--overlap-param-gather-with-optimizer-step",
+            {"pp": 2, "vp": 2},
+            {"pp": 2, "vp": 2, "zero": 1},
+            "the distributed optimizer",
+        ),
+        ("--fp8-param-gather", {"zero": 0}, {"zero": 1}, "the distributed optimizer"),
+        ("--moe-layer-recompute", {"recompute": "full/uniform"}, {"recompute": "selective"}, "no full recomputation"),
         ("--hierarchical-context-parallel-sizes 2 1", {"cp": 4}, {"cp": 2}, "cp as it is"),
         (
             "--use-tp-pp-dp-mapping",

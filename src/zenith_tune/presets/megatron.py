@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from zenith_tune.describe.model_config import ModelConfig, read_model_config
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.sequence import sequence_in_command
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron_command import edit_command, runs_megatron, runs_pretrain_script
-from zenith_tune.presets.megatron_plan import batch_notes, layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron_command import (
+    OPTIONS,
+    SEQUENCE_PARALLEL,
+    edit_command,
+    runs_megatron,
+    runs_ms_swift,
+    runs_pretrain_script,
+)
+from zenith_tune.presets.megatron_plan import batch_notes, layout_in, megatron_subject, tokens_notes, with_recompute
 from zenith_tune.presets.megatron_rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
+from zenith_tune.presets.megatron_swift import interleaving, says_false, swift_version, with_underscores
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 
@@ -23,7 +34,7 @@ ONLY_WITH_FULL = ("recompute_method", "recompute_num_layers")
 SELECTIVE_FLAG = "--recompute-activations"
 """Megatron's short form, which overrides --recompute-granularity."""
 LABELS = {
-    **{name: name.upper() + "{}" for name in SIZES},
+    **{name: name.upper() + "{}" for name in (*SIZES, "vp")},
     "mbs": "mbs{}",
     "recompute_granularity": "{}",
     "recompute_method": "{}",
@@ -31,7 +42,7 @@ LABELS = {
     "vit_gradient_checkpointing": "vit off",
 }
 UNSAID: Mapping[str, Value] = {
-    **dict.fromkeys(SIZES, 1),
+    **dict.fromkeys((*SIZES, "vp"), 1),
     "recompute_method": "uniform",
     "recompute_num_layers": 1,
     "vit_gradient_checkpointing": "true",
@@ -46,6 +57,7 @@ class MegatronPreset(TuningPreset):
     read; explicit `num_layers` and `num_query_groups` win. `folding` uses the rules of Megatron Core and ms-swift,
     which lay the experts over the same ranks as the dense layers, in place of the documented ones. `cluster` names the
     GPUs, and `seq` the sequence length where the command does not say it: with `model` they are what a plan needs.
+    `vp_max` above 1, with `folding`, searches interleaved pipelines of up to so many model chunks per rank as well.
 
     >>> preset = MegatronPreset(n_gpus=8, gbs=16, num_query_groups=4)
     >>> preset.get_search_space()["tp"]
@@ -64,27 +76,43 @@ class MegatronPreset(TuningPreset):
         folding: bool = False,
         cluster: str | None = None,
         seq: int | None = None,
+        vp_max: int = 1,
     ) -> None:
-        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs}
+        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs, "vp_max": vp_max}
         given = {"num_layers": num_layers, "num_query_groups": num_query_groups, "seq": seq}
         for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
             _require_one_or_more(name, value)
+        if vp_max > 1 and not folding:
+            raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without: give both")
         self.n_gpus = n_gpus
+        self.vp_max = vp_max
         self.mbs_max = mbs_max
         self.gbs = gbs
         self.folding = folding
         self.model, self.cluster, self.seq = model, cluster, seq
         self.model_config = None if model is None else read_model_config(model)
         self.rules = _rules(self.model_config, num_layers, num_query_groups)
+        self._command = ""
 
     @classmethod
     def recognises(cls, command: str) -> bool:
         """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer."""
         return runs_megatron(command)
 
+    def bind(self, command: str) -> None:
+        self._command = command
+        if self.vp_max == 1:
+            return
+        if self._swift_major(command) == 3 and self.rules.num_layers is None:
+            law = "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
+            raise UsageError(f"{law}: give model=NAME or num_layers=48")
+        # A command with no place for the option is refused now, not at the first trial that sets it.
+        self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
+
     def get_search_space(self) -> dict[str, Parameter]:
         sizes = _powers_of_two(self.n_gpus)
         micro_batches = [mbs for mbs in _powers_of_two(self.mbs_max) if self.gbs % mbs == 0]
+        chunks = {"vp": CategoricalParameter(_powers_of_two(self.vp_max))} if self.vp_max > 1 else {}
         return {
             **{name: CategoricalParameter(sizes) for name in SIZES},
             "mbs": CategoricalParameter(micro_batches),
@@ -92,6 +120,7 @@ class MegatronPreset(TuningPreset):
             "recompute_method": CategoricalParameter(RECOMPUTE_METHODS),
             "recompute_num_layers": CategoricalParameter(range(1, MAX_RECOMPUTE_NUM_LAYERS + 1)),
             "vit_gradient_checkpointing": CategoricalParameter(["true", "false"]),
+            **chunks,
         }
 
     def placeholder_names(self) -> set[str]:
@@ -103,11 +132,12 @@ class MegatronPreset(TuningPreset):
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         tp, pp, cp, ep, etp = (int(params[name]) for name in SIZES)
-        mbs = int(params["mbs"])
-        return Layout(num_gpus=self.n_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, global_batch=self.gbs)
+        at = Layout(num_gpus=self.n_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, vp=int(params.get("vp", 1)))
+        return replace(at, micro_batch=int(params["mbs"]), global_batch=self.gbs)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return with_recompute(layout_in(command, self.layout(params)), params)
+        adds = self.folding and self._adds_sequence_parallel(command, params)
+        return with_recompute(layout_in(command, self.layout(params), sequence_parallel=adds), params)
 
     def subject(self, command: str) -> PlanSubject:
         return megatron_subject(command, model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq)
@@ -133,18 +163,40 @@ class MegatronPreset(TuningPreset):
         left_out = list(ONLY_WITH_FULL) if params.get("recompute_granularity") == "selective" else []
         if runs_pretrain_script(command):
             left_out.append("vit_gradient_checkpointing")
-        return edit_command(
+        interleaved = self._interleaving(command, params)
+        edited = edit_command(
             command,
             values,
             left_out=left_out,
             flags_left_out=[SELECTIVE_FLAG],
-            sequence_parallel=self._needs_sequence_parallel(params),
+            sequence_parallel=self._adds_sequence_parallel(command, params),
+            more=interleaved,
         )
+        if not runs_ms_swift(command):
+            return edited
+        return with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
 
-    def _needs_sequence_parallel(self, params: Mapping[str, Value]) -> bool:
-        """Tell whether Megatron would refuse to train without it: experts and tensor parallelism together."""
-        has_experts = self.rules.num_experts is not None or int(params.get("ep", 1)) > 1
-        return has_experts and int(params.get("tp", 1)) > 1
+    def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
+        if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
+            return {}
+        pp, vp = int(params["pp"]), int(params["vp"])
+        return interleaving(pp=pp, vp=vp, num_layers=self.rules.num_layers, major=self._swift_major(command))
+
+    def _swift_major(self, command: str) -> int | None:
+        return swift_version(command).major if runs_ms_swift(command) else None
+
+    def _adds_sequence_parallel(self, command: str, params: Mapping[str, Value]) -> bool:
+        """Tell whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
+
+        Experts refuse to train without it. Everywhere else it only saves memory; ms-swift has norms that support it, so
+        it is set unless the command says no. Megatron-LM's own scripts may run without such norms: there it stays as it
+        is in the command.
+        """
+        if int(params.get("tp", 1)) == 1:
+            return False
+        if self.rules.num_experts is not None or int(params.get("ep", 1)) > 1:
+            return True
+        return runs_ms_swift(command) and not says_false(command, SEQUENCE_PARALLEL)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or as it is by default, goes without saying."""
@@ -163,10 +215,13 @@ class MegatronPreset(TuningPreset):
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.evaluators.megatron import MegatronEvaluator
 
-        return MegatronEvaluator(gbs=self.gbs)
+        return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._command))
 
     def notes(self, command: str) -> list[str]:
-        notes = batch_notes(command, self.gbs)
+        notes = [*batch_notes(command, self.gbs), *tokens_notes(command)]
+        if self.vp_max > 1 and runs_ms_swift(command):
+            version = swift_version(command)
+            notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
         if self.folding:
             return notes
         if self.model_config is not None and self.model_config.num_experts is not None:

@@ -23,6 +23,8 @@ OPTIONS = {
     "vit_gradient_checkpointing": "--vit-gradient-checkpointing",
 }
 
+SEQUENCE_PARALLEL = "--sequence-parallel"
+
 _WORD = r"(?:^|[\s/;&|('\"=])"
 _MEGATRON_SWIFT = re.compile(_WORD + r"(?:megatron\s+(?:sft|pt|rlhf)\b|swift[./]cli[./]_megatron\b)")
 _SWIFT = re.compile(_WORD + r"swift\s")
@@ -58,28 +60,30 @@ def edit_command(
     left_out: Collection[str] = (),
     flags_left_out: Iterable[str] = (),
     sequence_parallel: bool = False,
+    more: Mapping[str, Value | None] | None = None,
 ) -> str:
     """Fill the placeholders of `command`, such as {tp}, then set the options of the values that had none.
 
-    A parameter in `left_out` gets no option and loses the one that is there, as do the bare `flags_left_out`. A command
-    that has a placeholder for every value is the user's own template, which may have no place for options: nothing is
-    set in it.
+    A parameter in `left_out` gets no option and loses the one that is there, as do the bare `flags_left_out`, and the
+    options in `more` that are None. A command that has a placeholder for every value is the user's own template, which
+    may have no place for options: nothing is set in it.
     """
     options = {name: option for name, option in OPTIONS.items() if name in values and name not in left_out}
     is_template = options.keys() <= placeholder_names(command, values)
     line = CommandLine(fill_or_set(command, options, values))
-    for name in left_out:
-        if line.has(OPTIONS[name]):
-            line = line.remove(OPTIONS[name])
+    more = more or {}
+    for option in (*(OPTIONS[name] for name in left_out), *(option for option, value in more.items() if value is None)):
+        if line.has(option):
+            line = line.remove(option)
     for flag in flags_left_out:
         if line.get(flag) == "":
             line = line.remove(flag)
+    if added := {option: value for option, value in more.items() if value is not None}:
+        line = line.set(added)
     if sequence_parallel and not is_template:
         line = _with_sequence_parallel(line)
     return line.text
 
 
 def _with_sequence_parallel(line: CommandLine) -> CommandLine:
-    if runs_ms_swift(line.text):
-        return line.set({"--sequence_parallel": "true"})
-    return line.add_flag("--sequence-parallel")
+    return line.set({SEQUENCE_PARALLEL: "true"}) if runs_ms_swift(line.text) else line.add_flag(SEQUENCE_PARALLEL)

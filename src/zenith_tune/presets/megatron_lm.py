@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
-from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
-from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.megatron_args import MOST
-from zenith_tune.describe.megatron_model_args import model_name
-from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -20,16 +14,15 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_lm_command import refuse_unwritable, written_command
 from zenith_tune.presets.megatron_lm_job import (
     MAX_GPUS,
-    PRESET,
     Given,
-    MegatronJob,
     at_most,
     is_pretrain_command,
     read_job,
     unread_job,
 )
 from zenith_tune.presets.megatron_lm_notes import job_notes
-from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron_lm_space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 
@@ -85,6 +78,8 @@ class MegatronLmPreset(TuningPreset):
         names = list(space.open_names)
         if self._given.gbs is not None and self._given.gbs != space.job.args.count("--global-batch-size"):
             names.append("gbs")
+        if MODULES in space.searched:
+            names.append(MODULES)
         refuse_unwritable(command, space.job, names)
         self._bound = space
 
@@ -107,8 +102,7 @@ class MegatronLmPreset(TuningPreset):
         return self._space(command).layout(params)
 
     def subject(self, command: str) -> PlanSubject:
-        job = self._space(command).job
-        return PlanSubject(model=_with_vocab(job), cluster=self._cluster(job.start.num_gpus), job=job.job)
+        return subject_of(self._space(command).job, self.cluster)
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)
@@ -130,6 +124,9 @@ class MegatronLmPreset(TuningPreset):
             words.append("SP" if params["sequence_parallel"] else "no SP")
         if params["recompute"] != "none":
             words.append(str(params["recompute"]))
+        if params.get("overlap", "none") != "none":
+            words.append(f"overlap {params['overlap']}")
+        words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
         return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:
@@ -140,7 +137,10 @@ class MegatronLmPreset(TuningPreset):
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.evaluators.megatron import MegatronEvaluator
 
-        return MegatronEvaluator(gbs=self._bound.job.start.global_batch if self._bound else self._given.gbs)
+        if self._bound is None:
+            return MegatronEvaluator(gbs=self._given.gbs)
+        job = self._bound.job
+        return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
 
     def notes(self, command: str) -> list[str]:
         return job_notes(self._space(command))
@@ -157,39 +157,3 @@ class MegatronLmPreset(TuningPreset):
 
     def _read(self, command: str) -> MegatronLmSpace:
         return MegatronLmSpace(read_job(command, self._given), self._limits)
-
-    def _cluster(self, num_gpus: int) -> ClusterSpec:
-        """Return the cluster, with as many of its GPUs as the command trains on."""
-        try:
-            cluster = load_cluster(self.cluster or LOCAL)
-        except UsageError as error:
-            if self.cluster is not None:
-                raise
-            law = str(error).rpartition(": ")[0]
-            raise UsageError(f"{law}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
-        if cluster.num_gpus >= num_gpus:
-            name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
-            return replace(cluster, num_gpus=num_gpus, name=name)
-        if self.cluster is not None:
-            law = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
-            raise UsageError(f"{law}: give cluster={cluster.gpu.name}x{num_gpus}")
-        from zenith_tune.planning.what_if import resized
-
-        return resized(cluster, num_gpus)
-
-
-def _with_vocab(job: MegatronJob) -> ModelSpec:
-    """Return the model, its vocabulary looked up by the tokenizer's name where the command does not tell it."""
-    model = job.model
-    assert model is not None
-    if model.vocab:
-        return model
-    tokenizer = job.args.text("--tokenizer-model")
-    try:
-        if tokenizer:
-            known = replace(model, vocab=load_model(tokenizer).vocab)
-            return replace(known, name=model_name(known))
-    except UsageError:
-        pass
-    law = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
-    raise UsageError(f"{law}: give --args vocab=128256 (the tokenizer's own number)")

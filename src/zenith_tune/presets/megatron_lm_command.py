@@ -13,20 +13,24 @@ from zenith_tune.parameters import Value
 from zenith_tune.placeholders import fill_or_set, fill_placeholders, placeholder_names
 from zenith_tune.presets.megatron_command import OPTIONS
 from zenith_tune.presets.megatron_lm_job import CUSTOM_SPLITS, MegatronJob
+from zenith_tune.presets.megatron_lm_modules import OPTION as MODULES
+from zenith_tune.presets.megatron_lm_modules import module_of, own_modules
+from zenith_tune.presets.megatron_lm_overlap import GATHER, GRADS, SWITCH, wanted_overlap
+from zenith_tune.presets.megatron_lm_rules import FOLDED_EXPERTS, VIRTUAL_STAGES
 
 SIZES = {name: OPTIONS[name] for name in ("tp", "pp", "cp", "mbs", "gbs")}
 EXPERTS = {name: OPTIONS[name] for name in ("ep", "etp")}
 LAYOUT, _, _, *ACCOUNT = CUSTOM_SPLITS
-VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
-PIPELINE = (VIRTUAL, "--num-layers-per-virtual-pipeline-stage", *CUSTOM_SPLITS)
+VIRTUAL, PER_CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
+PIPELINE = (VIRTUAL, PER_CHUNK, *CUSTOM_SPLITS)
 RECOMPUTE = (
     OPTIONS["recompute_granularity"],
     OPTIONS["recompute_method"],
     OPTIONS["recompute_num_layers"],
     "--recompute-activations",
 )
-SEQUENCE, SHARDING, GATHER = "--sequence-parallel", "--use-distributed-optimizer", "--overlap-param-gather"
-BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE, SHARDING, GATHER))
+SEQUENCE, SHARDING = "--sequence-parallel", "--use-distributed-optimizer"
+BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE, SHARDING, GRADS, GATHER, *SWITCH.values()))
 """Switches, which take no value."""
 WRITTEN: Mapping[str, tuple[str, ...]] = {
     **{name: (option,) for name, option in (SIZES | EXPERTS).items()},
@@ -35,9 +39,12 @@ WRITTEN: Mapping[str, tuple[str, ...]] = {
     "recompute": RECOMPUTE,
     "zero": (SHARDING, GATHER),
     "sequence_parallel": (SEQUENCE,),
+    "overlap": (GRADS, GATHER),
+    **{name: (option,) for name, option in SWITCH.items()},
+    "modules": (MODULES,),
 }
 """The options that each parameter sets or takes away."""
-SET_ONLY = frozenset((SIZES | EXPERTS).values())
+SET_ONLY = frozenset((*(SIZES | EXPERTS).values(), MODULES))
 """Those that are never taken away: Megatron takes the last value of an option that is given twice."""
 
 Wanted = dict[str, Value | None]
@@ -53,16 +60,17 @@ def written_command(command: str, job: MegatronJob, at: Layout, params: Mapping[
     filled = placeholder_names(command, values)
     if job.run is not None and job.run.script and job.run.added_at is None:
         return fill_placeholders(command, values)[0]
-    sizes = SIZES | (EXPERTS if job.has_experts else {})
+    sizes = SIZES | _expert_sizes(job)
     line = CommandLine(fill_or_set(command, sizes, values))
     wanted: Wanted = {SEQUENCE: at.sequence_parallel or None}
     if "vp" not in filled:
         wanted |= _pipeline(job, at)
     if "recompute" not in filled:
-        wanted |= _recompute(at)
+        wanted |= _recompute(at, module_of(str(params.get("recompute", ""))))
     if "zero" in params:
         wanted |= {SHARDING: True} if at.zero else {SHARDING: None, GATHER: None}
-    return _edited(line, wanted).text
+    unfilled = {name: value for name, value in params.items() if name not in filled}
+    return _edited(line, wanted | wanted_overlap(unfilled)).text
 
 
 def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
@@ -79,6 +87,9 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
         )
         raise UsageError(f"{law}: {cure}")
     line = CommandLine(command)
+    if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
+        law = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
+        raise UsageError(f"{law}: take it out of the command, or leave modules out of search")
     for option in (option for name in left for option in WRITTEN[name]):
         if option not in SET_ONLY and job.args.has(option) and not _is_removable(line, option):
             where = run.script or "a variable of your command"
@@ -87,6 +98,12 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
         if run.added_at is not None and option in SET_ONLY and _is_behind(job, option):
             law = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
             raise UsageError(f'{law}: put "$@" at the end of the line that runs {program}')
+
+
+def _expert_sizes(job: MegatronJob) -> dict[str, str]:
+    if not job.has_experts:
+        return {}
+    return EXPERTS if job.rules.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
 
 
 def _owners(option: str, names: list[str]) -> list[str]:
@@ -112,6 +129,8 @@ def _pipeline(job: MegatronJob, at: Layout) -> Wanted:
     if model is not None and is_laid_out(model.num_layers, pp=at.pp, vp=at.vp):
         chunks = laid_out_chunks(model.num_layers, pp=at.pp, vp=at.vp)
         return {**wanted, LAYOUT: pipeline_layout(chunks, num_mtp_layers=model.num_mtp_layers)}
+    if at.vp > 1 and model is not None and not job.rules.has(VIRTUAL_STAGES):
+        return {**wanted, PER_CHUNK: model.num_layers // (at.pp * at.vp)}
     if at.vp > 1:
         wanted[VIRTUAL] = at.vp
     if model is not None and is_accounted(model.num_layers, pp=at.pp, vp=at.vp):
@@ -119,7 +138,7 @@ def _pipeline(job: MegatronJob, at: Layout) -> Wanted:
     return wanted
 
 
-def _recompute(at: Layout) -> Wanted:
+def _recompute(at: Layout, module: str) -> Wanted:
     granularity, method, num_layers, _ = RECOMPUTE
     kind, _, how = at.recompute.partition("/")
     wanted: Wanted = dict.fromkeys(RECOMPUTE)
@@ -127,7 +146,7 @@ def _recompute(at: Layout) -> Wanted:
         wanted[granularity] = kind
     if how:
         wanted |= {method: how, num_layers: at.recompute_layers}
-    return wanted
+    return {**wanted, MODULES: module} if module else wanted
 
 
 def _edited(line: CommandLine, wanted: Wanted) -> CommandLine:

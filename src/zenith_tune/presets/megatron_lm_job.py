@@ -11,13 +11,16 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.megatron_args import MOST, MOST_DIGITS, MegatronArgs, whole
 from zenith_tune.describe.megatron_job_args import has_flash_attention, is_local, job_from_args
 from zenith_tune.describe.megatron_model_args import model_from_args, model_name
+from zenith_tune.describe.megatron_version import MegatronVersion
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm_gpus import started_gpus
+from zenith_tune.presets.megatron_lm_rules import VersionRules
 from zenith_tune.presets.megatron_lm_run import PROGRAM, PretrainRun
 from zenith_tune.presets.megatron_lm_script import find_pretrain_run, why_unread
+from zenith_tune.presets.megatron_lm_tree import megatron_version
 
 PRESET = "preset megatron-lm"
 OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "vlm", "vision_classify", "vision_dino")
@@ -59,6 +62,13 @@ class MegatronJob:
     """None only before a command is known."""
     job: JobSpec
     start: Layout
+    version: MegatronVersion | None = None
+    """Of the Megatron tree that the command uses; None where it is not found."""
+
+    @property
+    def rules(self) -> VersionRules:
+        """Return what that version has and refuses."""
+        return VersionRules(self.version)
 
     @property
     def has_experts(self) -> bool:
@@ -106,7 +116,7 @@ def read_job(command: str, given: Given) -> MegatronJob:
         raise UsageError(f"{law}, but the command has {option}: take it out, or take --preset megatron")
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
-    return MegatronJob(args=args, run=run, model=model, job=job, start=start)
+    return MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
 
 
 def unread_job(given: Given) -> MegatronJob:

@@ -7,6 +7,7 @@ import os
 from zenith_tune.describe.megatron_args import whole
 from zenith_tune.describe.megatron_job_args import is_local
 from zenith_tune.presets.megatron_lm_job import MegatronJob
+from zenith_tune.presets.megatron_lm_rules import version_note
 from zenith_tune.presets.megatron_lm_space import MegatronLmSpace
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -19,7 +20,8 @@ MANY_ITERATIONS = 10
 def job_notes(space: MegatronLmSpace) -> list[str]:
     """Return one line for each thing worth knowing."""
     job = space.job
-    notes = [_what_was_read(job), f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}"]
+    notes = [_what_was_read(job), version_note(job.version)]
+    notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
     notes += _hidden(job) + _log(job)
     if option := job.args.first(*RAMPS):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")

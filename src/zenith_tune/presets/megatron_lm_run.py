@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
 
@@ -23,6 +24,8 @@ class PretrainRun:
     """The shell script that runs it; empty where the command itself does."""
     variables: Mapping[str, str]
     """What is set in front of it."""
+    folder: Path | None = None
+    """Where it runs, seen from here; None where only a shell knows."""
     extended: tuple[str, ...] = ()
     """Lists that a condition which cannot be followed may have made longer."""
     is_guarded: bool = False

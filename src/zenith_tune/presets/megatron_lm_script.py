@@ -313,6 +313,7 @@ class _Walk:
             added_at=arguments.index(REST) if REST in arguments else None,
             script=self._script,
             variables={name: value[0] for name, value in variables.values.items() if value},
+            folder=self._folder,
             extended=tuple(sorted(self.variables.used)),
             is_guarded=is_guarded,
         )

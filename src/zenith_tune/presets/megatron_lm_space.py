@@ -6,6 +6,7 @@ rank; mbs samples per micro-batch, gbs per step.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,22 @@ from zenith_tune.layouts.layout_rules import RULES
 from zenith_tune.layouts.pipeline_split import ACCOUNTED, is_accounted, is_even, layers_per_chunk
 from zenith_tune.parameters import CategoricalParameter, Params, Value
 from zenith_tune.presets.megatron_lm_job import MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm_modules import SELECTIVE, module_of, module_values
+from zenith_tune.presets.megatron_lm_overlap import (
+    OVERLAPS,
+    SWITCH,
+    overlap_reasons,
+    overlap_values,
+    own_overlap,
+    recompute_reasons,
+)
 from zenith_tune.presets.megatron_lm_switches import switches_in
+from zenith_tune.presets.megatron_lm_tuned_layout import TunedLayout
 
 ALWAYS = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "recompute")
-ON_REQUEST = ("zero", "sequence_parallel")
+MODULES = "modules"
+"""Asks for more kinds of `recompute`; no axis of its own."""
+ON_REQUEST = ("zero", "sequence_parallel", *OVERLAPS, MODULES)
 DEFAULT = "default"
 LONG_SEQUENCE = 16_384
 """Tokens from which on context parallelism is searched without being asked for."""
@@ -38,7 +51,10 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "ep": ("experts",),
     "etp": ("expert_world", "expert_tensor", "expert_bias"),
     "zero": ("zero_pipeline", "zero_stage"),
+    "overlap": (),
     "sequence_parallel": ("sequence_parallel", "sequence_chunks", "expert_sequence"),
+    "tp_overlap": (),
+    "ep_overlap": (),
     "mbs": ("batch", "interleaved_batches"),
     "recompute": ("recompute_takes", "recompute_chunk", "framework"),
 }
@@ -61,7 +77,9 @@ class MegatronLmSpace:
     def __init__(self, job: MegatronJob, limits: SearchLimits) -> None:
         self.job, self._limits = job, limits
         self.searched = _searched(limits.search, job)
-        self._switches = switches_in(job.args)
+        decided = {SWITCH[name] for name in self.searched if name in SWITCH}
+        self._switches = [switch for switch in switches_in(job.args) if switch.option not in decided]
+        self._start = TunedLayout.of(job.start) if self.searched & {*OVERLAPS, MODULES} else job.start
         # Between 1 and tp it lies between these two, beyond it cuts experts with more traffic than ep does.
         self._tries_every_etp = "etp" not in self.searched or "etp" in search_names(limits.search)
         self.choices: dict[str, tuple[Value, ...]] = self._choices()
@@ -78,7 +96,7 @@ class MegatronLmSpace:
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         """Return the whole layout that a point stands for."""
-        at = self.job.start
+        at = self._start
         for name in STAGES:
             if name in params:
                 at = self._with(at, name, params[name])
@@ -90,11 +108,12 @@ class MegatronLmSpace:
         reasons = (self._reason(rule, at) for rule in RULES)
         if (reason := next((reason for reason in reasons if reason), None)) is not None:
             return reason
-        return next(self._own_reasons(at), None) or next(self._recompute_reasons(at), None)
+        overlaps = (reason for name in OVERLAPS if name in params for reason in overlap_reasons(name, self.job, at))
+        return next(itertools.chain(self._own_reasons(at), overlaps, self._recompute_reasons(at)), None)
 
     def points(self) -> Iterator[Params]:
         """Yield every point that breaks no rule; what one value rules out is never put together."""
-        blank = replace(self.job.start, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1)
+        blank = replace(self._start, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1)
         return self._grow({}, blank, list(STAGES))
 
     def _grow(self, chosen: Params, at: Layout, stages: Sequence[str]) -> Iterator[Params]:
@@ -110,11 +129,13 @@ class MegatronLmSpace:
                 continue
             if name == "sequence_parallel" and next(self._own_reasons(grown), None):
                 continue
+            if name in OVERLAPS and value is not None and next(overlap_reasons(name, self.job, grown), None):
+                continue
             yield from self._grow(chosen if value is None else {**chosen, name: value}, grown, later)
 
     def _recompute_choices(self, at: Layout) -> list[Value]:
         """Return the kinds of recomputation that go; they depend on few of the sizes, and are kept by these."""
-        key = (at.tp, at.pp, at.vp, at.ep, at.sequence_parallel)
+        key = (at.tp, at.pp, at.vp, at.ep, at.sequence_parallel, isinstance(at, TunedLayout) and at.ep_overlap)
         if key not in self._recompute:
             self._recompute[key] = [
                 value for value in self.choices["recompute"] if self._recomputes(self._with(at, "recompute", value))
@@ -129,7 +150,7 @@ class MegatronLmSpace:
         if rule == "pipeline" and self._is_own_split(at):
             return None
         if job.model is not None:
-            return RULES[rule].explain(job.model, job.job, at)
+            return RULES[rule].explain(job.model, job.job, at) or job.rules.reason(rule, job.model, at)
         if rule == "world":
             return constraints.check_dense_world(at.num_gpus, tp=at.tp, pp=at.pp, cp=at.cp)
         if rule == "batch":
@@ -144,6 +165,8 @@ class MegatronLmSpace:
     def _own_reasons(self, at: Layout) -> Iterator[str]:
         if not self._tries_every_etp and at.etp not in (1, at.tp):
             yield f"etp is tried as 1 and as tp unless search names it, but got {at.etp} with tp {at.tp}"
+        if self.job.has_experts:
+            yield from self.job.rules.expert_reasons(at)
         for switch in self._switches:
             if not switch.about_recompute and (reason := switch.reason(at, self.job.start)):
                 yield reason
@@ -152,6 +175,7 @@ class MegatronLmSpace:
         for switch in self._switches:
             if switch.about_recompute and (reason := switch.reason(at, self.job.start)):
                 yield reason
+        yield from recompute_reasons(self.job, at)
         if at.recompute == "full/block" and self.job.model is not None:
             chunk = layers_per_chunk(self.job.model.num_layers, pp=at.pp, vp=at.vp)
             if at.recompute_layers >= chunk:
@@ -161,6 +185,8 @@ class MegatronLmSpace:
         fields: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
         if name == "recompute":
             fields = _recompute_fields(str(value))
+            if isinstance(at, TunedLayout):
+                fields["module"] = module_of(str(value))
         elif name == "tp" and "sequence_parallel" not in self.searched:
             fields["sequence_parallel"] = int(value) > 1 and self.job.can_sequence_parallel
         return replace(at, **fields)
@@ -182,6 +208,8 @@ class MegatronLmSpace:
         start = self.job.start
         if name == "recompute":
             return recompute_name(start)
+        if name in OVERLAPS:
+            return own_overlap(name, self.job.args)
         value: int = start.micro_batch if name == "mbs" else getattr(start, name)
         return value
 
@@ -191,6 +219,9 @@ class MegatronLmSpace:
             return [0, 1]
         if name == "sequence_parallel":
             return [True, False]
+        if name in OVERLAPS:
+            can_shard = "zero" in self.searched or self.job.start.zero > 0
+            return overlap_values(name, self.job, can_shard=can_shard)
         if name == "recompute":
             return self._recomputations()
         if name == "mbs":
@@ -239,10 +270,12 @@ class MegatronLmSpace:
         if (model := self.job.model) is not None:
             stages = [layers_per_chunk(model.num_layers, pp=pp, vp=1) for pp in self._pipelines()]
             blocks |= {stage // share for stage in stages for share in (2, 4) if stage >= share}
-        return ["none", "selective", "full/uniform1", *(f"full/block{block}" for block in sorted(blocks))]
+        modules = module_values(self.job) if MODULES in self.searched else []
+        return ["none", "selective", *modules, "full/uniform1", *(f"full/block{block}" for block in sorted(blocks))]
 
 
 def _recompute_fields(text: str) -> dict[str, Any]:
+    text = SELECTIVE.rstrip("/") if module_of(text) else text
     values = parse_values(f"recompute={text}", what="recompute")
     return {"recompute": values["recompute"], "recompute_layers": values["recompute_layers"]}
 
@@ -265,6 +298,7 @@ def search_names(search: str) -> list[str]:
 
 def _searched(search: str, job: MegatronJob) -> set[str]:
     names = set(search_names(search))
+    names |= {"recompute"} if MODULES in names else set()
     return (names - {DEFAULT}) | (_usual(job) if DEFAULT in names else set())
 
 

@@ -41,18 +41,23 @@ def _is_full(at: Layout) -> bool:
     return at.recompute.startswith("full")
 
 
-EP_OVERLAP, OFFLOADING = "--overlap-moe-expert-parallel-comm", "--cpu-offloading-num-layers"
+TP_OVERLAP, EP_OVERLAP = "--tp-comm-overlap", "--overlap-moe-expert-parallel-comm"
+WITH_STEP, OFFLOADING = "--overlap-param-gather-with-optimizer-step", "--cpu-offloading-num-layers"
 _GRAPHS = (("--enable-cuda-graph", ()), ("--external-cuda-graph", ()), ("--cuda-graph-impl", ("local",)))
 SWITCHES: tuple[Switch, ...] = (
     Switch(option="--transformer-impl", values=("local",), need="cp 1", holds=lambda at, start: at.cp == 1),
-    Switch(option="--tp-comm-overlap", need="sequence parallelism", holds=lambda at, start: at.sequence_parallel),
+    Switch(option=TP_OVERLAP, need="sequence parallelism", holds=lambda at, start: at.sequence_parallel),
     Switch(option="--defer-embedding-wgrad-compute", need="pp above 1", holds=lambda at, start: at.pp > 1),
     Switch(
         option="--no-overlap-p2p-communication",
         need="vp 1, or pp above 2",
         holds=lambda at, start: at.vp == 1 or at.pp > 2,
     ),
-    Switch(option="--overlap-param-gather-with-optimizer-step", need="vp above 1", holds=lambda at, start: at.vp > 1),
+    Switch(option=WITH_STEP, need="vp above 1", holds=lambda at, start: at.vp > 1),
+    *(
+        Switch(option=option, need="the distributed optimizer", holds=lambda at, start: at.zero > 0)
+        for option in (WITH_STEP, "--fp8-param-gather")
+    ),
     Switch(
         option="--hierarchical-context-parallel-sizes",
         need="cp as it is",
@@ -92,7 +97,11 @@ SWITCHES: tuple[Switch, ...] = (
             holds=lambda at, start: not _is_full(at),
             about_recompute=True,
         )
-        for option, values in (*_GRAPHS, ("--cuda-graph-impl", ("transformer_engine",)))
+        for option, values in (
+            *_GRAPHS,
+            ("--cuda-graph-impl", ("transformer_engine",)),
+            ("--moe-layer-recompute", ()),
+        )
     ),
 )
 

@@ -9,12 +9,11 @@ from zenith_tune.command_line import CommandLine
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.evaluators.sequence import SEQUENCE_OPTIONS, sequence_in_command
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Value
-from zenith_tune.presets.megatron_command import runs_ms_swift
-
-SEQUENCE = ("--seq-length", "--max-length")
-"""How Megatron-LM and ms-swift spell the sequence length."""
+from zenith_tune.presets.megatron_command import SEQUENCE_PARALLEL, runs_ms_swift
+from zenith_tune.presets.megatron_swift import says_false
 
 
 def megatron_subject(
@@ -30,9 +29,9 @@ def megatron_subject(
         raise UsageError(
             "the model is not known: give --args model=NAME, a Hugging Face id or the path of a config.json"
         )
-    seq_len = seq or _sequence(command)
+    seq_len = seq or sequence_in_command(command)
     if seq_len is None:
-        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE)}: give --args seq=4096")
+        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}: give --args seq=4096")
     machines = load_cluster(cluster or "local")
     if machines.num_gpus != n_gpus:
         law = f"n_gpus must be the GPUs of the cluster, but got n_gpus={n_gpus} and {machines.name} with"
@@ -52,14 +51,27 @@ def batch_notes(command: str, gbs: int) -> list[str]:
     return [f"your own command has a global batch of {said} and the trials of {gbs}: the gain compares both"]
 
 
-def layout_in(command: str, layout: Layout) -> Layout:
-    """Return a layout with what the command says of sharding and of sequence parallelism."""
+def tokens_notes(command: str) -> list[str]:
+    """Return a line where samples may be shorter than the sequence, so that tokens/s counts some that are not there."""
+    try:
+        packing = CommandLine(command).get("--packing")
+    except CommandError:
+        return []
+    if (packing or "").lower() == "true" or not runs_ms_swift(command) or sequence_in_command(command) is None:
+        return []
+    return ["tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"]
+
+
+def layout_in(command: str, layout: Layout, *, sequence_parallel: bool = False) -> Layout:
+    """Return a layout with what the command says of sharding and of sequence parallelism, which a trial may add."""
     try:
         line = CommandLine(command)
         sharded = line.has("--use-distributed-optimizer") or runs_ms_swift(command)  # ms-swift has it by default
-        return replace(layout, zero=int(sharded), sequence_parallel=layout.tp > 1 and line.has("--sequence-parallel"))
+        said = line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
     except CommandError:
         return layout
+    sp = layout.tp > 1 and (said or sequence_parallel)
+    return replace(layout, zero=int(sharded), sequence_parallel=sp)
 
 
 def with_recompute(layout: Layout, params: Mapping[str, Value]) -> Layout:
@@ -68,12 +80,3 @@ def with_recompute(layout: Layout, params: Mapping[str, Value]) -> Layout:
         return replace(layout, recompute="selective")
     method, layers = params.get("recompute_method", "uniform"), int(params.get("recompute_num_layers", 1))
     return replace(layout, recompute=f"full/{method}", recompute_layers=layers)
-
-
-def _sequence(command: str) -> int | None:
-    try:
-        line = CommandLine(command)
-        said = next((value for name in SEQUENCE if (value := line.get(name)) is not None), None)
-    except CommandError:
-        return None
-    return int(said) if said is not None and said.isdecimal() and int(said) > 0 else None

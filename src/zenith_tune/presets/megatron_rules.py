@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from zenith_tune.layouts import constraints
+from zenith_tune.layouts import constraints, megatron_constraints
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Value
 
@@ -58,6 +58,7 @@ class MegatronRules:
             yield constraints.check_attention_heads(self.num_attention_heads, tp=at.tp)
         if self.num_layers is not None:
             yield constraints.check_layers(self.num_layers, pp=at.pp)
+        yield from self._interleaving(at)
         if self.knows_experts:
             yield constraints.check_experts(self.num_experts, ep=at.ep)
         yield from self._vision(recompute)
@@ -65,6 +66,13 @@ class MegatronRules:
             yield constraints.check_selective_once(
                 recompute.method, recompute.num_layers, first_method=RECOMPUTE_METHODS[0], first_num_layers=1
             )
+
+    def _interleaving(self, at: Layout) -> Iterator[str | None]:
+        yield megatron_constraints.check_interleaving(at.vp, pp=at.pp)
+        yield megatron_constraints.check_interleaved_batches(at.num_micro_batches, pp=at.pp, vp=at.vp)
+        if self.num_layers is not None and at.vp > 1:
+            # Not check_pipeline_split: this preset writes no other split than the even one.
+            yield constraints.check_multiple("num_layers", self.num_layers, "pp*vp", at.pp, at.vp)
 
     def _vision(self, recompute: _Recompute) -> Iterator[str | None]:
         if self.is_vision_language:

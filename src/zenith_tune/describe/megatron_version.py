@@ -1,0 +1,87 @@
+"""Which release of Megatron Core a folder holds, read from its package_info.py, which is never run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zenith_tune.regular_file import open_regular
+
+Release = tuple[int, int]
+OLDEST: Release = (0, 7)
+NEWEST: Release = (0, 20)
+"""The releases whose rules are known: those from the first to the second."""
+PACKAGE_INFO = Path("megatron", "core", "package_info.py")
+NUMBERS = ("MAJOR", "MINOR", "PATCH")
+MAX_BYTES = 1 << 16
+MOST, MOST_LETTERS = 9_999, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronVersion:
+    """Hold a version and the folder in which it was found."""
+
+    major: int
+    minor: int
+    patch: int
+    pre_release: str = ""
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Return the version as Megatron writes it."""
+        return f"{self.major}.{self.minor}.{self.patch}{self.pre_release}"
+
+    @property
+    def release(self) -> Release:
+        """Return the release whose rules hold: what comes before a release may lack what is new in it.
+
+        >>> MegatronVersion(major=0, minor=16, patch=0, pre_release="rc0", folder=Path("x")).release
+        (0, 15)
+        """
+        return (self.major, self.minor - bool(self.pre_release and self.minor))
+
+
+def find_version(folders: Iterable[Path]) -> MegatronVersion | None:
+    """Return the version in the first of several folders that has one, as Python would find it."""
+    return next((version for folder in folders if (version := read_version(folder)) is not None), None)
+
+
+def read_version(folder: Path) -> MegatronVersion | None:
+    """Return the version of the tree in a folder; None where there is none, or none that can be read."""
+    try:
+        with open_regular(Path(os.path.realpath(folder / PACKAGE_INFO))) as file:
+            source = file.read(MAX_BYTES + 1)
+        found = _constants(source) if len(source) <= MAX_BYTES else {}
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    numbers = [found.get(name) for name in NUMBERS]
+    if not all(type(number) is int and 0 <= number <= MOST for number in numbers):
+        return None
+    major, minor, patch = (number for number in numbers if isinstance(number, int))
+    label = found.get("PRE_RELEASE", "")
+    return MegatronVersion(
+        major=major,
+        minor=minor,
+        patch=patch,
+        pre_release=label[:MOST_LETTERS] if isinstance(label, str) and label.isalnum() else "",
+        folder=folder,
+    )
+
+
+def _constants(source: bytes) -> dict[str, object]:
+    """Return what a module sets its names to by plain values."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = ast.parse(source)
+    return {
+        target.id: node.value.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }

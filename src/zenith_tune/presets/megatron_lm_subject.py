@@ -1,0 +1,56 @@
+"""What the planner is told of a Megatron-LM job: its model with the vocabulary, its GPUs and how they are joined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.megatron_model_args import model_name
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.megatron_lm_job import PRESET, MegatronJob
+
+
+def subject_of(job: MegatronJob, cluster: str | None) -> PlanSubject:
+    """Return model, cluster and job; `cluster` is this machine unless it is named."""
+    return PlanSubject(model=_with_vocab(job), cluster=_cluster(cluster, job.start.num_gpus), job=job.job)
+
+
+def _cluster(named: str | None, num_gpus: int) -> ClusterSpec:
+    """Return the cluster, with as many of its GPUs as the command trains on."""
+    try:
+        cluster = load_cluster(named or LOCAL)
+    except UsageError as error:
+        if named is not None:
+            raise
+        law = str(error).rpartition(": ")[0]
+        raise UsageError(f"{law}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
+    if cluster.num_gpus >= num_gpus:
+        name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
+        return replace(cluster, num_gpus=num_gpus, name=name)
+    if named is not None:
+        law = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
+        raise UsageError(f"{law}: give cluster={cluster.gpu.name}x{num_gpus}")
+    from zenith_tune.planning.what_if import resized
+
+    return resized(cluster, num_gpus)
+
+
+def _with_vocab(job: MegatronJob) -> ModelSpec:
+    """Return the model, its vocabulary looked up by the tokenizer's name where the command does not tell it."""
+    model = job.model
+    assert model is not None
+    if model.vocab:
+        return model
+    tokenizer = job.args.text("--tokenizer-model")
+    try:
+        if tokenizer:
+            known = replace(model, vocab=load_model(tokenizer).vocab)
+            return replace(known, name=model_name(known))
+    except UsageError:
+        pass
+    law = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
+    raise UsageError(f"{law}: give --args vocab=128256 (the tokenizer's own number)")
