@@ -15,6 +15,7 @@ from zenith_tune import __version__
 from zenith_tune.calibrate_command import calibrate
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
 from zenith_tune.plan_command import plan
+from zenith_tune.probe_command import probe
 
 if TYPE_CHECKING:
     from zenith_tune.evaluators.early_stop import EarlyStop
@@ -38,9 +39,14 @@ def cli() -> None:
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
 @click.option("--evaluator", metavar="NAME", help="How to read a trial's value: megatron, regex, duration.")
 @click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")
-@click.option("--objective", metavar="REGEX", help="Read the value from the log: a pattern with exactly one group.")
-@click.option("--maximize/--minimize", default=None, help="Which way --objective is better. [default: minimize]")
-@click.option("--select", type=click.Choice(SELECTORS), help="Which match of --objective counts. [default: last]")
+@click.option("--objective", metavar="NAME|REGEX",
+              help="What counts: tokens_per_s, step_time, tflops, samples_per_s or throughput where the evaluator "
+              "knows it, else a pattern with exactly one group. [default: tokens_per_s where batch and sequence are "
+              "known]")  # fmt: skip
+@click.option("--maximize/--minimize", default=None,
+              help="Which way the REGEX of --objective is better. [default: minimize]")  # fmt: skip
+@click.option("--select", type=click.Choice(SELECTORS),
+              help="Which match of the REGEX of --objective counts. [default: last]")  # fmt: skip
 @click.option("--n-trials", type=click.IntRange(min=1), metavar="N", help="Budget of trials.")
 @click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
 @click.option("--timeout", type=float, metavar="S", help="End a trial after S seconds.")
@@ -89,6 +95,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
 
 cli.add_command(plan)
 cli.add_command(calibrate)
+cli.add_command(probe)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -157,7 +164,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], **({} if margin is None else {"margin": margin})
     )
     limits = Limits(consecutive_duplicates=options["max_duplicates"], consecutive_prunes=options["max_prunes"])
-    evaluator, evaluator_args = _evaluator(options)
+    evaluator, evaluator_args, objective = _evaluator(options)
     return PresetTuner(
         command=CommandLine.from_argv(command).text,
         preset=options["preset"],
@@ -170,6 +177,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         tune_args=_pairs(options, "args"),
         strategy_args=_pairs(options, "strategy_args"),
         evaluator_args=evaluator_args,
+        objective=objective,
         timeouts=timeouts,
         early_stop=_early_stop(options),
         limits=limits,
@@ -191,20 +199,25 @@ def _early_stop(options: dict[str, Any]) -> EarlyStop | None:
     return chosen if options["early_stop"] else None
 
 
-def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str | None]:
+    """Return the evaluator's name, its arguments, and the objective's name."""
+    from zenith_tune.evaluators.choice import is_objective_name
+
     given = {"direction": options["maximize"], "selector": options["select"]}
     args: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if options["objective"] is None:
+    objective = options["objective"]
+    if objective is None or is_objective_name(objective):
         if args:
-            raise UsageError("--maximize, --minimize and --select go with --objective REGEX: give one")
-        return options["evaluator"], _pairs(options, "evaluator_args")
+            law = "--maximize, --minimize and --select go with --objective REGEX"
+            raise UsageError(f"{law}: give one" if objective is None else f"{law}, but {objective!r} has its own way")
+        return options["evaluator"], _pairs(options, "evaluator_args"), objective
     if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
         raise UsageError("--objective REGEX is an evaluator of its own: leave --evaluator and --evaluator-args out")
     from zenith_tune.direction import Direction
 
     if "direction" in args:
         args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
-    return "regex", {"pattern": options["objective"], **args}
+    return "regex", {"pattern": objective, **args}, None
 
 
 def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from zenith_tune.constructor_args import construct, typed
 from zenith_tune.errors import StudyInterrupted, StudyLimitReached, UsageError
 from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
@@ -23,7 +24,7 @@ from zenith_tune.parameters import Params
 from zenith_tune.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.study_record import StudyHeader
-from zenith_tune.registry import EvaluatorRegistry, PresetRegistry, RunnerRegistry, StrategyRegistry
+from zenith_tune.registry import PresetRegistry, RunnerRegistry, StrategyRegistry
 from zenith_tune.runners.base import Runner
 from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
@@ -67,6 +68,7 @@ class PresetTuner:
         retry_failed: bool = False,
         listener: StudyListener | None = None,
         early_stop: EarlyStop | None = _EARLY_STOP,
+        objective: str | None = None,
     ) -> None:
         check_text(command, "the training command")
         self.command = command
@@ -76,7 +78,9 @@ class PresetTuner:
         self.preset_name, self.preset = self._make_preset(preset)
         self.preset.bind(command)
         self.strategy_name, self.strategy = self._make_strategy(strategy, strategy_args)
-        self.evaluator = self._make_evaluator(evaluator, evaluator_args)
+        self.evaluator = choose_evaluator(
+            evaluator, evaluator_args, objective, own=self.preset.evaluator, defaults=self._tune_args
+        )
         self._runner = runner
         if isinstance(runner, str):
             RunnerRegistry.get(runner)  # an unknown one is refused now, not when the study begins
@@ -316,17 +320,6 @@ class PresetTuner:
             raise UsageError("--strategy-args belong to a strategy: name it by --strategy")
         chosen = strategy or self.preset.get_recommended_strategy()
         return StrategyRegistry.name_of(type(chosen)), chosen
-
-    def _make_evaluator(
-        self, evaluator: str | TuningEvaluator | None, args: Mapping[str, Any] | None
-    ) -> TuningEvaluator:
-        if isinstance(evaluator, str):
-            return construct(
-                EvaluatorRegistry.get(evaluator), args or {}, f"evaluator {evaluator}", defaults=self._tune_args
-            )
-        if args:
-            raise UsageError("--evaluator-args belong to an evaluator: name it by --evaluator")
-        return evaluator or self.preset.evaluator()
 
     def _check_command(self) -> None:
         """Find out before the first trial what would fail every one of them."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from zenith_tune.direction import Direction
+from zenith_tune.errors import UnknownNameError
 from zenith_tune.parameters import Value
 
 
@@ -47,6 +48,8 @@ class TuningEvaluator(ABC):
     """
 
     direction: Direction = Direction.MINIMIZE
+    objectives: ClassVar[Mapping[str, Direction]] = {}
+    """What `--objective NAME` may choose, where an evaluator can read several values."""
 
     @abstractmethod
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
@@ -54,6 +57,10 @@ class TuningEvaluator(ABC):
 
         `metadata` has trial_id, command, parameters and duration (seconds).
         """
+
+    def with_objective(self, name: str) -> TuningEvaluator:
+        """Return an evaluator of the same log that reads another of its objectives."""
+        raise UnknownNameError("objective", name, self.objectives)
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value together with its spread, step time and memory, where the log tells."""

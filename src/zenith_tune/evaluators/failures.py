@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from collections.abc import Sequence
@@ -44,6 +45,12 @@ class _RootCause:
 
     rank: int | None
     exit_code: int
+    time: str = ""
+    """As it is printed, which sorts."""
+
+    @property
+    def who(self) -> str:
+        return "" if self.rank is None else f"rank {self.rank}: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ _DEVICE_MEMORY = (
 _HOST_MEMORY = (
     *map(_Sign.plain, ("oom_kill event", "oom-kill event", "OOM Killed", "DefaultCPUAllocator: ", "[Errno 12]")),
     _Sign.plain("is killed by signal: Killed"),
-    _Sign("srun: error: ", re.compile(r"srun: error: .{1,200}: Killed$")),
+    _Sign("srun: error: ", re.compile(r"srun: error: .{1,200}: (?:Killed|Out Of Memory)$")),
     _Sign("MemoryError", re.compile(r"^(?:numpy\.\S{0,60})?_?(?:Array)?MemoryError(?::|$)")),
 )
 _DISK = tuple(map(_Sign.plain, ("No space left on device", "Disk quota exceeded")))
@@ -115,11 +122,14 @@ _CONFIGURATION_TYPES = frozenset(
 )
 
 _ROOT_CAUSE = "Root Cause (first observed failure)"
+_REPORTED = {"time": r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", "rank": r"\d{1,6}", "exitcode": r"-?\d{1,4}"}
 _TELLING = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
 _REPORT_LINE = re.compile(
-    r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[\d+\]:|<NO_OTHER)"
+    r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[\d+\]:|<NO_OTHER|Root Cause|Failures:)"
 )
 _TAIL_CHARACTERS = 64 * 1024
+_MAX_REPORTS = 1_000
+"""Nodes whose reports are read."""
 
 
 def classify(log: str, exit_code: int | None, *, timed_out: bool = False) -> Failure | None:
@@ -170,8 +180,8 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
     root = _root_cause(log)
     code = "no exit code" if exit_code is None else f"exit code {exit_code}"
     if exit_code in (137, -9) or (root and root.exit_code == -9):
-        rank = f"rank {root.rank}: " if root and root.rank is not None else ""
-        return _failure(FailureKind.HOST_OUT_OF_MEMORY, f"{rank}killed by SIGKILL, most likely out of host memory")
+        who = root.who if root and root.exit_code == -9 else ""
+        return _failure(FailureKind.HOST_OUT_OF_MEMORY, f"{who}killed by SIGKILL, most likely out of host memory")
     if exit_code in (126, 127):
         return _failure(FailureKind.NOT_FOUND, f"{code}: {_last_telling_line(log)}")
     if line := _first_line(log, _DISK):
@@ -184,7 +194,9 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
         return _failure(kind, error.message(root_rank))
     if line := _first_line(log, _COMMUNICATION):
         return _failure(FailureKind.COMMUNICATION, line)
-    if name := _signal_name(exit_code) or _signal_name(root.exit_code if root else None):
+    if root and (name := _signal_name(root.exit_code)):
+        return _failure(FailureKind.KILLED, f"{root.who}killed by {name}: {_last_telling_line(log)}")
+    if name := _signal_name(exit_code):
         return _failure(FailureKind.KILLED, f"killed by {name}: {_last_telling_line(log)}")
     return _failure(FailureKind.CRASH, f"{code}: {_last_telling_line(log)}")
 
@@ -219,18 +231,23 @@ def _is_configuration(error: RankError, log: str) -> bool:
 
 
 def _root_cause(log: str) -> _RootCause | None:
-    """Return what torchrun reports of the first failing process."""
-    position = log.find(_ROOT_CAUSE)
-    if position >= 0:
-        block = log[position : position + 3_000]
-        rank = re.search(r"\brank\s{0,8}: (\d{1,6})", block)
-        code = re.search(r"\bexitcode\s{0,8}: (-?\d{1,4})", block)
-        if code:
-            return _RootCause(rank=int(rank[1]) if rank else None, exit_code=int(code[1]))
+    """Return what torchrun reports of the first failing process; of several nodes' reports, the earliest counts."""
+    positions = itertools.islice(occurrences(log, _ROOT_CAUSE), _MAX_REPORTS)
+    reports = [report for position in positions if (report := _report(log, position))]
+    if reports:
+        return min(reports, key=lambda report: report.time)
     for start in occurrences(log, "failed (exitcode: "):
         if code := re.search(r"failed \(exitcode: (-?\d{1,4})\)", line_at(log, start)):
             return _RootCause(rank=None, exit_code=int(code[1]))
     return _RootCause(rank=None, exit_code=-9) if "Signal 9 (SIGKILL)" in log else None
+
+
+def _report(log: str, position: int) -> _RootCause | None:
+    block = log[position : position + 3_000]
+    time, rank, code = (re.search(rf"\b{name}\s{{0,8}}: ({value})", block) for name, value in _REPORTED.items())
+    if code is None:
+        return None
+    return _RootCause(rank=int(rank[1]) if rank else None, exit_code=int(code[1]), time=time[1] if time else "9999")
 
 
 def _signal_name(exit_code: int | None) -> str | None:
@@ -241,10 +258,16 @@ def _signal_name(exit_code: int | None) -> str | None:
     return f"signal {number} ({signal.Signals(number).name})" if number in set(signal.Signals) else None
 
 
+def _is_reported(line: str) -> bool:
+    """Tell whether a line is part of torchrun's report, whatever a launcher put before it."""
+    rest = split_prefix(line)[1]
+    return not rest.strip() or bool(_REPORT_LINE.match(line) or _REPORT_LINE.match(rest))
+
+
 def _last_telling_line(log: str) -> str:
     """Return the last line that speaks of an error, else the last one that says anything."""
     tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
-    lines = [line for line in tail if any(map(str.isalnum, line)) and not _REPORT_LINE.match(line)]
+    lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
     telling = [line for line in lines[-50:] if _TELLING.search(line)]
     if not lines:
         return "the log is empty" if not log or log.isspace() else "the log has no readable line"

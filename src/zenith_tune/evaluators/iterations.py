@@ -18,7 +18,11 @@ from zenith_tune.units import GIB, MIB
 
 # The pattern starts with a plain word, which lets the search skip quickly over megabytes of other text.
 _START = re.compile(r"iteration[ \t]{1,20}(\d{1,12})/[ \t]{0,20}\d{1,12}[ \t]{0,4}\|")
-_MEMORY = re.compile(r"memory \(MB\)[^\r\n]{0,400}?max reserved: (\d{1,12}(?:\.\d{1,6})?)")
+# A report of one rank: `[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | ...`, to
+# which Megatron-LM 0.20 may add ` | total device memory used: 5.0`.
+_REPORT = r"memory \(MB\)[^\r\n]{{0,400}}?\bmax {}: (\d{{1,12}}(?:\.\d{{1,6}})?)"
+_RESERVED = re.compile(_REPORT.format("reserved"))
+_ALLOCATED = re.compile(_REPORT.format("allocated"))
 _PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
 _MAX_LINE = 16 * 1024
@@ -98,8 +102,17 @@ def last_run(lines: Sequence[IterationLine]) -> list[IterationLine]:
 
 def peak_memory_bytes(log: str, lines: Sequence[IterationLine]) -> int | None:
     """Return the most memory that any rank reserved, where the log tells."""
-    reports = [round(float(match[1]) * MIB) for match in _MEMORY.finditer(log)]
+    reports = _reported(_RESERVED, log)
     return max([*reports, *(line.memory_bytes for line in lines if line.memory_bytes)], default=None)
+
+
+def peak_allocated_bytes(log: str) -> int | None:
+    """Return the most memory that any rank had allocated, where the log tells: what is reserved without fragments."""
+    return max(_reported(_ALLOCATED, log), default=None)
+
+
+def _reported(pattern: re.Pattern[str], log: str) -> list[int]:
+    return [round(float(match[1]) * MIB) for match in pattern.finditer(log)]
 
 
 def gib_to_bytes(text: str | None) -> int | None:

@@ -1,21 +1,31 @@
-"""The evaluator of Megatron-LM and ms-swift logs: throughput or step time of the steady state."""
+"""The evaluator of Megatron-LM and ms-swift logs: tokens per second, or another rate, of the steady state."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
-from zenith_tune.evaluators.iterations import IterationLine, peak_memory_bytes, read_megatron_lines
+from zenith_tune.evaluators.iterations import (
+    IterationLine,
+    peak_allocated_bytes,
+    peak_memory_bytes,
+    read_megatron_lines,
+)
+from zenith_tune.evaluators.sequence import sequence_in_command, sequence_in_log
 from zenith_tune.evaluators.steady import Sample, num_warm_up, relative_spread, summarise
 from zenith_tune.evaluators.swift import read_swift_lines
+from zenith_tune.evaluators.swift_file import logging_file
+from zenith_tune.parameters import Value
 from zenith_tune.registry import EvaluatorRegistry
 
 OBJECTIVES = {
+    "tokens_per_s": Direction.MAXIMIZE,
     "throughput": Direction.MAXIMIZE,
     "step_time": Direction.MINIMIZE,
     "tflops": Direction.MAXIMIZE,
@@ -24,26 +34,49 @@ OBJECTIVES = {
 MIN_CLEAN_ITERATIONS = 3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """Hold an objective's value at each steady line."""
+
+    values: list[float]
+    unit: str
+    fallback: str | None = None
+    """Why it is not the unit that was asked for."""
+
+
 @EvaluatorRegistry.register("megatron")
 class MegatronEvaluator(TuningEvaluator):
     """Read the steady speed from the iteration lines of Megatron-LM or ms-swift.
 
-    `throughput` is TFLOP/s per GPU where the log prints it, else samples per second where the global batch size is
-    known (from the log or from `gbs`), else iterations per second.
+    `tokens_per_s` is the global batch times the sequence by the step's time, over all GPUs, and is the default where
+    `gbs` and `seq` are given; without them they are taken from the log or the command, and where those do not tell
+    either, it falls back to samples or iterations per second. `throughput`, otherwise the default, is TFLOP/s per GPU
+    where the log prints it, else samples per second where the global batch size is known (from the log or from `gbs`),
+    else iterations per second.
 
     >>> line = " iteration {0}/ 3 | elapsed time per iteration (ms): 500.0 | global batch size: 16 |\\n"
-    >>> MegatronEvaluator().evaluate(line.format(1) + line.format(2) + line.format(3), {})
-    32.0
+    >>> log = line.format(1) + line.format(2) + line.format(3)
+    >>> MegatronEvaluator().evaluate(log, {}), MegatronEvaluator(gbs=16, seq=4096).evaluate(log, {})
+    (32.0, 131072.0)
     """
 
-    def __init__(self, objective: str = "throughput", gbs: int | None = None) -> None:
+    objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
+
+    def __init__(self, objective: str | None = None, gbs: int | None = None, seq: int | None = None) -> None:
+        objective = objective or ("tokens_per_s" if gbs and seq else "throughput")
         if objective not in OBJECTIVES:
             raise UnknownNameError("objective", objective, OBJECTIVES)
-        if gbs is not None and gbs < 1:
-            raise UsageError(f"gbs must be at least 1, but got {gbs}")
+        for name, value in {"gbs": gbs, "seq": seq}.items():
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}")
         self.objective = objective
         self.gbs = gbs
+        self.seq = seq
         self.direction = OBJECTIVES[objective]
+
+    def with_objective(self, name: str) -> MegatronEvaluator:
+        """Return the evaluator of the same job that reads another objective."""
+        return MegatronEvaluator(name, gbs=self.gbs, seq=self.seq)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
         """Return the objective's value, or raise ValueError with a one-line cause."""
@@ -51,55 +84,78 @@ class MegatronEvaluator(TuningEvaluator):
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""
-        lines = _valid_lines(stdout)
+        lines = _valid_lines(stdout, metadata)
         state = summarise([Sample(iteration=line.iteration, seconds=line.seconds) for line in lines])
         steady = lines[state.num_warm_up :]
-        values, unit = self._values(steady)
-        tflops = _tflops(steady)
+        reading = self._read(steady, stdout, metadata)
         return Measurement(
-            value=statistics.median(values),
-            unit=unit,
-            spread=relative_spread(values),
-            num_samples=len(values),
+            value=statistics.median(reading.values),
+            unit=reading.unit,
+            spread=relative_spread(reading.values),
+            num_samples=len(reading.values),
             step_s=state.step_s,
             peak_memory_bytes=peak_memory_bytes(stdout, lines),
-            extra={"tflops_per_gpu": statistics.median(tflops)} if tflops else {},
+            extra=_extra(steady, stdout, reading),
         )
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady lines so far; None while there are none, or where they are worth nothing."""
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            lines = _valid_lines(whole_lines)
-            values, unit = self._values(lines[num_warm_up([line.seconds for line in lines]) :])
+            lines = _valid_lines(whole_lines, metadata)
+            steady = lines[num_warm_up([line.seconds for line in lines]) :]
+            reading = self._read(steady, whole_lines, metadata)
         except ValueError:
             return None
         first, last = lines[0].iteration, lines[-1].iteration
         # A run that goes on from a checkpoint does not begin at 1.
         interval = lines[1].iteration - first if len(lines) > 1 else 1
-        return Progress(values=values, num_iterations=last - first + interval, unit=unit)
+        return Progress(values=reading.values, num_iterations=last - first + interval, unit=reading.unit)
 
     def describe(self) -> str:
         """Say what is measured."""
-        batch = f" at gbs {self.gbs}" if self.gbs else ""
-        return f"megatron {self.objective}{batch}, {self.direction}"
+        known = {"gbs": self.gbs, "seq": self.seq if self.objective == "tokens_per_s" else None}
+        at = " and ".join(f"{name} {value}" for name, value in known.items() if value)
+        doubt = ""
+        if self.objective == "tokens_per_s" and self.seq is None:
+            doubt = " (samples/s unless the command or the log tells the sequence: give seq=4096)"
+        return f"megatron {self.objective}{' at ' if at else ''}{at}{doubt}, {self.direction}"
 
-    def _values(self, steady: Sequence[IterationLine]) -> tuple[list[float], str]:
-        """Return the objective's value of each steady line, and the unit."""
+    def _read(self, steady: Sequence[IterationLine], stdout: str, metadata: Mapping[str, Any]) -> _Reading:
+        """Return the objective's value of each steady line."""
         if self.objective == "step_time":
-            return [line.seconds for line in steady], "s"
+            return _Reading(values=[line.seconds for line in steady], unit="s")
         tflops, samples = _tflops(steady), self._samples_per_s(steady)
         if self.objective == "tflops" or (self.objective == "throughput" and tflops):
-            return _required_tflops(tflops), "TFLOP/s/GPU"
+            return _Reading(values=_required_tflops(tflops), unit="TFLOP/s/GPU")
+        fallback = None
+        if self.objective == "tokens_per_s":
+            seq = self.seq or sequence_in_command(str(metadata.get("command", ""))) or sequence_in_log(stdout)
+            if samples and seq:
+                return _Reading(values=[rate * seq for rate in samples], unit="tokens/s")
+            what, cure = ("sequence length", "seq=4096") if samples else ("global batch size", "gbs=16")
+            fallback = f"tokens/s needs the {what}, which neither the command nor the log tells: give --args {cure}"
         if samples:
-            return samples, "samples/s"
+            return _Reading(values=samples, unit="samples/s", fallback=fallback)
         if self.objective == "samples_per_s":
             raise ValueError("the log prints no global batch size: pass gbs to the evaluator")
-        return [1 / line.seconds for line in steady], "iterations/s"
+        return _Reading(values=[1 / line.seconds for line in steady], unit="iterations/s", fallback=fallback)
 
     def _samples_per_s(self, steady: Sequence[IterationLine]) -> list[float]:
         sizes = ((line.global_batch_size or self.gbs, line.seconds) for line in steady)
         return [size / seconds for size, seconds in sizes if size]
+
+
+def _extra(steady: Sequence[IterationLine], log: str, reading: _Reading) -> dict[str, Value]:
+    """Return what the log says beside the objective."""
+    extra: dict[str, Value] = {}
+    if tflops := _tflops(steady):
+        extra["tflops_per_gpu"] = statistics.median(tflops)
+    if allocated := peak_allocated_bytes(log):
+        extra["peak_allocated_bytes"] = allocated
+    if reading.fallback is not None:
+        extra["fallback"] = reading.fallback
+    return extra
 
 
 def _tflops(lines: Sequence[IterationLine]) -> list[float]:
@@ -114,9 +170,9 @@ def _required_tflops(tflops: list[float]) -> list[float]:
     return tflops
 
 
-def _valid_lines(stdout: str) -> list[IterationLine]:
+def _valid_lines(stdout: str, metadata: Mapping[str, Any]) -> list[IterationLine]:
     """Return the iteration lines that count, or raise ValueError with the cause where the run is worth nothing."""
-    lines = read_megatron_lines(stdout) or read_swift_lines(stdout)
+    lines = read_megatron_lines(stdout) or read_swift_lines(stdout) or read_swift_lines(logging_file(stdout, metadata))
     if not lines:
         if not stdout or stdout.isspace():
             raise ValueError("the log is empty")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zenith_tune.trial_log import clean_line, without_escapes
 
@@ -15,11 +16,22 @@ TRACEBACK = "Traceback (most recent call last)"
 _MAX_LINE = 4096
 _MAX_WALKED_LINES = 100_000
 _MAX_CANDIDATES = 5_000
+_MAX_MARKS = 8
 
-# What launchers put before a line: [rank3]:, [default3]:, 3:, (Worker pid=9), a date. Source lines are indented and so
-# never look like it.
-_PREFIX = re.compile(r"(?:\[[^\[\]]{1,60}\]:?|\([^()]{1,60}\)|\d{1,6}:|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}) ?")
-_RANKS = (re.compile(r"rank ?(\d{1,6})", re.I), re.compile(r"default(\d{1,6})"), re.compile(r"^(\d{1,6}):"))
+# What launchers put before a line: [rank3]:, [default3]:, 3:, [1,3]<stderr>:, (Worker pid=9), a date, or the name of a
+# host, which has a digit and no capital, so that neither an exception nor a program's own word is taken for one. Source
+# lines are indented and so never look like it; srun pads its numbers, but with fewer blanks.
+_PREFIX = re.compile(
+    r"(?:\[[^\[\]]{1,60}\]:?|<std(?:out|err)>:?|\([^()]{1,60}\)|\d{1,6}:|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}"
+    r"|(?P<host>(?=[a-z.-]{0,62}\d)[a-z0-9][a-z0-9.-]{0,62}):(?= (?!error: ))) ?"
+)
+_PADDED = re.compile(r" {1,5}(?=\d{1,6}: )")
+_RANKS = (
+    re.compile(r"rank[: ]{0,2}(\d{1,6})", re.I),
+    re.compile(r"^\[[A-Za-z_]{0,20}(\d{1,6})\]:"),
+    re.compile(r"^\[\d{1,6},(\d{1,6})\]"),
+    re.compile(r"^(\d{1,6}):"),
+)
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{1,160})(?::(?: |$)(.*)|$)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
@@ -89,16 +101,30 @@ def split_prefix(line: str) -> tuple[int | None, str]:
     >>> split_prefix("[rank3]:   File")
     (3, '  File')
     """
+    speaker, rest = _split_speaker(line)
+    return speaker.rank, rest
+
+
+class _Speaker(NamedTuple):
+    """Hold who wrote a line, as far as its marks tell."""
+
+    host: str | None
+    rank: int | None
+
+
+def _split_speaker(line: str) -> tuple[_Speaker, str]:
     line = without_escapes(line)
-    marks = []
-    while match := _PREFIX.match(line):
+    if padding := _PADDED.match(line):
+        line = line[padding.end() :]
+    host: str | None = None
+    marks: list[str] = []
+    while len(marks) < _MAX_MARKS and (match := _PREFIX.match(line)):
+        host = host or match["host"]
         marks.append(match[0])
         line = line[match.end() :]
-    for pattern in _RANKS:
-        for mark in marks:
-            if found := pattern.search(mark):
-                return int(found[1]), line
-    return None, line
+    ranks = (found for pattern in _RANKS for mark in marks if (found := pattern.search(mark)))
+    first = next(ranks, None)
+    return _Speaker(host, int(first[1]) if first else None), line
 
 
 def occurrences(log: str, needle: str) -> Iterator[int]:
@@ -117,16 +143,16 @@ def _traced_errors(log: str) -> list[RankError]:
     errors: list[RankError] = []
     budget = _MAX_WALKED_LINES
     for position in occurrences(log, TRACEBACK):
-        rank, _ = split_prefix(line_at(log, position))
-        before = _line_before(log, position, rank)
+        speaker, _ = _split_speaker(line_at(log, position))
+        before = _line_before(log, position, speaker)
         if before.startswith("Exception ignored in") or budget <= 0:
             continue
-        error, walked = _walk(log, position, rank, min(budget, 3_000), before.startswith("Exception in thread"))
+        error, walked = _walk(log, position, speaker, min(budget, 3_000), before.startswith("Exception in thread"))
         budget -= walked
         if error is None:
             continue
         if before.startswith(_CHAINED):
-            _drop_last_of(errors, rank)
+            _drop_last_of(errors, speaker.rank)
         errors.append(error)
     return errors
 
@@ -138,25 +164,25 @@ def _drop_last_of(errors: list[RankError], rank: int | None) -> None:
             return
 
 
-def _line_before(log: str, position: int, rank: int | None) -> str:
-    """Return the nearest line above `position` of the same rank that is not blank."""
+def _line_before(log: str, position: int, speaker: _Speaker) -> str:
+    """Return the nearest line above `position` of the same speaker that is not blank."""
     above = log[max(0, position - _MAX_LINE) : position].split("\n")[:-1]
     for line in reversed(above[-12:]):
-        other, rest = split_prefix(line)
-        if other == rank and rest.strip():
+        other, rest = _split_speaker(line)
+        if other == speaker and rest.strip():
             return rest.strip()
     return ""
 
 
-def _walk(log: str, position: int, rank: int | None, limit: int, in_thread: bool) -> tuple[RankError | None, int]:
+def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: bool) -> tuple[RankError | None, int]:
     """Follow one traceback down to its exception; return it and the number of lines looked at."""
     source = ""
     # Torchrun repeats a worker's traceback inside its own report, two blanks further in.
     indent = "  " if "traceback : " in line_at(log, position) else ""
     for walked, line in enumerate(_lines_after(log, position, limit), start=1):
-        other, rest = split_prefix(line)
+        other, rest = _split_speaker(line)
         rest = rest.removeprefix(indent)
-        if other != rank or not rest.strip():
+        if other != speaker or not rest.strip():
             continue
         if rest[0].isspace():
             source = rest.strip() if rest.lstrip().startswith("assert ") else source
@@ -165,7 +191,7 @@ def _walk(log: str, position: int, rank: int | None, limit: int, in_thread: bool
             kind, text = found
             text = text or (source if kind.endswith("AssertionError") else "")
             aside = in_thread or kind in ("ImportError", "ModuleNotFoundError")
-            return RankError(type=kind, text=text, rank=rank, is_aside=aside), walked
+            return RankError(type=kind, text=text, rank=speaker.rank, is_aside=aside), walked
     return None, limit
 
 

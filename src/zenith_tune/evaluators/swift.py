@@ -10,6 +10,7 @@ not printed, and is told from the elapsed time.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,17 @@ def _entries(log: str) -> Iterator[_Entry]:
 
 
 def _last_run(entries: list[_Entry]) -> list[_Entry]:
-    restarts = [i for i in range(1, len(entries)) if entries[i].iteration < entries[i - 1].iteration]
+    """Return the entries after the last restart; logging.jsonl goes on where an earlier run in its folder stopped."""
+    pairs = enumerate(itertools.pairwise(entries), start=1)
+    restarts = [index for index, (before, entry) in pairs if _restarts(before, entry)]
     return entries[restarts[-1] :] if restarts else entries
+
+
+def _restarts(before: _Entry, entry: _Entry) -> bool:
+    """Tell whether a run begins: it is back at an iteration, which neither a doubled line nor an evaluation's is."""
+    if entry.iteration != before.iteration:
+        return entry.iteration < before.iteration
+    return entry.fields != before.fields and "loss" in before.fields and "loss" in entry.fields
 
 
 def _start_iteration(entries: Sequence[_Entry]) -> int:

@@ -21,7 +21,9 @@ def needs_more(layouts: LayoutBatch, index: int) -> BoolArray:
     """Tell which layouts need more memory than that at `index`: a larger micro-batch, or the same recomputed less."""
     kept = _kept(layouts)
     more = _cut_alike(layouts, index) & (layouts.mbs >= layouts.mbs[index]) & (kept >= kept[index])
-    return _others(more & _comparable(layouts, index), index)
+    # Rows that are twins here may differ in what the planner cannot tell, such as the modules that are recomputed.
+    larger = (layouts.mbs > layouts.mbs[index]) | (kept > kept[index])
+    return _others(more & larger & _comparable(layouts, index), index)
 
 
 def is_slower(layouts: LayoutBatch, index: int) -> BoolArray:

@@ -52,9 +52,10 @@ class StudyHeader:
         for name, mine in asdict(self).items():
             theirs = getattr(other, name)
             if mine != theirs:
+                how = " (--objective NAME, or --evaluator)" if name == "evaluator" else ""
                 raise StudyError(
                     f"study {study_name!r} was made with {name} {theirs!r}, not {mine!r}: its trials cannot be "
-                    f"compared; give the same {name}, or choose another --study-name"
+                    f"compared; give the same {name}{how}, or choose another --study-name"
                 )
 
 

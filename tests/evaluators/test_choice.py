@@ -1,0 +1,108 @@
+"""Which evaluator is chosen, and at which objective: `--objective` takes a name or a pattern."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import FAKE_TRAINER
+from tests.study_tools import PRINT_X, tune
+from zenith_tune import PresetTuner, RegexEvaluator
+from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.choice import choose_evaluator, is_objective_name
+from zenith_tune.evaluators.megatron import OBJECTIVES, MegatronEvaluator
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+TRAIN = (sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.001")
+MEGATRON = ("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16,seq=4096", "--n-trials", "1")
+
+
+def own() -> TuningEvaluator:
+    return MegatronEvaluator(gbs=16, seq=4096)
+
+
+def choose(evaluator: str | TuningEvaluator | None = None, objective: str | None = None, **args: Any) -> str:
+    chosen = choose_evaluator(evaluator, args, objective, own=own, defaults={"gbs": "16", "seq": "64", "n_gpus": "8"})
+    return chosen.describe()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_known_name_chooses_the_objective_of_the_presets_own_evaluator(name: str) -> None:
+    sequence = " and seq 4096" if name == "tokens_per_s" else ""
+    assert choose(objective=name) == f"megatron {name} at gbs 16{sequence}, {OBJECTIVES[name]}"
+    assert choose("megatron", name) == f"megatron {name} at gbs 16{sequence.replace('4096', '64')}, {OBJECTIVES[name]}"
+
+
+def test_without_a_name_an_evaluator_stays_as_it_is() -> None:
+    assert choose() == own().describe()
+    assert choose(RegexEvaluator("(x)")) == RegexEvaluator("(x)").describe()
+    assert choose("regex", pattern="(x)") == RegexEvaluator("(x)").describe()
+    with pytest.raises(UsageError, match="--evaluator-args belong to an evaluator"):
+        choose(pattern="(x)")
+
+
+@pytest.mark.parametrize("evaluator", [None, "megatron", MegatronEvaluator()])
+def test_an_unknown_name_is_one_line_with_both_cures(evaluator: str | TuningEvaluator | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose(evaluator, "tokens_per_sec")
+    assert str(caught.value) == (
+        "unknown objective 'tokens_per_sec'; did you mean 'tokens_per_s'? Known: samples_per_s, step_time, tflops, "
+        "throughput, tokens_per_s. Or give a pattern with one group around the number, such as "
+        "'tokens_per_sec: (\\S+)'."
+    )
+
+
+def test_an_evaluator_without_objectives_has_no_names(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown objective 'step_time'; Known: none\. Or give a pattern"):
+        tune(tmp_path, PRINT_X, objective="step_time")
+
+
+@pytest.mark.parametrize("pattern", ["loss: (.*)", "(x)", "no group", "(", "a|b", "", "loss.*", "1st"])
+def test_whatever_is_no_plain_word_is_a_pattern(pattern: str) -> None:
+    assert not is_objective_name(pattern)
+
+
+def test_tokens_are_what_a_user_sees(zenithtune: Run) -> None:
+    done = zenithtune(*MEGATRON, "--", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert "tokens_per_s at gbs 16 and seq 4096" in done.stdout
+    assert "value in tokens/s" in done.stdout
+
+
+def test_a_name_on_the_command_line_chooses(zenithtune: Run) -> None:
+    done = zenithtune(*MEGATRON, "--objective", "step_time", "--", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert "megatron step_time at gbs 16, minimize" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--objective", "tokens_per_sec"), "did you mean 'tokens_per_s'?"),
+        (("--objective", "step_time", "--maximize"), "but 'step_time' has its own way"),
+        (("--objective", "step_time", "--select", "min"), "but 'step_time' has its own way"),
+        (("--objective", "step_time", "--evaluator", "duration"), "unknown objective 'step_time'; Known: none."),
+    ],
+)
+def test_a_mistake_is_one_line(zenithtune: Run, arguments: tuple[str, ...], part: str) -> None:
+    done = zenithtune(*MEGATRON, *arguments, "--", *TRAIN)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert part in done.stderr
+
+
+def test_a_study_does_not_go_on_under_another_objective(tmp_path: Path) -> None:
+    def start(objective: str | None, resume: bool = True) -> PresetTuner:
+        args = {"n_gpus": 8, "gbs": 16, "seq": 4096}
+        place: dict[str, Any] = {"output_dir": tmp_path, "study_name": "s", "resume": resume}
+        return PresetTuner(" ".join(TRAIN), "megatron", tune_args=args, objective=objective, **place)
+
+    start("throughput", resume=False).optimize(1)
+    with pytest.raises(StudyError, match=r"'megatron throughput at gbs 16, maximize', not 'megatron tokens_per_s at"):
+        start(None).optimize(1)
+    assert start("throughput").optimize(1)[0] is not None
