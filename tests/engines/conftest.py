@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.requirements import need_module
+
+# Programs, not modules: to import them for their doctests would need the engines.
+collect_ignore = ["megatron_core/pretrain_gpt.py", "megatron_core/cuda_on_cpu.py"]
+
+PRETRAIN_GPT = Path(__file__).parent / "megatron_core" / "pretrain_gpt.py"
+ENGINE_ENV = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",  # processes share two cores
+    "TORCHDYNAMO_DISABLE": "1",  # compiling would take longer than training
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+}
+
+
+@pytest.fixture(scope="session")
+def megatron_core() -> None:
+    for module in ("torch", "megatron", "megatron.core"):
+        need_module("engines", module)

@@ -1,0 +1,96 @@
+"""Megatron Core itself, on two CPUs: every layout trains the same model, and the tuner tunes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.conftest import ENGINE_ENV, PRETRAIN_GPT
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("megatron_core")]
+
+Tune = Callable[..., subprocess.CompletedProcess[str]]
+MODEL = (
+    "--transformer-impl local --no-persist-layer-norm --untie-embeddings-and-output-weights --num-layers 4 "
+    "--hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 128 "
+    "--tokenizer-type NullTokenizer --mock-data --global-batch-size 4 --log-interval 1"
+)
+NUM_ITERATIONS = 8
+
+
+def launch(num_processes: int, *options: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    return [*launcher, str(PRETRAIN_GPT), *MODEL.split(), "--train-iters", str(NUM_ITERATIONS), *options]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env={**os.environ, **ENGINE_ENV}, capture_output=True, text=True, timeout=120)
+
+
+def losses_of(command: list[str]) -> list[float]:
+    done = run(command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [float(loss) for loss in re.findall(r"lm loss: (\S+) \|", done.stdout)]
+
+
+@pytest.fixture(scope="module")
+def losses_of_one_process() -> list[float]:
+    return losses_of(launch(1))
+
+
+def test_one_process_learns(losses_of_one_process: list[float]) -> None:
+    assert len(losses_of_one_process) == NUM_ITERATIONS
+    assert losses_of_one_process[-1] < losses_of_one_process[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--tensor-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1",
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+        "--use-distributed-optimizer --micro-batch-size 2",
+    ],
+)
+def test_a_layout_of_two_processes_trains_as_one_process_does(options: str, losses_of_one_process: list[float]) -> None:
+    assert losses_of(launch(2, *options.split())) == pytest.approx(losses_of_one_process, rel=1e-5)
+
+
+def study(zenithtune: Tune, command: list[str], *options: str) -> list[dict[str, Any]]:
+    done = zenithtune(
+        *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x2,search=tp+pp+mbs", "--json"),
+        *(*options, "--", *command),
+        env=ENGINE_ENV,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
+    events = study(zenithtune, launch(2, "--micro-batch-size", "1"), "--n-trials", "3")
+    trials = [event for event in events if event["event"] == "trial_finished"]
+    assert [trial["outcome"] for trial in trials] == ["ok"] * 4, trials  # with the user's own command
+    searched = {tuple(trial["parameters"][name] for name in ("tp", "pp", "mbs")) for trial in trials[1:]}
+    assert len(searched) == 3 and len({(tp, pp) for tp, pp, _ in searched}) > 1
+
+    end = events[-1]
+    assert end["best"]["value"] == max(trial["value"] for trial in trials[1:])
+    assert len(losses_of(shlex.split(end["best_command"]))) == NUM_ITERATIONS
+
+
+def test_what_megatron_refuses_is_an_error_in_its_own_words(zenithtune: Tune) -> None:
+    command = launch(2, "--hidden-size", "48", "--num-attention-heads", "3", "--tensor-model-parallel-size", "2")
+    events = study(zenithtune, command, "--n-trials", "1")
+    base = next(event for event in events if event["event"] == "trial_finished")
+    assert (base["is_baseline"], base["outcome"]) == (True, "error")
+    assert "num_attention_heads (3) must be a multiple of tensor_model_parallel_size (2)" in base["cause"]

@@ -1,0 +1,341 @@
+"""Stand in for Megatron-LM's pretrain_gpt.py where there is neither torch nor a GPU: its options, checks and lines.
+
+It takes Megatron's own spelling of options and refuses others, refuses layouts with Megatron's texts, and prints what
+the release of `--standin-version` prints. The world is WORLD_SIZE ranks: one process stands for all of them, or for
+the one that RANK names. With --fake-process-group the last rank prints nothing, as the real one.
+
+Memory rule, in bytes per GPU: 2 GiB of context; for each parameter 18, or 6 and 12 shared by the ranks that hold the
+same ones with the distributed optimizer; activations of 34 * s * b * h per layer, over tp * cp, for the micro-batches
+in flight, of which full recomputation keeps 2 and all of one layer, selective 30; logits of 6 * s * b * v / tp.
+
+Time rule: 6 * parameters * tokens at 400 TFLOP/s per GPU, times factors: 5% for each doubling of tp, cp and etp, 4% of
+ep; (mbs + 0.3) / mbs for small kernels; 33% for full recomputation of all layers, 3% selective; and the bubble
+(pp - 1) / (vp * micro-batches).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from datetime import datetime
+
+GIB, MIB = 2**30, 2**20
+VERSIONS = {"0.7": (0, 7), "0.12": (0, 12), "0.16": (0, 16), "0.20": (0, 20)}
+COUNTS = {
+    "tensor-model-parallel-size": 1,
+    "pipeline-model-parallel-size": 1,
+    "context-parallel-size": 1,
+    "expert-model-parallel-size": 1,
+    "micro-batch-size": 1,
+    "num-query-groups": 1,
+    "moe-router-topk": 2,
+    "train-iters": 6,
+    "log-interval": 100,
+    "vocab-size": 50257,
+}
+OPTIONAL_COUNTS = """num-layers hidden-size num-attention-heads seq-length ffn-hidden-size max-position-embeddings
+    kv-channels num-experts moe-ffn-hidden-size global-batch-size recompute-num-layers eval-iters rotary-base
+    num-layers-per-virtual-pipeline-stage make-vocab-size-divisible-by"""
+SWITCHES = """bf16 fp16 swiglu group-query-attention untie-embeddings-and-output-weights disable-bias-linear mock-data
+    sequence-parallel use-distributed-optimizer overlap-grad-reduce overlap-param-gather recompute-activations
+    moe-grouped-gemm log-throughput use-mcore-models no-position-embedding no-persist-layer-norm"""
+TEXTS = """normalization position-embedding-type tokenizer-type tokenizer-model transformer-impl attention-backend
+    moe-token-dispatcher-type attention-dropout hidden-dropout lr split data-path"""
+SINCE = {
+    "expert-tensor-parallel-size": (0, 10),
+    "num-virtual-stages-per-pipeline-rank": (0, 11),
+    "account-for-embedding-in-pipeline-split": (0, 11),
+    "account-for-loss-in-pipeline-split": (0, 11),
+    "recompute-modules": (0, 12),
+    "pipeline-model-parallel-layout": (0, 13),
+    "fake-process-group": (0, 16),
+}
+"""Options that older releases refuse."""
+
+
+def read_options(words: list[str]) -> argparse.Namespace:
+    """Read the command line as the release does that `--standin-version` names."""
+    first = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    first.add_argument("--standin-version", choices=VERSIONS, default="0.20")
+    first.add_argument("--standin-memory-gib", type=float, default=80.0)
+    own, rest = first.parse_known_args(words)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="pretrain_gpt.py")
+    for name, default in {**dict.fromkeys(OPTIONAL_COUNTS.split()), **COUNTS}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in SWITCHES.split():
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in TEXTS.split():
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--recompute-granularity", choices=("full", "selective"))
+    parser.add_argument("--recompute-method", choices=("uniform", "block"))
+    _add_newer(parser, VERSIONS[own.standin_version])
+    options = parser.parse_args(rest)
+    options.version, options.memory_gib = VERSIONS[own.standin_version], own.standin_memory_gib
+    return options
+
+
+def _add_newer(parser: argparse.ArgumentParser, version: tuple[int, int]) -> None:
+    for name, first in SINCE.items():
+        if version < first:
+            parser.set_defaults(**{name.replace("-", "_"): None})
+        elif name.startswith(("account", "fake")):
+            parser.add_argument(f"--{name}", action="store_true")
+        elif name == "recompute-modules":
+            parser.add_argument(f"--{name}", nargs="*")
+        else:
+            parser.add_argument(f"--{name}", type=str if name.endswith("layout") else int)
+
+
+class Training:
+    """Hold a layout that Megatron accepts; what it refuses raises with Megatron's text."""
+
+    def __init__(self, options: argparse.Namespace, world: int) -> None:
+        self.options, self.world = options, world
+        self.tp, self.pp = options.tensor_model_parallel_size, options.pipeline_model_parallel_size
+        self.cp, self.ep = options.context_parallel_size, options.expert_model_parallel_size
+        self.etp = options.expert_tensor_parallel_size or self.tp
+        self.mbs = options.micro_batch_size
+        self.granularity = "selective" if options.recompute_activations else options.recompute_granularity
+        self.sequence_parallel = options.sequence_parallel and self.tp > 1
+        self._check_ranks()
+        self._check_shape()
+        self.vp = self._checked_chunks()
+        self._check_recompute()
+
+    def _check_ranks(self) -> None:
+        size = self.tp * self.pp * self.cp
+        if self.world % size:
+            raise AssertionError(
+                f"world size ({self.world}) is not divisible by total_model_size (total_model_size={size})"
+            )
+        self.dp = self.world // size
+        self.gbs = self.options.global_batch_size or self.mbs * self.dp
+        if self.gbs % (self.mbs * self.dp):
+            factors = f"micro batch size ({self.mbs}) times data parallel size ({self.dp})"
+            raise AssertionError(f"global batch size ({self.gbs}) is not divisible by {factors}")
+        self.num_micro_batches = self.gbs // (self.mbs * self.dp)
+        experts = self.etp * self.ep * self.pp
+        if self.options.version < SINCE["expert-tensor-parallel-size"]:
+            if self.dp % self.ep:
+                raise RuntimeError(f"data_parallel_size ({self.dp}) is not divisible by expert_model_parallel_size ")
+        elif self.world % experts:
+            size_text = f"expert_tensor_model_pipeline_parallel size ({experts})"
+            raise RuntimeError(f"world_size ({self.world}) is not divisible by {size_text}")
+        self.edp = max(1, self.world // experts)
+
+    def _check_shape(self) -> None:
+        options, tp = self.options, self.tp
+        groups = options.num_query_groups if options.group_query_attention else options.num_attention_heads
+        if options.num_attention_heads % tp:
+            law = f"num_attention_heads ({options.num_attention_heads}) must be a multiple of"
+            raise ValueError(f"{law} tensor_model_parallel_size ({tp}).")
+        may_divide = options.version >= (0, 16)
+        if groups % tp and not (may_divide and tp % groups == 0):
+            law = f"num_query_groups ({groups}) must be a multiple{' or divisor' if may_divide else ''} of"
+            raise ValueError(f"{law} tensor_model_parallel_size ({tp}).")
+        if self.cp > 1 and options.seq_length % (2 * self.cp):
+            raise AssertionError(
+                "seq-length should be a multiple of 2 * context-parallel-size if context-parallel-size > 1."
+            )
+        if self.ep > 1 and options.num_experts is None:
+            raise ValueError("num_moe_experts must be non None to use expert-parallel.")
+        if options.num_experts is not None:
+            if options.num_experts % self.ep:
+                raise AssertionError("Number of experts should be a multiple of expert model parallel_size.")
+            if tp > 1 and not self.sequence_parallel:
+                law = "During training, performance may degrade if MoE and tensor parallelism"
+                raise ValueError(f"{law}are enabled without also enabling sequence parallelism.")
+
+    def _checked_chunks(self) -> int:
+        """Return the model chunks per pipeline rank."""
+        options = self.options
+        per_chunk, chunks = options.num_layers_per_virtual_pipeline_stage, options.num_virtual_stages_per_pipeline_rank
+        layout = options.pipeline_model_parallel_layout
+        if sum(given is not None for given in (per_chunk, chunks, layout)) > 1:
+            raise AssertionError("No more than one of the options of virtual stages may be set at once")
+        if layout is not None:
+            stages = expanded(layout).split("|")
+            if len(stages) % self.pp:
+                raise AssertionError("pipeline_model_parallel_layout must be divisible by pipeline_model_parallel_size")
+            if (count := "".join(stages).count("t")) != options.num_layers:
+                raise AssertionError(f"Number of decoder layers {count}must match num_layers {options.num_layers}")
+            chunks = len(stages) // self.pp
+        else:
+            accounted = (options.account_for_embedding_in_pipeline_split, options.account_for_loss_in_pipeline_split)
+            num_layers = options.num_layers + sum(map(bool, accounted))
+            if num_layers % self.pp:
+                raise AssertionError("num_layers should be divisible by pipeline_model_parallel_size")
+            per_rank = num_layers // self.pp
+            if per_chunk is not None:
+                chunks = per_rank // per_chunk
+            if per_rank % (per_chunk or chunks or 1):
+                raise AssertionError(f"num_layers_per_pipeline_rank {per_rank} should be divisible by vp_size {chunks}")
+        if (chunks or 1) > 1:
+            self._check_interleaving()
+        return chunks or 1
+
+    def _check_interleaving(self) -> None:
+        if self.pp < 2:
+            raise RuntimeError("pipeline-model-parallel size should be greater than 1 with interleaved schedule")
+        count = self.num_micro_batches
+        if count < self.pp:
+            law = "The number of contiguous micro-batches in a virtual pipeline stage"
+            raise ValueError(f"{law}should range in [PP={self.pp} , M={count}]")
+        if remainder := count % self.pp:
+            law = "The remainder of M (the total micro-batches) divided by N (number of contiguous micro-batches in a"
+            bound = "should be 0, or larger than or equal to the pipeline-parallel size"
+            raise RuntimeError(f"{law} virtual pipeline stage) {bound}, but it is {remainder}.")
+
+    def _check_recompute(self) -> None:
+        options = self.options
+        if self.granularity == "selective":
+            if options.recompute_method is not None:
+                raise AssertionError("recompute method is not yet supported for selective recomputing granularity")
+            if options.recompute_num_layers is not None:
+                raise ValueError("When using recompute_granularity: selective recompute_num_layers must be None.")
+        elif self.granularity == "full" and options.recompute_method is None:
+            raise ValueError('Using recompute_granularity: full so recompute_method must be "block" or "uniform"')
+        elif self.granularity == "full" and options.recompute_num_layers is None:
+            most = options.num_layers // self.pp
+            law = "When using recompute_granularity: full recompute_num_layers must be between 1 and"
+            raise ValueError(f"{law} num_layers_per_pipeline_rank: {most}")
+
+    def parameters(self) -> tuple[float, float]:
+        """Return the parameters of the dense part and of the experts, of the whole model."""
+        options, hidden = self.options, self.options.hidden_size
+        matrices = 3 if options.swiglu else 2
+        mlp = matrices * hidden * (options.ffn_hidden_size or 4 * hidden)
+        dense = options.num_layers * 4 * hidden**2 + 2 * hidden * options.vocab_size
+        if options.num_experts is None:
+            return dense + options.num_layers * mlp, 0.0
+        expert = matrices * hidden * (options.moe_ffn_hidden_size or options.ffn_hidden_size or 4 * hidden)
+        return dense, options.num_layers * options.num_experts * expert
+
+    def memory_bytes(self) -> float:
+        """Return the peak of a GPU of the first stage by the memory rule."""
+        options = self.options
+        dense, experts = self.parameters()
+        sharded = options.use_distributed_optimizer
+        state = dense / (self.tp * self.pp) * (6 + 12 / (self.dp * self.cp) if sharded else 18)
+        state += experts / (self.ep * self.etp * self.pp) * (6 + 12 / self.edp if sharded else 18)
+        tokens = options.seq_length * self.mbs / self.cp
+        kept = {"full": 2, "selective": 30, None: 34}[self.granularity]
+        per_layer = tokens * options.hidden_size / self.tp
+        num_layers = math.ceil(options.num_layers / self.pp)
+        recomputed = num_layers
+        if options.recompute_method == "block":
+            recomputed = min(num_layers, options.recompute_num_layers * self.vp)
+        layers = per_layer * (kept * recomputed + 34 * (num_layers - recomputed))
+        in_flight = min(self.pp, self.num_micro_batches) * (1 + (self.pp - 1) / (self.pp * self.vp) * (self.vp > 1))
+        logits = 6 * tokens * options.vocab_size / self.tp if self.pp == 1 else 0
+        return float(2 * GIB + state + layers * in_flight + 34 * per_layer + logits)
+
+    def step_s(self) -> float:
+        """Return the seconds of a step by the time rule."""
+        options = self.options
+        dense, experts = self.parameters()
+        active = dense + experts * options.moe_router_topk / (options.num_experts or 1)
+        time_s = 6 * active * self.gbs * options.seq_length / self.world / 400e12
+        time_s *= 1 + 0.05 * math.log2(self.tp * self.cp * (self.etp if experts else 1)) + 0.04 * math.log2(self.ep)
+        time_s *= (self.mbs + 0.3) / self.mbs * (1 + (self.pp - 1) / (self.vp * self.num_micro_batches))
+        num_layers = options.num_layers / self.pp
+        share = (
+            min(1, options.recompute_num_layers * self.vp / num_layers) if options.recompute_method == "block" else 1
+        )
+        return float(time_s * {"full": 1 + 0.33 * share, "selective": 1.03, None: 1.0}[self.granularity])
+
+
+def expanded(layout: str) -> str:
+    """Return a pipeline's layout without its repetitions.
+
+    >>> expanded("Et*3|(tt|)*2,m|L")
+    'Ettt|tt|tt|m|L'
+    """
+    while found := re.search(r"\(([^()]*)\)\*(\d+)|(\w)\*(\d+)", layout):
+        group, times, letter, letters = found.groups()
+        layout = layout.replace(found[0], group * int(times) if letter is None else letter * int(letters), 1)
+    return layout.replace(",", "")
+
+
+def print_header(training: Training) -> None:
+    """Print the sizes and the table of arguments."""
+    dense = f"using world size: {training.world}, data-parallel size: {training.dp}"
+    hierarchy = ", hierarchical context-parallel sizes: None" if training.options.version >= (0, 12) else ""
+    sizes = f"tensor-model-parallel size: {training.tp}, pipeline-model-parallel size: {training.pp}"
+    print(f"{dense}, context-parallel size: {training.cp}{hierarchy}, {sizes}")
+    print("------------------------ arguments ------------------------")
+    hidden = ("version", "memory_gib")
+    for name, value in sorted(vars(training.options).items()):
+        if name not in hidden:
+            print(f"  {name} {'.' * (48 - len(name))} {value}")
+    print("-------------------- end of arguments ---------------------", flush=True)
+
+
+def iteration_line(training: Training, iteration: int) -> str:
+    """Return one line as the release prints it."""
+    options, version = training.options, training.options.version
+    step_s = training.step_s() * (4 if iteration == 1 else 1)
+    now = datetime.now()
+    stamp = f"{now:%Y-%m-%d %H:%M:%S.%f}" if version >= (0, 16) else f"{now:%Y-%m-%d %H:%M:%S}"
+    dense, experts = training.parameters()
+    active = dense + experts * options.moe_router_topk / (options.num_experts or 1)
+    tflops = 6 * active * training.gbs * options.seq_length / training.world / step_s / 1e12
+    fields = [
+        f" [{stamp}] iteration {iteration:8d}/{options.train_iters:8d}",
+        f"consumed samples: {iteration * training.gbs:12d}",
+        f"elapsed time per iteration (ms): {step_s * 1000:.1f}",
+        *([f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}"] if options.log_throughput else []),
+        f"learning rate: {1e-4:.6E}",
+        f"global batch size: {training.gbs:5d}",
+        f"lm loss: {10 / (1 + iteration / 4):.6E}",
+        *(["load_balancing_loss: 1.000000E+00"] if options.num_experts and version >= (0, 16) else []),
+        "loss scale: 1.0",
+        f"grad norm: {4 / iteration:.3f}",
+        f"number of skipped iterations: {0:3d}",
+        f"number of nan iterations: {0:3d} |",
+    ]
+    return " | ".join(fields)
+
+
+def memory_line(rank: int, iteration: int, used_mib: float) -> str:
+    """Return the line of one rank's memory."""
+    sizes = f"allocated: {used_mib * 0.7:.2f} | max allocated: {used_mib * 0.97:.2f}"
+    reserved = f"reserved: {used_mib:.2f} | max reserved: {used_mib:.2f}"
+    return f"[Rank {rank}] (after {iteration} iterations) memory (MB) | {sizes} | {reserved}"
+
+
+def shown_ranks(training: Training) -> range:
+    """Return the ranks that this process prints for."""
+    last = training.world - 1
+    if (text := os.environ.get("RANK")) is None:
+        return range(training.world)
+    rank = int(text)
+    return range(0) if training.options.fake_process_group and rank == last else range(rank, rank + 1)
+
+
+def train(training: Training) -> None:
+    """Print what the ranks print: sizes by the first, speed by the last, memory by the first of each replica."""
+    options, ranks = training.options, shown_ranks(training)
+    # A fake group has no last rank to speak for it: the one that runs does.
+    is_speaking = training.world - 1 in ranks or (options.fake_process_group and len(ranks) > 0)
+    if 0 in ranks:
+        print_header(training)
+    used_bytes = training.memory_bytes()
+    if used_bytes > options.memory_gib * GIB:
+        free = f"GPU 0 has a total capacity of {options.memory_gib:.2f} GiB of which 412.00 MiB is free."
+        wanted = f"Tried to allocate {used_bytes / GIB - options.memory_gib + 0.5:.2f} GiB."
+        raise SystemExit(f"[rank0]: torch.OutOfMemoryError: CUDA out of memory. {wanted} {free}")
+    for iteration in range(1, options.train_iters + 1):
+        if is_speaking and iteration % options.log_interval == 0:
+            print(iteration_line(training, iteration), flush=True)
+        if iteration == min(2, options.train_iters):
+            for rank in ranks:
+                if rank // (training.tp * training.cp) % training.dp == 0:
+                    print(memory_line(rank, iteration, used_bytes / MIB), flush=True)
+
+
+if __name__ == "__main__":
+    train(Training(read_options(sys.argv[1:]), int(os.environ.get("WORLD_SIZE", "1"))))
