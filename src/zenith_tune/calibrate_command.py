@@ -153,7 +153,6 @@ def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
     framework = load_framework(options["framework"]).name if options["framework"] else None
     if options["study"] is None:
         from zenith_tune.measured.measured_rows import read_measured
-
         from zenith_tune.measured.probed_runs import read_probes
 
         rows = [run for place in options["rows"] for run in read_measured(place)]

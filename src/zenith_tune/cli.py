@@ -13,6 +13,7 @@ import click
 
 from zenith_tune import __version__
 from zenith_tune.calibrate_command import calibrate
+from zenith_tune.checkpoint_command import checkpoint
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
 from zenith_tune.plan_command import plan
 from zenith_tune.probe_command import probe
@@ -33,11 +34,12 @@ def cli() -> None:
 
 
 @cli.command(short_help="Find the fastest options for a training command by short real trials.")
-@click.option("--preset", metavar="NAME", help="What to tune: demo, megatron, megatron-lm. [default: by the command]")
+@click.option("--preset", metavar="NAME",
+              help="What to tune: megatron-lm, megatron, deepspeed, demo. [default: by the command]")  # fmt: skip
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
-@click.option("--strategy", metavar="NAME", help="How to search: guided, grid, random, optuna, megatron-heuristic.")
+@click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
-@click.option("--evaluator", metavar="NAME", help="How to read a trial's value: megatron, regex, duration.")
+@click.option("--evaluator", metavar="NAME", help="How to read a trial's value: megatron, deepspeed, regex, duration.")
 @click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")
 @click.option("--objective", metavar="NAME|REGEX",
               help="What counts: tokens_per_s, step_time, tflops, samples_per_s or throughput where the evaluator "
@@ -96,6 +98,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
 cli.add_command(plan)
 cli.add_command(calibrate)
 cli.add_command(probe)
+cli.add_command(checkpoint)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.emit.format_frameworks import FRAMEWORKS
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 FORMATS = tuple(FRAMEWORKS)
 OF_THE_JOB = ("model", "gbs", "seq")
 """What a plan must be told, unless a training command tells it."""
-UNPROBED = ("explain", "pareto", "what_if", "emit", "output", "pinned", "max_tp", "max_pp", "max_cp", "max_mbs")
+PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", "debug", "command")
+"""What a plan with --probe takes; all else the command says."""
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 
 
@@ -99,10 +101,12 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
     """Plan by the command itself, which says what is trained, and let single ranks of the best layouts run."""
     from zenith_tune.probe_command import run_probe
 
-    for name in (*UNPROBED, "seq", "framework"):
-        if options[name]:
-            option = {"pinned": "--fix"}.get(name, f"--{name.replace('_', '-')}")
-            raise UsageError(f"--probe plans what the command says, of which {option} is no part: leave it out")
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in PROBED and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            law = f"--probe plans what the command says, of which {parameter.opts[0]} is no part"
+            raise UsageError(f"{law}: leave it out")
     asked = {"layouts": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
     return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 

@@ -14,6 +14,7 @@ from zenith_tune.planning.bounds import MAX_BATCH
 from zenith_tune.planning.risk import RISK
 
 if TYPE_CHECKING:
+    from zenith_tune.describe.plan_subject import PlanSubject
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.planner import Planner
     from zenith_tune.probe.probe_job import ProbeJob
@@ -61,10 +62,16 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
         raise UsageError("a probe needs your training command: give it after --")
     if options["layouts"] and options["top"]:
         raise UsageError("--layout names what is probed and --top leaves it to the plan: leave one of them out")
+    from zenith_tune.timeouts import Timeouts
+
+    Timeouts(fixed_s=options["timeout"])  # refuses what is none
     request = _request(command, options)
-    layouts = request.chosen(options)
+    # Before the planner is loaded, so that a mistake is told at once.
+    named = [] if options["top"] else request.named(options["layouts"])
+    planner = request.planner(options["calibration"])
+    layouts = named or _best(request.job, planner, options["top"], options.get("risk", RISK))
     try:
-        probed = _probed(request, layouts, options)
+        probed = _probed(request, planner, layouts, options)
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
         return 128 + error.signum
     return 0 if any(each.ok for each in probed) else 1
@@ -72,35 +79,42 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """Hold the job and its planner."""
+    """Hold the job, and what the planner needs to know of it."""
 
     job: ProbeJob
-    planner: Planner
+    subject: PlanSubject
 
-    def chosen(self, options: Options) -> list[Layout]:
-        """Return the layouts to probe, the best of the plan first."""
-        if options["top"]:
-            return self._best(options["top"], options.get("risk", RISK))
-        start = self.job.job.start
-        return [self._checked(self.job.named(text)) for text in options["layouts"]] or [self._checked(start)]
+    def named(self, texts: tuple[str, ...]) -> list[Layout]:
+        """Return the layouts that are named, or the command's own."""
+        return [self._checked(self.job.named(text)) for text in texts] or [self._checked(self.job.job.start)]
 
-    def _best(self, top: int, risk: float) -> list[Layout]:
-        layouts = list(dict.fromkeys(self.job.layouts()))
-        planned = [each for each in self.planner.evaluate(layouts) if each.oom_probability < risk]
-        if not planned:
-            law = f"none of {len(layouts)} layouts is planned to fit"
-            raise UsageError(f"{law}: name one by --layout, or take more GPUs")
-        return [each.layout for each in sorted(planned, key=lambda each: each.step_s)[:top]]
+    def planner(self, calibration: Path | None) -> Planner:
+        """Return the planner, with a calibration from a file where one is given."""
+        from zenith_tune.calibrate.calibration_file import load_calibration
+        from zenith_tune.planner import Planner
+
+        known = load_calibration(calibration) if calibration else None
+        return Planner(self.subject.model, self.subject.cluster, self.subject.job, known)
 
     def _checked(self, layout: Layout) -> Layout:
         from zenith_tune.layouts.layout_rules import broken_rules
 
-        broken = broken_rules(self.planner.model, self.planner.job, layout)
+        broken = broken_rules(self.subject.model, self.subject.job, layout)
         # How a pipeline is cut may be written down in the command itself.
         reasons = [reason for rule, reason in broken if not (rule.name == "pipeline" and self.job.job.has_custom_split)]
         if reasons:
             raise UsageError(f"Megatron-LM would refuse this layout, because {reasons[0]}: choose another --layout")
         return layout
+
+
+def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout]:
+    """Return the layouts that the plan puts first."""
+    layouts = list(dict.fromkeys(job.layouts()))
+    planned = [each for each in planner.evaluate(layouts) if each.oom_probability < risk]
+    if not planned:
+        law = f"none of {len(layouts)} layouts is planned to fit"
+        raise UsageError(f"{law}: name one by --layout, or take more GPUs")
+    return [each.layout for each in sorted(planned, key=lambda each: each.step_s)[:top]]
 
 
 def _request(command: tuple[str, ...], options: Options) -> _Request:
@@ -111,12 +125,7 @@ def _request(command: tuple[str, ...], options: Options) -> _Request:
     num_gpus = options["gpus"] or _num_gpus(options["cluster"])
     given = Given(n_gpus=num_gpus, gbs=options["gbs"], model=options["model"], vocab=options["vocab"])
     job = ProbeJob.of(CommandLine.from_argv(command).text, given)
-    subject = job.subject(options["cluster"])
-    from zenith_tune.calibrate.calibration_file import load_calibration
-    from zenith_tune.planner import Planner
-
-    calibration = load_calibration(options["calibration"]) if options["calibration"] else None
-    return _Request(job=job, planner=Planner(subject.model, subject.cluster, subject.job, calibration))
+    return _Request(job=job, subject=job.subject(options["cluster"]))
 
 
 def _num_gpus(cluster: str | None) -> int | None:
@@ -128,10 +137,9 @@ def _num_gpus(cluster: str | None) -> int | None:
     return None if cluster == LOCAL else load_cluster(cluster).num_gpus
 
 
-def _probed(request: _Request, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
+def _probed(request: _Request, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
     from rich.console import Console
 
-    from zenith_tune.describe.plan_subject import PlanSubject
     from zenith_tune.interruption import Interruption
     from zenith_tune.probe.probe_file import probe_object, write_probe
     from zenith_tune.probe.probed_layout import ranked
@@ -140,10 +148,9 @@ def _probed(request: _Request, layouts: list[Layout], options: Options) -> list[
     from zenith_tune.runners.local import LocalRunner
     from zenith_tune.study_place import new_folder
 
-    console = Console(stderr=options["as_json"], highlight=False)
-    report, runner = ProbeReport(console), LocalRunner(owns_process=True)
+    console = Console(stderr=options["as_json"], highlight=False, markup=False, emoji=False)
+    report, runner = ProbeReport(console, gpu=planner.cluster.gpu.name), LocalRunner(owns_process=True)
     folder = new_folder(options["output_dir"], "probe")
-    planner = request.planner
     prober = Prober(
         planner=planner,
         runner=runner,
@@ -154,15 +161,21 @@ def _probed(request: _Request, layouts: list[Layout], options: Options) -> list[
         tell=lambda line: console.print(f"running {line}", style="dim", soft_wrap=True),
     )
     probed: list[ProbedLayout] = []
-    subject = PlanSubject(model=planner.model, cluster=planner.cluster, job=planner.job)
     try:
         with Interruption(runner.interrupt, lambda: runner.num_running > 0) as interruption:
             for number, layout in enumerate(layouts, start=1):
-                probed.append(prober.probe(layout, number))
-                content = probe_object(subject, probed)
+                found = prober.probe(layout, number)
+                if not found.ok:
+                    interruption.check()  # a rank that was ended from outside says nothing of its layout
+                probed.append(found)
+                content = probe_object(request.subject, probed)
                 path = write_probe(folder, content)  # after each: an interrupted probe keeps what it has
                 report.layout(probed[-1])
                 interruption.check()
+    except StudyInterrupted:
+        kept = f"interrupted: {len(probed)} of {len(layouts)} layouts are probed, in {folder}"
+        console.print(kept, soft_wrap=True)
+        raise
     finally:
         runner.close()
     if len(probed) > 1:

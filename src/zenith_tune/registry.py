@@ -107,6 +107,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
     "preset",
     "zenith_tune.presets",
     {
+        "deepspeed": "zenith_tune.presets.deepspeed",
         "demo": "zenith_tune.presets.demo",
         "megatron": "zenith_tune.presets.megatron",
         "megatron-lm": "zenith_tune.presets.megatron_lm",
@@ -121,6 +122,7 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "optuna": "zenith_tune.strategies.optuna",
         "guided": "zenith_tune.strategies.guided",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
+        "zero-progressive": "zenith_tune.strategies.zero_progressive",
     },
 )
 EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
@@ -130,6 +132,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
         "duration": "zenith_tune.evaluators.duration",
         "regex": "zenith_tune.evaluators.regex",
         "megatron": "zenith_tune.evaluators.megatron",
+        "deepspeed": "zenith_tune.evaluators.deepspeed",
     },
 )
 RunnerRegistry: Registry[Runner] = Registry(

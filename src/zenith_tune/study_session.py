@@ -26,7 +26,7 @@ from zenith_tune.study_place import StudyPlace
 from zenith_tune.timeouts import Timeouts
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_execution import TrialExecution, TrialRequest
-from zenith_tune.trial_folder import TrialFolder, write_json
+from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
 
 _MAX_RUNS_WITHOUT_METRIC = 3
 _MAX_ALIKE_FAILURES = 3
@@ -115,7 +115,8 @@ class StudySession:
         """Run the user's own command, unless an earlier run of the study did."""
         if self.study.baseline is not None:
             return
-        trial = self._run({}, command, mask(command, self._secrets), is_baseline=True)
+        run = self._preset.baseline_command(command)
+        trial = self._run({}, run, mask(command, self._secrets), is_baseline=True)
         if trial.failure == FailureKind.METRIC:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
 
@@ -131,6 +132,15 @@ class StudySession:
         with full_disk_is_clear(self.place.folder.path):
             self.place.folder.create()  # a trial may have removed it
             export(self.study, self.header, self.place.folder)
+            self._leave_results()
+
+    def _leave_results(self) -> None:
+        """Write what the preset leaves for the fastest run, which may be the user's own."""
+        fastest, folder = self.study.fastest, self.place.folder.path
+        params = (fastest.params or self._preset.own_point(self.header.command)) if fastest else None
+        if params:
+            for name, text in self._preset.result_files(self.header.command, params, folder).items():
+                write_atomically(folder / name, text)
 
     def dump_environment(self) -> None:
         """Write the environment, with the values of secrets masked."""
@@ -169,7 +179,7 @@ class StudySession:
                 params=started.params,
                 command=fill_placeholders(command, {"trial_folder": str(folder.path)})[0],
                 identity=started.identity,
-                files=self._preset.files(started.params) if started.params else {},
+                files=self._preset.files(started.params) if started.params else self._preset.baseline_files(),
                 is_baseline=started.is_baseline,
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,

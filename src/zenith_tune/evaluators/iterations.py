@@ -27,6 +27,8 @@ _PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?|[+-]?(?:
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
 _MAX_LINE = 16 * 1024
 
+OTHER_MARKS = ("train_speed(s/it)", "SamplesPerSec=", "time (ms) | fwd")
+"""What only a step that was trained is printed with, by ms-swift 4.x and by DeepSpeed."""
 ELAPSED_MS = "elapsed time per iteration (ms)"
 TFLOPS = "throughput per GPU (TFLOP/s/GPU)"
 
@@ -79,13 +81,13 @@ def read_megatron_lines(log: str) -> list[IterationLine]:
 
 
 def has_iterations(log: str) -> bool:
-    """Tell whether the log has any iteration line, of Megatron or of ms-swift 4.x."""
-    return _START.search(log) is not None or "train_speed(s/it)" in log
+    """Tell whether the log has any iteration line, of Megatron, ms-swift 4.x or DeepSpeed."""
+    return _START.search(log) is not None or any(mark in log for mark in OTHER_MARKS)
 
 
 def after_iterations(log: str) -> str:
     """Return what the log says after its last iteration line, or all of it where it has none."""
-    last = max(log.rfind("elapsed time per iteration"), log.rfind("train_speed(s/it)"))
+    last = max(log.rfind(mark) for mark in ("elapsed time per iteration", *OTHER_MARKS))
     return log[last:] if last >= 0 else log
 
 

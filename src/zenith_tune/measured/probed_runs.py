@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
@@ -18,6 +20,10 @@ from zenith_tune.units import MIB
 
 FILE_NAME = "probe.json"
 MAX_BYTES = 64 * MIB
+MOST = 2**48
+"""More than any count, memory or time of a run."""
+ONES_OF_A_LAYOUT = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
+ONES_OF_A_MODEL = ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab")
 
 Json = Mapping[str, Any]
 
@@ -32,37 +38,41 @@ def read_probes(place: Path) -> list[MeasuredRun]:
     except OSError as error:
         law = f"probes must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(f"{law}: give the folder that a probe wrote") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
         raise UsageError(f"{path} must be what a probe writes, but is not: give the folder of another probe") from None
 
 
 def _runs(stored: Json) -> Iterator[MeasuredRun]:
     model = _model(stored["model"])
     for probed in stored["layouts"]:
-        layout = Layout(**probed["layout"])
+        layout = Layout(**_checked(Layout, probed["layout"], ONES_OF_A_LAYOUT))
+        if layout.tp * layout.pp * layout.cp * layout.dp != layout.num_gpus:
+            raise ValueError("sizes that do not multiply to the GPUs")
         for stage in probed["stages"]:
             if stage["outcome"] == "ok":
                 yield _run(stored, model, layout, stage)
 
 
 def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> MeasuredRun:
-    allocated, reserved = stage["allocated_bytes"], stage["reserved_bytes"]
+    planned_for, ran_on = _text(stored, "gpu"), match_gpu(_text(stage, "gpu"))
+    gpu = ran_on or planned_for
+    allocated, reserved = (_positive(stage[name]) for name in ("allocated_bytes", "reserved_bytes"))
     return MeasuredRun(
-        source=f"probes on {str(stored['gpu'])[:40]}",
-        framework=stored["framework"],
-        stated_framework=stored["framework"],
+        source=f"probes on {gpu[:40]}",
+        framework=load_framework(_text(stored, "framework")).name,
+        stated_framework=_text(stored, "framework"),
         model=model,
         model_name=model.name,
-        gpu=stored["gpu"],
+        gpu=gpu,
         num_gpus=layout.num_gpus,
-        gpus_per_node=int(stored["gpus_per_node"]),
-        precision=stored["precision"],
-        dispatcher=stored["dispatcher"],
-        seq_len=int(stored["seq_len"]),
-        layout=_columns(layout, int(stage["num_micro_batches"])),
-        probed_stage=int(stage["stage"]),
-        step_s=float(stage["step_s"]) if stage["step_s"] else None,
-        memory_bytes=float(allocated or reserved) if allocated or reserved else None,
+        gpus_per_node=_count(stored["gpus_per_node"]),
+        precision=_text(stored, "precision"),
+        dispatcher=_text(stored, "dispatcher"),
+        seq_len=_count(stored["seq_len"]),
+        layout=_columns(layout, _count(stage["num_micro_batches"])),
+        probed_stage=range(layout.pp)[_count(stage["stage"], least=0)],
+        step_s=_positive(stage["step_s"]),
+        memory_bytes=allocated or reserved,
         memory_kind="allocated" if allocated else "reserved" if reserved else "",
     )
 
@@ -84,4 +94,38 @@ def _model(stored: Json) -> ModelSpec:
     known = {field.name for field in fields(ModelSpec)}
     values = {name: value for name, value in stored.items() if name in known}
     latent = values.pop("latent_attention", None)
-    return ModelSpec(**values, latent_attention=LatentAttention(**latent) if latent else None)
+    parts = LatentAttention(**_checked(LatentAttention, latent)) if latent else None
+    return ModelSpec(**_checked(ModelSpec, values, ONES_OF_A_MODEL), latent_attention=parts)
+
+
+def _checked(kind: type[Any], stored: Json, ones: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a dataclass with their types made sure; `ones` are the counts that nothing goes without."""
+    kinds = {field.name: field.type for field in fields(kind)}
+    for name, value in stored.items():
+        if kinds.get(name) == "int":
+            _count(value, least=int(name in ones))
+        elif type(value).__name__ != kinds.get(name):
+            raise TypeError(f"{name} of another type")
+    return dict(stored)
+
+
+def _count(value: object, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MOST:
+        raise ValueError("no count")
+    return value
+
+
+def _positive(value: object) -> float | None:
+    """Return a measured figure, or None where nothing was measured."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST:
+        raise ValueError("no measurement")
+    return float(value)
+
+
+def _text(stored: Json, name: str) -> str:
+    value = stored[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is no text")
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
@@ -92,6 +93,18 @@ class TuningPreset(ABC):
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return the files that a trial needs beside its command, as relative path and text."""
+        return {}
+
+    def baseline_command(self, command: str) -> str:
+        """Return the user's own command as it runs first: as it is, but for what makes it print what is measured."""
+        return command
+
+    def baseline_files(self) -> dict[str, str]:
+        """Return the files that this run needs beside its command, as relative path and text."""
+        return {}
+
+    def result_files(self, command: str, params: Mapping[str, Value], folder: Path) -> dict[str, str]:
+        """Return what is left for the best point in the study's `folder`, as relative path and text."""
         return {}
 
     def label(self, params: Mapping[str, Value]) -> str:

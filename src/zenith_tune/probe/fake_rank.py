@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +81,17 @@ def fake_rank(run: PretrainRun, layout: Layout, stage: int, record: Path) -> Fak
     batch = num_micro_batches * layout.micro_batch * layout.dp
     arguments = [*without(run.arguments, LEFT_OUT), "--global-batch-size", str(batch), "--log-interval", "1"]
     words = [*_environment(run.variables, rank, layout.num_gpus, record), interpreter(run.launcher), run.program]
-    command = CommandLine.from_argv([*words, *arguments, "--fake-process-group"]).text
+    command = in_folder(run.folder, CommandLine.from_argv([*words, *arguments, "--fake-process-group"]).text)
     return FakeRank(stage=stage, rank=rank, num_micro_batches=num_micro_batches, command=command)
+
+
+def in_folder(folder: Path | None, command: str) -> str:
+    """Return a command that runs where the user's script goes before it trains.
+
+    >>> in_folder(Path("Megatron-LM"), "python pretrain_gpt.py")
+    'cd Megatron-LM && python pretrain_gpt.py'
+    """
+    return command if folder in (None, Path()) else f"cd {shlex.quote(str(folder))} && {command}"
 
 
 def first_rank(layout: Layout, stage: int, *, pipeline_first: bool) -> int:
@@ -110,7 +120,7 @@ def without(arguments: Sequence[str], options: frozenset[str]) -> list[str]:
 
 def interpreter(launcher: Sequence[str]) -> str:
     """Return the Python that a launcher starts: the one it names, or that of its own first line."""
-    named = [word for word in launcher if _PYTHON.search(word)]
+    named = [word for word in launcher if _PYTHON.search(word) and not word.startswith("-")]
     if named:
         return named[-1]
     program = shutil.which(next((word for word in launcher if word.endswith("torchrun")), "torchrun"))

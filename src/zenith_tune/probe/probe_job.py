@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from zenith_tune.command_line import CommandLine
+from zenith_tune.describe.megatron_version import Release
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_name import parse_values
 from zenith_tune.parameters import Params
 from zenith_tune.presets.megatron_lm_command import written_command
+from zenith_tune.presets.megatron_lm_gpus import VARIABLE as WORLD_SIZE
 from zenith_tune.presets.megatron_lm_gpus import started_gpus
-from zenith_tune.presets.megatron_lm_job import Given, MegatronJob, read_job, recompute_name
+from zenith_tune.presets.megatron_lm_job import PRESET, Given, MegatronJob, read_job, recompute_name
 from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.presets.megatron_lm_script import find_pretrain_run
 from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.presets.megatron_lm_subject import subject_of
-from zenith_tune.probe.fake_rank import interpreter
+from zenith_tune.probe.fake_rank import in_folder, interpreter
 
+FAKE_GROUPS: Release = (0, 16)
+"""--fake-process-group."""
 MOST_TP, MOST_MBS = 64, 16
 FIELDS = {"mbs": "micro_batch", "sp": "sequence_parallel", "flash": "flash_attention"}
 DISPATCHER = "--moe-token-dispatcher-type"
+WORDS = {
+    PRESET: "a probe",
+    ", or choose another --preset": "",
+    ", or take --preset megatron": "",
+    "take --preset megatron": "give a command that trains one",
+    "--args n_gpus=8": "--gpus 8, or --cluster h200x8",
+    "give cluster=": "give --cluster ",
+    **{f"--args {name}=": f"--{name} " for name in ("gbs", "model", "vocab", "cluster")},
+}
+"""What the preset's messages say, and what they mean here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +54,14 @@ class ProbeJob:
         """Read a command; `given.n_gpus` may differ from what it starts, as no other rank is needed."""
         run = find_pretrain_run(command)
         num_gpus = given.n_gpus or (started_gpus(run) if run is not None else None)
-        if run is None or num_gpus is None:
-            read_job(command, given)  # says what is missing
-            raise AssertionError("a command without GPUs is refused")
-        variables = [f"{name}={value}" for name, value in run.variables.items()]
-        words = [*variables, interpreter(run.launcher), run.program, *run.arguments]
-        plain = CommandLine.from_argv(words).text
-        known = Given(n_gpus=num_gpus, gbs=given.gbs, model=given.model, vocab=given.vocab)
-        job = read_job(plain, known)
+        with in_words_of_a_probe():
+            if run is None or num_gpus is None:
+                read_job(command, given)  # says what is missing
+                raise AssertionError("a command without GPUs is refused")
+            plain = _plain_command(run)
+            job = read_job(plain, replace(given, n_gpus=num_gpus))
+        if (lack := job.rules.lack("a probe", FAKE_GROUPS)) is not None:
+            raise UsageError(f"{lack}: probe with a newer tree")
         if job.args.text(DISPATCHER) == "flex":
             law = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
             raise UsageError(f"{law}: give {DISPATCHER} alltoall for the probe")
@@ -54,7 +69,8 @@ class ProbeJob:
 
     def subject(self, cluster: str | None) -> PlanSubject:
         """Return what the planner needs to know."""
-        return subject_of(self.job, cluster)
+        with in_words_of_a_probe():
+            return subject_of(self.job, cluster)
 
     def named(self, text: str) -> Layout:
         """Return the command's own layout with the sizes that a text names, such as `TP8 PP4`, in place of its own."""
@@ -84,6 +100,25 @@ class ProbeJob:
         run = find_pretrain_run(written_command(self.command, self.job, layout, _point(layout)))
         assert run is not None
         return run
+
+
+@contextlib.contextmanager
+def in_words_of_a_probe() -> Iterator[None]:
+    """Let what the preset refuses be told with the options that a probe has."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        for of_the_preset, of_a_probe in WORDS.items():
+            text = text.replace(of_the_preset, of_a_probe)
+        raise UsageError(text) from None
+
+
+def _plain_command(run: PretrainRun) -> str:
+    """Return what one process runs, where it runs; how many there are is not for the command to say."""
+    variables = [f"{name}={value}" for name, value in run.variables.items() if name != WORLD_SIZE]
+    words = [*variables, interpreter(run.launcher), run.program, *run.arguments]
+    return in_folder(run.folder, CommandLine.from_argv(words).text)
 
 
 def _point(layout: Layout) -> Params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zenith_tune.evaluators.failures import classify
@@ -70,7 +70,7 @@ class Prober:
             raise
         if secrets:
             mask_file(files.log, secrets)
-        return self._read(rank, files, record, result, memory)
+        return replace(self._read(rank, files, record, result, memory), command=mask(rank.command, secrets))
 
     def _wait(self, job: Job, record: Path, files: TrialFolder, memory: UsedMemory) -> JobResult:
         while (result := job.wait(LOOK_S)) is None:
@@ -104,7 +104,6 @@ class Prober:
             gpu=steps.gpu,
             source=steps.source if steps.reserved_bytes else "nvidia-smi" if memory.most_bytes else steps.source,
             duration_s=result.duration_s,
-            command=rank.command,
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
+from zenith_tune.regular_file import open_regular
 from zenith_tune.units import MIB
 
 MAX_BYTES = 4 * MIB
+MOST = 2**60
+"""No clock and no memory shows more."""
 LOG_SKIPPED = 2
 """Lines of a log that hold the start: Megatron prints its first iteration alone, and counts it again in the next."""
 
@@ -72,7 +74,7 @@ def read_log(log: str) -> StepRecord:
 
 def _lines(path: Path) -> list[Mapping[str, Any]]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return []
@@ -86,11 +88,11 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 def _seconds(line: Mapping[str, Any]) -> float | None:
     value = line.get("seconds")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MOST:
         return None
     return float(value)
 
 
 def _most(lines: Sequence[Mapping[str, Any]], name: str) -> int | None:
     values = (line.get(name) for line in lines)
-    return max((value for value in values if isinstance(value, int) and value > 0), default=None)
+    return max((value for value in values if type(value) is int and 0 < value < MOST), default=None)

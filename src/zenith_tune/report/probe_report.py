@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.planning.planned_layout import CAUSES, PlannedLayout
 from zenith_tune.probe.probed_layout import MEASURED, ProbedLayout, ProbedStage
 from zenith_tune.units import GIB, format_gain, format_seconds
@@ -18,18 +19,24 @@ LEAST_SHARE = 0.002
 class ProbeReport:
     """Print probes."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, gpu: str) -> None:
         self._console = console
+        self._gpu = gpu
+        """That of the cluster, as the catalog calls it."""
 
     def layout(self, probed: ProbedLayout) -> None:
         """Print one layout: its stages as measured and planned, then what the whole step comes to."""
-        self._say(f"[bold]{probed.planned.name}[/bold]")
+        self._say(probed.planned.name, style="bold")
         self._console.print(_stage_table(probed.stages))
         if not probed.ok:
             self._say(f"  does not train: {probed.cause}")
             return
         combined = probed.combined()
         self._say(f"  measured: {_measured(probed)}")
+        measured_on = probed.stages[0].probe.gpu
+        if match_gpu(measured_on) not in (None, self._gpu):
+            law = f"the cluster has {self._gpu}, but the ranks ran on {measured_on}"
+            self._say(f"  note: {law}: their memory holds there, their time does not")
         self._say(f"  modelled: {_modelled(combined)}")
         planned = probed.planned
         speed = f"{combined.tokens_per_s / planned.layout.num_gpus:,.0f} tokens/s/GPU"
@@ -48,8 +55,9 @@ class ProbeReport:
             table.add_row(str(number), str(places[id(each)]), each.planned.name, *_ranked_cells(each))
         self._console.print(table)
 
-    def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+    def _say(self, line: str, style: str | None = None) -> None:
+        # A cause quotes a log, whose brackets and colons are no markup.
+        self._console.print(line, style=style, soft_wrap=True, markup=False, emoji=False)
 
 
 def _by_plan(probed: Sequence[ProbedLayout]) -> list[ProbedLayout]:

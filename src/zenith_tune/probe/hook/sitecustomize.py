@@ -6,6 +6,7 @@ needs nothing but Python 3.8, waits for torch to be imported, and leaves a progr
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 RECORD = "ZENITHTUNE_PROBE_RECORD"
+record_path = os.environ.get(RECORD, "")
 
 
 class WatchImports:
@@ -49,20 +51,26 @@ def watch_steps(optimizers: Any) -> None:
 
 
 def note_step(optimizer: int) -> None:
-    """Write one line; a step is over when the device has done it."""
+    """Write one line; a full disk or a device that does not answer ends the measurement, not the training."""
+    with contextlib.suppress(OSError, RuntimeError):
+        line = json.dumps({"optimizer": optimizer, **measured()})
+        with open(record_path, "a") as record:
+            record.write(line + "\n")
+
+
+def measured() -> dict[str, Any]:
+    """Return the memory and the time; a step is over when the device has done it."""
     import torch
 
-    line: dict[str, Any] = {"optimizer": optimizer}
+    found: dict[str, Any] = {}
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        line["allocated"] = torch.cuda.max_memory_allocated()
-        line["reserved"] = torch.cuda.max_memory_reserved()
-        line["device"] = total - free
-        line["gpu"] = torch.cuda.get_device_name()
-    line["seconds"] = time.monotonic()
-    with open(os.environ[RECORD], "a") as record:
-        record.write(json.dumps(line) + "\n")
+        found["allocated"] = torch.cuda.max_memory_allocated()
+        found["reserved"] = torch.cuda.max_memory_reserved()
+        found["device"] = total - free
+        found["gpu"] = torch.cuda.get_device_name()
+    return {**found, "seconds": time.monotonic()}
 
 
 def answer_for_rank_0(training: Any) -> None:
@@ -93,7 +101,7 @@ def run_shadowed() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if os.environ.get(RECORD):
+if record_path:
     sys.meta_path.insert(
         0, WatchImports({"torch.optim.optimizer": watch_steps, "megatron.training.training": answer_for_rank_0})
     )

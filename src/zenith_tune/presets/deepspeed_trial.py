@@ -1,0 +1,72 @@
+"""The configuration of one trial: the user's own with a point's values, made to print what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zenith_tune.parameters import Value
+from zenith_tune.presets.deepspeed_command import ScriptOption
+from zenith_tune.presets.deepspeed_job import DeepSpeedJob
+from zenith_tune.presets.deepspeed_space import DeepSpeedSpace
+from zenith_tune.zero.ds_config import ACCUMULATION, AUTOTUNING, BATCH, MICRO_BATCH, STAGE, DsConfig, Keys
+from zenith_tune.zero.listed_axes import ALL, listed_axes
+from zenith_tune.zero.zero_axes import CHECKPOINTING
+
+MEASURING: Mapping[Keys, object] = {
+    ("steps_per_print",): 1,
+    ("wall_clock_breakdown",): True,
+    # Since 0.19 the speed of a step is printed at this level alone.
+    ("log_level",): "info",
+}
+"""What makes DeepSpeed print the time of each step; under Accelerate, only the second has an effect."""
+
+_PLACEHOLDERS = {MICRO_BATCH: "mbs", ACCUMULATION: "gas", BATCH: "gbs"}
+
+
+def batch_of(job: DeepSpeedJob, params: Mapping[str, Value]) -> dict[Keys, int]:
+    """Return the parts of the batch: accumulation follows, so that their product stays the global batch."""
+    mbs = int(params["mbs"])
+    return {BATCH: job.global_batch, MICRO_BATCH: mbs, ACCUMULATION: max(job.rank_batch // mbs, 1)}
+
+
+def best_config(space: DeepSpeedSpace, params: Mapping[str, Value]) -> DsConfig:
+    """Return the user's configuration with a point's values: complete, and without what only tuners read.
+
+    What is "auto" for the Trainer to fill stays so.
+    """
+    job = space.job
+    batch = {
+        keys: size for keys, size in batch_of(job, params).items() if not (job.is_trainer and job.config.is_auto(keys))
+    }
+    return job.config.having({**space.settings(params), **batch, (AUTOTUNING,): None})
+
+
+def trial_config(space: DeepSpeedSpace, params: Mapping[str, Value]) -> DsConfig:
+    """Return the same, printing the time of each step."""
+    return best_config(space, params).having(MEASURING)
+
+
+def baseline_config(space: DeepSpeedSpace) -> DsConfig:
+    """Return the user's own configuration, printing the time of each step; of a list, the first value counts."""
+    config = space.job.config
+    stage, sizes = config.get(STAGE), config.get(MICRO_BATCH)
+    changes: dict[Keys, object] = {axis.keys: axis.choices[0] for axis in listed_axes(config).values()}
+    if isinstance(stage, list) or stage == ALL:
+        changes[STAGE] = space.stages[0]
+    if isinstance(sizes, list):
+        changes |= batch_of(space.job, {"mbs": sizes[0]})
+    return config.having({**changes, **MEASURING, (AUTOTUNING,): None})
+
+
+def script_options(job: DeepSpeedJob, params: Mapping[str, Value]) -> list[ScriptOption]:
+    """Return the script's own options that must agree with the configuration."""
+    batch = batch_of(job, params)
+    options = [
+        ScriptOption(placeholder=_PLACEHOLDERS[keys], option=option, value=batch[keys])
+        for keys, option in job.batch_options.items()
+    ]
+    if CHECKPOINTING in params:
+        # As a word: the Trainer's parser reads True and False.
+        value = str(bool(params[CHECKPOINTING]))
+        options.append(ScriptOption(placeholder=CHECKPOINTING, option="--gradient_checkpointing", value=value))
+    return options

@@ -1,0 +1,139 @@
+"""A DeepSpeed configuration: a JSON file that is read strictly and never changed, and copies with other values."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.regular_file import open_regular
+
+Json = dict[str, Any]
+Keys = tuple[str, ...]
+"""Where a value stands, such as ("zero_optimization", "stage")."""
+
+AUTO = "auto"
+"""What the Hugging Face Trainer and Accelerate fill in themselves."""
+AUTOTUNING = "autotuning"
+STAGE: Keys = ("zero_optimization", "stage")
+BATCH: Keys = ("train_batch_size",)
+MICRO_BATCH: Keys = ("train_micro_batch_size_per_gpu",)
+ACCUMULATION: Keys = ("gradient_accumulation_steps",)
+MAX_MIB = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DsConfig:
+    """Hold what a configuration says.
+
+    >>> config = DsConfig(values={"zero_optimization": {"stage": 2}})
+    >>> config.get(STAGE), config.count(MICRO_BATCH), config.having({STAGE: 3}).get(STAGE)
+    (2, None, 3)
+    """
+
+    values: Json
+    source: str = "the DeepSpeed configuration"
+
+    def get(self, keys: Keys) -> Any:
+        """Return the value that stands at `keys`, or None."""
+        found: Any = self.values
+        for key in keys:
+            if not isinstance(found, dict) or key not in found:
+                return None
+            found = found[key]
+        return found
+
+    def is_auto(self, keys: Keys) -> bool:
+        """Tell whether the value is left to the Trainer."""
+        return bool(self.get(keys) == AUTO)
+
+    def count(self, keys: Keys) -> int | None:
+        """Return a whole number from 1, or None where there is none, "auto" or a list; anything else is an error."""
+        value = self.get(keys)
+        if value is None or value == AUTO or isinstance(value, list):
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 5e8 is how people write the sizes of buckets
+        if type(value) is not int or value < 1:
+            law = f'{".".join(keys)} must be a whole number from 1, a list of them or "auto"'
+            raise UsageError(f"{self.source}: {law}, but got {json.dumps(value)}: correct it")
+        return value
+
+    def flag(self, keys: Keys, default: bool = False) -> bool:
+        """Return whether something is switched on."""
+        value = self.get(keys)
+        return value if isinstance(value, bool) else default
+
+    def having(self, settings: Mapping[Keys, Any]) -> DsConfig:
+        """Return a copy with these values; None takes a value away."""
+        values = copy.deepcopy(self.values)
+        for keys, value in settings.items():
+            _put(values, keys, value)
+        return DsConfig(values=values, source=self.source)
+
+    @property
+    def text(self) -> str:
+        """The configuration as a file."""
+        return json.dumps(self.values, indent=2) + "\n"
+
+
+def read_ds_config(path: Path) -> DsConfig:
+    """Read a configuration, or say in one line with which line of it something is wrong."""
+    source = str(path)
+    try:
+        values = json.loads(_content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise UsageError(f"the DeepSpeed configuration {source} does not exist: correct its path") from None
+    except OSError as error:
+        raise UsageError(f"the DeepSpeed configuration {source} cannot be read ({error.strerror}): mend it") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{source} must be JSON, but is not ({place}: {error.msg}): correct it") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source} must be JSON, but is not ({' '.join(str(error).split())}): correct it") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{source} must be a JSON object, but is a {type(values).__name__}: correct it")
+    return DsConfig(values=values, source=source)
+
+
+def _put(values: Json, keys: Keys, value: Any) -> None:
+    *sections, last = keys
+    for section in sections:
+        inner = values.get(section)
+        if not isinstance(inner, dict):
+            if value is None:
+                return
+            inner = values[section] = {}
+        values = inner
+    if value is None:
+        values.pop(last, None)
+    else:
+        values[last] = value
+
+
+def _content(path: Path) -> str:
+    with open_regular(Path(os.path.realpath(path))) as file:
+        data = file.read(MAX_MIB * 2**20 + 1)
+    if len(data) > MAX_MIB * 2**20:
+        raise OSError(errno.EFBIG, f"larger than {MAX_MIB} MiB")
+    return data.decode("utf-8-sig")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    """Refuse a key that is there twice, as DeepSpeed does: one of the two would be lost in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} is there twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.probe.rank_script import SHAPE, training, write_script
+from zenith_tune.command_line import CommandLine
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.megatron_lm_job import Given
+from zenith_tune.probe.fake_rank import fake_rank
+from zenith_tune.probe.probe_job import ProbeJob
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_script(tmp_path)
+
+
+def job_of(*options: str, n_gpus: int | None = None, **variables: str) -> ProbeJob:
+    return ProbeJob.of(CommandLine.from_argv(training(*options, **variables)).text, Given(n_gpus=n_gpus))
+
+
+def written(job: ProbeJob, layout: str) -> str:
+    """Return the options of a layout as one text."""
+    return " ".join(job.run_of(job.named(layout)).arguments)
+
+
+def test_the_cluster_may_be_larger_than_what_the_command_starts() -> None:
+    assert job_of().job.start.num_gpus == 8
+    assert job_of(n_gpus=64).job.start.num_gpus == 64
+    assert job_of(n_gpus=64, WORLD_SIZE="8").job.start.num_gpus == 64
+
+
+def test_a_layout_is_the_commands_own_with_the_named_sizes() -> None:
+    job = job_of("--tensor-model-parallel-size", "2", "--sequence-parallel", "--recompute-activations")
+    assert (job.named("PP2").tp, job.named("PP2").pp, job.named("PP2").sequence_parallel) == (2, 2, True)
+    assert job.named("TP1").sequence_parallel is False
+    assert (job.named("TP4 mbs2").micro_batch, job.named("TP4").dp) == (2, 2)
+    assert (job.named("full/uniform1").recompute, job.named("none").recompute) == ("full/uniform", "none")
+
+
+def test_the_options_of_a_layout_are_put_into_the_run() -> None:
+    options = written(job_of(), "TP2 PP2 mbs2 full/uniform1")
+    for part in ("--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2", "--micro-batch-size 2"):
+        assert part in options
+    assert "--recompute-granularity full" in options and "--sequence-parallel" in options
+    assert options.count("--micro-batch-size") == 1
+
+
+@pytest.mark.parametrize("text", ["TP2 DP2", "tp=4,dp=8"])
+def test_data_parallelism_follows_from_the_rest(text: str) -> None:
+    with pytest.raises(UsageError, match=r"DP follows from the 8 GPUs and is [24], but got DP[28]: leave DP out"):
+        job_of().named(text)
+    assert job_of().named("TP2 DP4").dp == 4
+
+
+def test_a_script_that_changes_its_folder_is_followed(tmp_path: Path, script: Path) -> None:
+    (tmp_path / "my tree").mkdir()
+    script.rename(tmp_path / "my tree" / script.name)
+    text = f"cd 'my tree'\nexport NCCL_DEBUG=INFO\ntorchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}\n"
+    (tmp_path / "train.sh").write_text(text)
+    job = ProbeJob.of("bash train.sh", Given())
+    command = fake_rank(job.run_of(job.named("TP2")), job.named("TP2"), 0, tmp_path / "r").command
+    assert command.startswith("cd 'my tree' && ") and "NCCL_DEBUG=INFO" in command
+
+
+def test_all_layouts_of_the_plan_hold_the_rules_and_differ() -> None:
+    layouts = list(job_of().layouts())
+    assert len(layouts) > 20
+    assert {layout.num_gpus for layout in layouts} == {8} and {layout.tp for layout in layouts} == {1, 2, 4, 8}
+    assert all(layout.global_batch % (layout.dp * layout.micro_batch) == 0 for layout in layouts)
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("true", ["a probe needs a command that runs one of Megatron-LM's pretrain_*.py"]),
+        (f"torchrun pretrain_gpt.py {SHAPE}", ["a probe must know the number of GPUs", "--gpus 8"]),
+        (f"torchrun --nproc-per-node 8 pretrain_bert.py {SHAPE}", ["decoder-only", "pretrain_bert.py"]),
+        ("torchrun --nproc-per-node 8 pretrain_gpt.py --bf16", ["--model llama3-8b"]),
+        (
+            f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --moe-token-dispatcher-type flex",
+            ["--moe-token-dispatcher-type flex cannot do", "alltoall"],
+        ),
+        (f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --use-megatron-fsdp", ["--use-megatron-fsdp"]),
+    ],
+)
+def test_what_cannot_be_probed_is_told_in_one_line_with_options_that_a_probe_has(
+    command: str, parts: list[str]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        ProbeJob.of(command, Given())
+    text = str(refused.value)
+    assert "\n" not in text and "--args" not in text and "preset" not in text
+    for part in parts:
+        assert part in text
+
+
+def test_a_cluster_that_is_too_small_is_told_with_its_option() -> None:
+    with pytest.raises(UsageError, match="give --cluster h200x64"):
+        job_of(n_gpus=64).subject("h200x8")
+    assert job_of(n_gpus=4).subject("h200x8").cluster.num_gpus == 4

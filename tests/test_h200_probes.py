@@ -1,0 +1,88 @@
+"""Recorded probes of real ranks on one H200: the planner foretells models that its calibration has not seen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.data_folder import measured_data
+from zenith_tune.calibrate.calibration_file import load_calibration
+from zenith_tune.cli import main
+from zenith_tune.measured.measured_rows import read_measured
+from zenith_tune.measured.measured_run import MeasuredRun
+from zenith_tune.measured.probed_runs import read_probes
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from h200_probes import TARGET, Compared, compare, report
+
+FILES = sorted((ROOT / "benchmarks").glob("h200-probes-*/*.json"))
+
+
+@pytest.fixture(scope="module")
+def probes() -> list[MeasuredRun]:
+    return [run for path in FILES for run in read_probes(path)]
+
+
+@pytest.fixture(scope="module")
+def compared(probes: list[MeasuredRun]) -> list[Compared]:
+    """Return every probe beside what a calibration without its model says of it."""
+    return compare(probes, read_measured(measured_data() / "h200"))
+
+
+def test_the_record_has_what_it_is_said_to_have(probes: list[MeasuredRun]) -> None:
+    assert len({run.model_name for run in probes}) == 3 and len(probes) >= 8
+    assert {run.framework for run in probes} == {"megatron-local"} and {run.gpu for run in probes} == {"h200"}
+    assert max(run.num_gpus or 0 for run in probes) == 64
+    for path in FILES:
+        assert "Megatron-LM" in json.loads(path.read_text())["versions"]
+
+
+def test_memory_of_a_model_that_was_not_seen_is_foretold_within_three_percent(compared: list[Compared]) -> None:
+    assert TARGET == 0.03 and len(compared) >= 8
+    off = {f"{each.run.model_name} {each.run.layout}": each.memory_error for each in compared}
+    assert max(map(abs, off.values())) < TARGET, off
+
+
+def test_work_of_a_dense_model_that_was_not_seen_is_foretold_within_a_tenth(compared: list[Compared]) -> None:
+    dense = [abs(each.time_error) for each in compared if each.run.model and not each.run.model.num_experts]
+    assert len(dense) >= 7 and max(dense) < 0.10
+
+
+def test_the_recorded_probes_alone_foretell_each_others_memory(probes: list[MeasuredRun]) -> None:
+    errors = [abs(each.memory_error) for each in compare(probes, [])]
+    assert len(errors) == len(probes) and max(errors) < TARGET
+
+
+def test_the_table_has_a_row_for_each_rank_and_names_the_worst(probes: list[MeasuredRun]) -> None:
+    run = probes[0]
+    assert run.memory_bytes and run.step_s
+    exact = [Compared(each, each.memory_bytes or 0.0, each.step_s or 0.0) for each in probes[1:]]
+    text = report([Compared(run, 1.02 * run.memory_bytes, 0.5 * run.step_s), *exact])
+    assert "Memory: worst 2.0% (target 3%)." in text and "Work: median 0.0%, worst 50.0%." in text
+    assert sum(line.startswith("| ") for line in text.splitlines()) == len(probes) + 2
+
+
+def test_calibrate_takes_the_recorded_probes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "mine.json"
+    places = [word for path in FILES for word in ("--probes", str(path))]
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", *places, "--output", str(output), "--json"])
+    assert not ended.value.code
+    shown = json.loads(capsys.readouterr().out)
+    mine = load_calibration(output)
+    assert (mine.framework, mine.num_runs) == ("megatron-local", 8) and shown["num_runs"] == 8
+    assert "probes on h200" in mine.origin
+
+
+def test_calibrate_refuses_what_is_no_probe_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "probe.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "--probes", str(tmp_path), "--output", str(tmp_path / "mine.json")])
+    shown = capsys.readouterr()
+    assert ended.value.code == 2 and shown.out == "" and len(shown.err.strip().splitlines()) == 1
+    assert "must be what a probe writes" in shown.err and not (tmp_path / "mine.json").exists()

@@ -1,0 +1,198 @@
+"""The commands `zenithtune probe` and `plan --probe`, with a script in place of Megatron-LM."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.probe.rank_script import SHAPE, is_alive, marked_processes, started, training, write_script
+from zenith_tune.measured.probed_runs import FILE_NAME
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+CLUSTER = ("--cluster", "h200x8")
+EXPERTS = ("--num-experts", "8", "--expert-model-parallel-size", "2")
+
+
+@pytest.fixture
+def run(zenithtune: Run, tmp_path: Path) -> Run:
+    """Run the command line in a folder with the script."""
+    write_script(tmp_path)
+    return zenithtune
+
+
+def probe_file(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob(f"zenithtune-out/probe-*/{FILE_NAME}")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_a_layout_is_measured_shown_and_written_down(run: Run, tmp_path: Path) -> None:
+    done = run("probe", *CLUSTER, "--layout", "TP2 PP4", "--", *training())
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "running TP2 PP4 Z1 mbs1 SP: stage 0 of 4",
+        "stage  rank  peak GiB",
+        "measured: peak memory (allocated)",
+    ):
+        assert words in done.stdout
+    assert "8 micro-batches (the job has 32, reckoned from these) on Fake H200" in done.stdout
+    assert "modelled: " in done.stdout and "PP bubble" in done.stdout and "tokens/s/GPU" in done.stdout
+    content = probe_file(tmp_path)
+    (layout,) = content["layouts"]
+    assert [stage["rank"] for stage in layout["stages"]] == [0, 2, 6] and layout["ok"]
+    assert (content["num_gpus"], content["seq_len"], content["gpu"]) == (8, 2048, "h200")
+    assert "calibrate --probes" in done.stdout and marked_processes(tmp_path) == []
+
+
+def test_the_commands_own_layout_is_probed_where_none_is_named(run: Run, tmp_path: Path) -> None:
+    options = ("--pipeline-model-parallel-size", "2", "--recompute-activations")
+    done = run("probe", "--cluster", "h200x64", "--", *training(*options))
+    assert done.returncode == 0, done.stderr
+    assert "PP2 DP32 Z1 mbs1 selective" in done.stdout
+    assert [(rank, world) for rank, world, _ in started(tmp_path)] == [(0, 64), (32, 64)]
+
+
+def test_json_is_one_object_and_text_for_people_goes_elsewhere(run: Run) -> None:
+    done = run("probe", *CLUSTER, "--layout", "TP2", "--layout", "TP4", "--json", "--", *training())
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert len(shown["layouts"]) == 2 and set(shown["ranked"]) == {each["name"] for each in shown["layouts"]}
+    for each in shown["layouts"]:
+        assert sum(each["combined"]["time_parts"].values()) == pytest.approx(each["combined"]["step_s"])
+    assert "running TP2" in done.stderr and "planned as" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["probe", "--top", "2"], ["plan", "--probe", "2"]])
+def test_the_best_of_the_plan_are_probed_and_ranked_again(run: Run, command: list[str]) -> None:
+    done = run(*command, *CLUSTER, "--json", "--", *training())
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    first, second = shown["layouts"]
+    assert first["planned"]["step_s"] <= second["planned"]["step_s"] and first["name"] != second["name"]
+    steps = {each["name"]: each["combined"]["step_s"] for each in shown["layouts"]}
+    assert shown["ranked"] == sorted(steps, key=lambda name: steps[name])
+
+
+def test_a_layout_that_does_not_train_is_exit_code_1_and_says_why(run: Run, tmp_path: Path) -> None:
+    done = run("probe", *CLUSTER, "--layout", "PP2", "--", *training(STANDIN="oom"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "does not train: oom on stage 0: " in done.stdout
+    assert probe_file(tmp_path)["layouts"][0]["combined"] is None
+
+
+def test_what_a_log_says_is_shown_as_it_stands(run: Run) -> None:
+    done = run("probe", *CLUSTER, "--layout", "TP2", "--", *training(STANDIN="brackets"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "[/broken] tag :100: in [red]config" in done.stdout
+
+
+def test_a_gpu_of_another_kind_than_the_clusters_is_told(run: Run) -> None:
+    arguments = ("probe", *CLUSTER, "--layout", "TP2", "--")
+    done = run(*arguments, *training(STANDIN_GPU="NVIDIA A100-SXM4-80GB"))
+    assert done.returncode == 0, done.stderr
+    assert "the cluster has h200, but the ranks ran on NVIDIA A100-SXM4-80GB" in done.stdout
+    assert "note:" not in run(*arguments, *training()).stdout
+
+
+def test_one_layout_that_fails_leaves_the_others(run: Run) -> None:
+    done = run("probe", *CLUSTER, "--layout", "PP2", "--layout", "TP2", "--json", "--", *training(STANDIN_4="oom"))
+    assert done.returncode == 0, done.stderr
+    failed, trained = json.loads(done.stdout)["layouts"]
+    assert (failed["ok"], trained["ok"]) == (False, True)
+    assert json.loads(done.stdout)["ranked"] == [trained["name"], failed["name"]]
+
+
+def test_an_interrupt_ends_the_rank_and_keeps_the_finished_layouts(tmp_path: Path) -> None:
+    write_script(tmp_path)
+    layouts = ("--layout", "TP2", "--layout", "PP2", "--layout", "TP4")
+    arguments = ["probe", *CLUSTER, *layouts, "--", *training(STANDIN_4="hang")]
+    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    prober = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(rank == 4 for rank, _, _ in started(tmp_path)):
+            assert time.monotonic() < deadline and prober.poll() is None, "the hanging rank never came"
+            time.sleep(0.05)
+        prober.send_signal(signal.SIGINT)
+        stdout, stderr = prober.communicate(timeout=30)
+    finally:
+        prober.kill()
+    assert prober.returncode == 130 and stderr == ""
+    assert "interrupted: 1 of 3 layouts are probed" in stdout
+    assert not any(is_alive(pid) for _, _, pid in started(tmp_path)) and marked_processes(tmp_path) == []
+    (kept,) = probe_file(tmp_path)["layouts"]
+    assert kept["ok"] and kept["name"].startswith("TP2 ")
+
+
+def train(*options: str) -> list[str]:
+    return ["--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *SHAPE.split(), *options]
+
+
+MISTAKES: list[tuple[list[str], list[str]]] = [
+    (["probe"], ["a probe needs your training command", "after --"]),
+    (["probe", "--layout", "TP2", "--top", "2", *train()], ["--layout", "--top", "leave one"]),
+    (["probe", *CLUSTER, "--", "true"], ["pretrain_*.py"]),
+    (["probe", *CLUSTER, "--layout", "TP3", *train()], ["Megatron-LM would refuse this layout", "tp*pp*cp"]),
+    (["probe", *CLUSTER, "--layout", "TP16", *train()], ["Megatron-LM would refuse this layout"]),
+    (["probe", *CLUSTER, "--layout", "PP8 VP2", *train()], ["Megatron-LM would refuse this layout"]),
+    (["probe", *CLUSTER, "--layout", "TP2 QQ2", *train()], ["'QQ2'"]),
+    (["probe", *CLUSTER, "--layout", "TP2 DP3", *train()], ["DP follows from the 8 GPUs and is 4, but got DP3"]),
+    (["probe", *CLUSTER, *train(*EXPERTS, "--moe-token-dispatcher-type", "flex")], ["flex", "alltoall"]),
+    (["probe", "--cluster", "h1000x8", *train()], ["h1000", "h100"]),
+    (["probe", "--cluster", "h200x8", "--gpus", "64", *train()], ["64 GPUs", "--cluster h200x64"]),
+    (["probe", "--", "torchrun", "pretrain_gpt.py", *SHAPE.split()], ["number of GPUs", "--gpus 8"]),
+    (["probe", *CLUSTER, "--timeout", "-1", *train()], ["--timeout", "-1"]),
+    (["probe", *CLUSTER, "--timeout", "nan", *train()], ["--timeout", "nan"]),
+    (["probe", *CLUSTER, "--steps", "0", *train()], ["--steps"]),
+    (["probe", *CLUSTER, "--top", "65", *train()], ["--top"]),
+    (["probe", *CLUSTER, "--calibration", "none.json", *train()], ["none.json"]),
+    (["probe", *CLUSTER, "--gbs", "12", *train()], ["Megatron-LM would refuse this layout", "12"]),
+    (["plan", *CLUSTER, "--probe", "2", "--pareto", *train()], ["--probe", "--pareto", "leave it out"]),
+    (["plan", *CLUSTER, "--probe", "2", "--seq", "4096", *train()], ["--probe", "--seq"]),
+    (["plan", *CLUSTER, "--probe", "2", "--fix", "tp=2", *train()], ["--probe", "--fix"]),
+    (["plan", *CLUSTER, "--probe", "2", "--precision", "fp8", *train()], ["--probe", "--precision"]),
+    (["plan", *CLUSTER, "--probe", "2"], ["a probe needs your training command"]),
+    (["plan", *CLUSTER, *train()], ["--probe K"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "parts"), MISTAKES)
+def test_every_mistake_is_one_line_and_exit_code_2(
+    run: Run, tmp_path: Path, arguments: list[str], parts: list[str]
+) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert started(tmp_path) == [] and not (tmp_path / "zenithtune-out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["probe", "--help"], *(MISTAKES[index][0] for index in (0, 1, 2, 3, 8, 9, 10, 11, 12, 18))],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
+    best = 10.0
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "zenith_tune.cli", *arguments], capture_output=True, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert best < 0.4
+
+
+def test_the_documentation_has_the_command() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert "## zenithtune probe\n" in text and "Usage: zenithtune probe [OPTIONS] -- COMMAND..." in text
