@@ -131,16 +131,23 @@ class StudySession:
         """Write CSV, JSON and the best command."""
         with full_disk_is_clear(self.place.folder.path):
             self.place.folder.create()  # a trial may have removed it
-            export(self.study, self.header, self.place.folder)
-            self._leave_results()
+            export(self.study, self.header, self.place.folder, self.best_command())
+            if (params := self._best_params()) is not None:
+                for name, text in self._preset.result_files(params).items():
+                    write_atomically(self.place.folder.path / name, text)
 
-    def _leave_results(self) -> None:
-        """Write what the preset leaves for the fastest run, which may be the user's own."""
-        fastest, folder = self.study.fastest, self.place.folder.path
+    def best_command(self) -> str | None:
+        """Return the command of the fastest run, or the one that needs nothing but what is left for it."""
+        fastest, params = self.study.fastest, self._best_params()
+        if fastest is None or params is None:
+            return fastest.command if fastest else None
+        return self._preset.result_command(self.header.command, params, self.place.folder.path) or fastest.command
+
+    def _best_params(self) -> Params | None:
+        """Return the point of the fastest run, which may be the user's own."""
+        fastest = self.study.fastest
         params = (fastest.params or self._preset.own_point(self.header.command)) if fastest else None
-        if params:
-            for name, text in self._preset.result_files(self.header.command, params, folder).items():
-                write_atomically(folder / name, text)
+        return dict(params) if params else None
 
     def dump_environment(self) -> None:
         """Write the environment, with the values of secrets masked."""

@@ -229,11 +229,11 @@ class PresetTuner:
         return mask(self.render(params), self.secrets) + (f" # files {digest}" if digest else "")
 
     def _end(self, session: StudySession, why: str) -> None:
-        fastest, folder = session.study.fastest, session.place.folder
+        folder = session.place.folder
         end = StudyEnd(
             study=session.study,
             why=why,
-            best_command=fastest.command if fastest else None,
+            best_command=session.best_command(),
             csv_path=folder.csv,
             json_path=folder.json,
             trials_path=folder.path / "trials",

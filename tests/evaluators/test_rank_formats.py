@@ -215,3 +215,19 @@ def test_marks_without_end_are_judged_in_a_moment(piece: str) -> None:
     started = time.process_time()
     failure(log)
     assert time.process_time() - started < 3
+
+
+def test_a_field_that_pydantic_refuses_is_named() -> None:
+    log = (
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "train.py", line 3, in <module>\n'
+        "[rank0]: something else\n"
+        "[rank1]: pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig\n"
+        "[rank1]: no_such_key\n"
+        "[rank0]: more of it\n"
+        "[rank1]:   Extra inputs are not permitted [type=extra_forbidden, input_value=1, input_type=int]\n"
+    )
+    failure = classify(log, 1)
+    assert failure is not None
+    refused = "1 validation error for DeepSpeedZeroConfig: no_such_key: Extra inputs are not permitted"
+    assert failure.message == f"rank 1: pydantic_core._pydantic_core.ValidationError: {refused}"

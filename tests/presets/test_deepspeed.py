@@ -9,7 +9,7 @@ import pytest
 from tests.presets.deepspeed_jobs import PLAIN, TRAINER, bound, command, config_of, point, trainer_command, write
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed import RESULT_COMMAND, RESULT_CONFIG, DeepSpeedPreset
+from zenith_tune.presets.deepspeed import RESULT_CONFIG, DeepSpeedPreset
 from zenith_tune.strategies.zero_progressive import ZeroProgressiveStrategy
 from zenith_tune.testing import PresetContract
 
@@ -100,7 +100,7 @@ def test_the_file_is_named_in_the_commands_own_way(tmp_path: Path, form: str) ->
 def test_a_trial_prints_what_is_measured_and_the_result_does_not(tmp_path: Path) -> None:
     preset = bound(command(write(tmp_path, {**PLAIN, "steps_per_print": 2000})))
     trial = config_of(preset, stage=2, mbs=4)
-    best = preset.result_files(command(tmp_path / "ds.json"), point(preset, stage=2, mbs=4), tmp_path)[RESULT_CONFIG]
+    best = preset.result_files(point(preset, stage=2, mbs=4))[RESULT_CONFIG]
     assert (trial["steps_per_print"], trial["wall_clock_breakdown"], trial["log_level"]) == (1, True, "info")
     assert json.loads(best) == {
         **PLAIN,
@@ -114,7 +114,7 @@ def test_a_trial_prints_what_is_measured_and_the_result_does_not(tmp_path: Path)
 def test_the_result_is_a_command_beside_its_file(tmp_path: Path) -> None:
     folder, path = tmp_path / "a study", write(tmp_path, PLAIN)
     preset = bound(command(path))
-    line = preset.result_files(command(path), point(preset, mbs=4), folder)[RESULT_COMMAND].splitlines()[-1]
+    line = preset.result_command(command(path), point(preset, mbs=4), folder)
     assert line.endswith(f"--deepspeed_config '{folder}'/{RESULT_CONFIG}")
 
 

@@ -43,7 +43,7 @@ def test_the_best_configuration_and_its_command_are_left_and_run_as_they_are(tmp
         "zero_optimization": {"stage": 1, "overlap_comm": True},
         "steps_per_print": 2000,
     }
-    ran = subprocess.run(["bash", folder / "run_optimal.sh"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(["bash", folder / "best_command.sh"], capture_output=True, text=True, check=True)
     assert "trained 12 steps at stage 1" in ran.stdout
 
 

@@ -5,6 +5,7 @@ The work is bounded, whatever the log holds: a number of tracebacks, of lines in
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ TRACEBACK = "Traceback (most recent call last)"
 _MAX_LINE = 4096
 _MAX_WALKED_LINES = 100_000
 _MAX_CANDIDATES = 5_000
+_VALIDATION = re.compile(r"\d{1,4} validation errors? for \w")
 _MAX_MARKS = 8
 
 # What launchers put before a line: [rank3]:, [default3]:, 3:, [1,3]<stderr>:, (Worker pid=9), a date, or the name of a
@@ -179,7 +181,8 @@ def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: boo
     source = ""
     # Torchrun repeats a worker's traceback inside its own report, two blanks further in.
     indent = "  " if "traceback : " in line_at(log, position) else ""
-    for walked, line in enumerate(_lines_after(log, position, limit), start=1):
+    following = _lines_after(log, position, limit)
+    for walked, line in enumerate(following, start=1):
         other, rest = _split_speaker(line)
         rest = rest.removeprefix(indent)
         if other != speaker or not rest.strip():
@@ -190,9 +193,18 @@ def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: boo
         if found := _exception(rest):
             kind, text = found
             text = text or (source if kind.endswith("AssertionError") else "")
+            if _VALIDATION.match(text):
+                text = f"{text}: {_first_field(following, speaker, indent)}"
             aside = in_thread or kind in ("ImportError", "ModuleNotFoundError")
             return RankError(type=kind, text=text, rank=speaker.rank, is_aside=aside), walked
     return None, limit
+
+
+def _first_field(following: Iterator[str], speaker: _Speaker, indent: str) -> str:
+    """Return which field pydantic refuses and why, which it says in the two lines below its exception."""
+    told = (_split_speaker(line) for line in itertools.islice(following, 8))
+    own = [rest.removeprefix(indent).strip() for other, rest in told if other == speaker and rest.strip()]
+    return ": ".join(own[:2]).partition(" [type=")[0]
 
 
 def _lines_after(log: str, position: int, limit: int) -> Iterator[str]:

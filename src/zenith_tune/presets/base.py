@@ -103,9 +103,13 @@ class TuningPreset(ABC):
         """Return the files that this run needs beside its command, as relative path and text."""
         return {}
 
-    def result_files(self, command: str, params: Mapping[str, Value], folder: Path) -> dict[str, str]:
-        """Return what is left for the best point in the study's `folder`, as relative path and text."""
+    def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return what is left for the best point in the study's folder, as relative path and text."""
         return {}
+
+    def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str | None:
+        """Return the command that trains with what is left in the study's `folder`; None: the trial's own will do."""
+        return None
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words, for a table's cell."""

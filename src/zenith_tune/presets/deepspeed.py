@@ -25,7 +25,7 @@ from zenith_tune.zero.zero_subject import ZeroSubject
 METRICS = ("throughput", "latency", "flops")
 INSIDE = {"gridsearch": "grid", "random": "random", "model_based": "model"}
 """How DeepSpeed's autotuner calls the ways of searching inside a stage."""
-RESULT_CONFIG, RESULT_COMMAND = "ds_config_optimal.json", "run_optimal.sh"
+RESULT_CONFIG = "ds_config_optimal.json"
 
 
 @PresetRegistry.register("deepspeed")
@@ -108,15 +108,14 @@ class DeepSpeedPreset(TuningPreset):
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {FILE_NAME: trial_config(self._space, params).text}
 
-    def result_files(self, command: str, params: Mapping[str, Value], folder: Path) -> dict[str, str]:
-        """Return what is left in the study's folder for the best point: its JSON, and the command that trains with it.
+    def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the best point's JSON, which prints no more than the user's own."""
+        return {RESULT_CONFIG: best_config(self._space, params).text}
 
-        Neither prints more than the user's own, and neither needs the trial's folder.
-        """
+    def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
+        """Return the command that trains with it, and needs no trial's folder."""
         text = self.apply_parameters(command, params).replace(TRIAL_PATH, f"{{trial_folder}}/{RESULT_CONFIG}")
-        line = fill_placeholders(text, {"trial_folder": str(folder)})[0]
-        config = best_config(self._space, params).text
-        return {RESULT_CONFIG: config, RESULT_COMMAND: f"#!/usr/bin/env bash\n{line}\n"}
+        return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with a copy of its JSON, which prints what is measured."""

@@ -32,13 +32,12 @@ def trial_as_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def export(study: Study, header: StudyHeader, folder: StudyFolder) -> None:
+def export(study: Study, header: StudyHeader, folder: StudyFolder, best_command: str | None) -> None:
     """Write trials.csv, study.json and best_command.sh, each as a whole."""
     write_atomically(folder.csv, _csv(study))
-    write_json(folder.json, _json(study, header))
-    best = study.fastest
-    if best is not None:
-        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{best.command}\n")
+    write_json(folder.json, {**_json(study, header), "best_command": best_command})
+    if best_command is not None:
+        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{best_command}\n")
 
 
 def _rows(study: Study) -> list[Trial]:
@@ -65,7 +64,6 @@ def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
         "best": trial_as_json(study.best) if study.best else None,
         "baseline": trial_as_json(study.baseline) if study.baseline else None,
         "gain": study.gain,
-        "best_command": study.fastest.command if study.fastest else None,
         "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
         "num_pruned": study.num_pruned,
         "num_repeated": study.num_repeated,
