@@ -42,3 +42,10 @@ def test_a_message_that_names_nothing_teaches_of_that_layout_alone() -> None:
     alike = refused_alike(prior().layouts, 5, "assertion failed")
     assert alike.sum() == 1 and alike[5]
     assert rule_of(prior().layouts, 5, "assertion failed") == "this layout is refused: assertion failed"
+
+
+def test_an_option_that_the_program_does_not_know_says_nothing_of_other_layouts() -> None:
+    message = "pretrain_gpt.py: error: unrecognized arguments: --tensor-model-parallel-size 2"
+    assert named_axes(message)
+    alike = refused_alike(prior().layouts, 5, message)
+    assert alike.sum() == 1 and alike[5]
