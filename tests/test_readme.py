@@ -91,7 +91,7 @@ def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("study", "outcomes", "planner", "calibration", "plugs", "probe", "deepspeed", "presets", "guided")))
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("study", "outcomes", "planner", "calibration", "plugs", "probe", "deepspeed", "presets", "guided", "checkpoints")))
 
 
 @pytest.mark.parametrize("page", PAGES)

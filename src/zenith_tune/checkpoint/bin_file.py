@@ -1,0 +1,74 @@
+"""Writes .bin files by torch.save, from tensors that are mapped from a file and so are never all in memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.checkpoint.dtypes import ITEM_BYTES, TORCH_NAMES
+from zenith_tune.checkpoint.joined_tensor import JoinedTensor
+from zenith_tune.checkpoint.needs_torch import import_torch
+from zenith_tune.checkpoint.output_place import beside
+
+ALIGNMENT = 64
+
+
+def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, plain: dict[str, Any]) -> None:
+    """Write a new file that holds the tensors nested as they were found, or flat where they were not nested."""
+    torch = import_torch(f"{path.name} is a .bin file")
+    with beside(path) as raw:
+        listed = list(tensors)
+        offsets = _write_raw(raw, listed)
+        with raw.open("r+b") as file:
+            # Shared, so that the kernel may take the pages back at any time.
+            view = mmap.mmap(file.fileno(), 0)
+        weights: dict[str, Any] = {}
+        for tensor, offset in zip(listed, offsets, strict=True):
+            _put(weights, tensor, _mapped(torch, view, tensor, offset))
+        whole = {**plain, wrapper: weights} if wrapper else {**weights, **plain}
+        try:
+            with path.open("xb") as target:
+                torch.save(whole, target)
+        except RuntimeError as error:
+            raise _cause(error) from None
+
+
+def _cause(error: RuntimeError) -> BaseException:
+    """Return what struck while torch wrote, which raises an error of its own as it closes a half-written file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt | OSError):
+        cause = cause.__context__
+    return cause or OSError(errno.EIO, " ".join(str(error).split())[:120])
+
+
+def _write_raw(path: Path, tensors: list[JoinedTensor]) -> list[int]:
+    offsets = []
+    with path.open("xb") as file:
+        for tensor in tensors:
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            offsets.append(file.tell())
+            for block in tensor.mosaic.blocks():
+                file.write(block.data)
+        file.write(bytes(ALIGNMENT))  # an empty file cannot be mapped
+    return offsets
+
+
+def _mapped(torch: Any, view: mmap.mmap, tensor: JoinedTensor, offset: int) -> Any:
+    dtype = getattr(torch, TORCH_NAMES[tensor.dtype])
+    count = tensor.num_bytes // ITEM_BYTES[tensor.dtype]
+    flat = torch.frombuffer(view, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
+    return flat.reshape(tensor.shape)
+
+
+def _put(weights: dict[str, Any], tensor: JoinedTensor, value: Any) -> None:
+    """Put a tensor where its keys lead."""
+    parts, keys = tensor.name.split("."), []
+    for length in tensor.key_parts:
+        keys.append(".".join(parts[:length]))
+        parts = parts[length:]
+    for key in keys[:-1]:
+        weights = weights.setdefault(key, {})
+    weights[keys[-1]] = value

@@ -1,0 +1,217 @@
+"""The whole model that a set of shards holds: every weight once, under its global name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zenith_tune.checkpoint.joined_tensor import JoinedTensor, join_ranks
+from zenith_tune.checkpoint.layer_numbers import LayerNumbers, find_numbers
+from zenith_tune.checkpoint.model_shape import Attention, ModelShape
+from zenith_tune.checkpoint.shape_checks import find_heads, refuse_experts, refuse_shape
+from zenith_tune.checkpoint.shard_set import ShardSet
+from zenith_tune.checkpoint.split_rules import (
+    EMBEDDING,
+    HEAD,
+    TIED_HEAD,
+    Home,
+    Split,
+    down_of,
+    home_of,
+    is_expert,
+    is_grouped,
+    is_mtp,
+    layer_of,
+    renumbered,
+    split_of,
+)
+from zenith_tune.errors import UsageError
+from zenith_tune.units import count
+
+MTP_TOO = "with layers of multi-token prediction on the last"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedModel:
+    """Hold the weights of a model, and what the shards told of it."""
+
+    tensors: dict[str, JoinedTensor]
+    numbers: LayerNumbers
+    is_tied: bool
+    attention: tuple[Attention, ...]
+    """The kinds of attention, where the heads are known."""
+    padded_vocab: int | None
+    on_every_stage: frozenset[str]
+    wrapper: str | None
+    plain: dict[str, Any]
+    metadata: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+    @property
+    def embedding(self) -> JoinedTensor | None:
+        """The table of word embeddings."""
+        return next((tensor for name, tensor in self.tensors.items() if name.endswith(EMBEDDING)), None)
+
+    @property
+    def has_mtp(self) -> bool:
+        """Tell whether the last stage predicts several tokens, for which it holds the embedding too."""
+        return any(is_mtp(name) for name in self.tensors)
+
+
+def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
+    """Join the shards of all ranks; whatever is missing, extra or mismatched is refused."""
+    names = [shards.names(stage) for stage in range(shards.pp)]
+    numbers = find_numbers(names)
+    _refuse_grouped(names)
+    found: dict[str, JoinedTensor] = {}
+    stages: dict[str, list[int]] = {}
+    for stage in range(shards.pp):
+        for name in names[stage]:
+            joined = _joined(shards, stage, name, numbers, shape)
+            known = found.setdefault(joined.name, joined)
+            if known is not joined:
+                _refuse_other(known, joined, stages[joined.name][0], stage)
+            stages.setdefault(joined.name, []).append(stage)
+    _refuse_misplaced(stages, shards.pp)
+    housed = {name: _housed(tensor, stages[name], shards.pp) for name, tensor in found.items()}
+    tensors, is_tied = _untied(housed, shape, shards.pp)
+    refuse_experts(tensors)
+    tables = [tensor for tensor in tensors.values() if tensor.split is Split.VOCABULARY]
+    padded_vocab = refuse_shape(tables, shape, numbers.num_layers)
+    plain, metadata, left_out = _common(shards)
+    return JoinedModel(
+        tensors=tensors,
+        numbers=numbers,
+        is_tied=is_tied,
+        attention=find_heads(tensors, shape),
+        padded_vocab=padded_vocab,
+        on_every_stage=frozenset(name for name, held in stages.items() if len(held) == shards.pp > 1),
+        wrapper=shards.contents[0, 0].wrapper,
+        plain=plain,
+        metadata=metadata,
+        notes=_notes(left_out),
+    )
+
+
+def _joined(shards: ShardSet, stage: int, name: str, numbers: LayerNumbers, shape: ModelShape) -> JoinedTensor:
+    ranks = shards.ranks(stage, name)
+    split, home = split_of(name), home_of(name)
+    if split is Split.UP:
+        split = _up_split(shards, stage, name)
+    if shape.whole_experts and is_expert(name):
+        split = Split.WHOLE
+    place = layer_of(name)
+    whole_name = renumbered(name, numbers.to_global(stage, place[1])) if place else name
+    return join_ranks(ranks, whole_name, split, home)
+
+
+def _up_split(shards: ShardSet, stage: int, name: str) -> Split:
+    """Return whether an up-projection holds a gate: twice the width of the down-projection."""
+    tensors, down_name = shards.contents[0, stage].tensors, down_of(name)
+    up, down = tensors[name].shape, tensors[down_name].shape if down_name in tensors else ()
+    if len(down) == 2 and up and up[0] in (down[1], 2 * down[1]):
+        return Split.COLUMN if up[0] == down[1] else Split.GATED
+    law = f"{name!r} has {list(up)} and {down_name!r} {list(down) or 'is missing'}, of which the first must have as "
+    raise UsageError(f"{law}many rows as the second has columns, or twice as many: it is not Megatron's")
+
+
+def _refuse_grouped(names: list[list[str]]) -> None:
+    grouped = next((name for stage in names for name in stage if is_grouped(name)), None)
+    if grouped is not None:
+        law = f"{grouped!r} holds all experts in one tensor, in an order that is not supported"
+        raise UsageError(f"{law}: save with Transformer Engine's grouped experts, or without --moe-grouped-gemm")
+
+
+def _refuse_other(known: JoinedTensor, other: JoinedTensor, stage: int, other_stage: int) -> None:
+    """Refuse a weight that two stages hold differently."""
+    if (known.dtype, known.shape) != (other.dtype, other.shape) or not known.mosaic.equals(other.mosaic):
+        law = f"{known.name!r} must be the same wherever it is, but stages {stage} and {other_stage} differ"
+        raise UsageError(f"{law}: the shards are of different checkpoints")
+
+
+def _refuse_misplaced(stages: dict[str, list[int]], pp: int) -> None:
+    """Refuse embeddings that the first stage does not hold, and heads that the last one does not."""
+    last_too = any(is_mtp(name) for name in stages)
+    for name, held in stages.items():
+        home = home_of(name)
+        first_ok = held == [0] or pp == 1 or (last_too and held == [0, pp - 1])
+        if (home is Home.FIRST and not first_ok) or (home is Home.LAST and held != [pp - 1]):
+            where = f"stage {', '.join(map(str, held))} of {pp}"
+            law = f"{name!r} belongs to the {home.value} stage ({MTP_TOO}), but is on {where}"
+            raise UsageError(f"{law}: the shards are misnamed or of different checkpoints")
+
+
+def _housed(tensor: JoinedTensor, stages: list[int], pp: int) -> JoinedTensor:
+    """Return a weight of unknown home as one of the stage where it was found."""
+    ends = {0: Home.FIRST, pp - 1: Home.LAST}
+    if tensor.home is not Home.UNKNOWN or pp == 1 or len(stages) > 1 or stages[0] not in ends:
+        return tensor
+    return replace(tensor, home=ends[stages[0]])
+
+
+def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple[dict[str, JoinedTensor], bool]:
+    """Return the weights without a tied output layer, which is a copy of the embedding; and whether it is tied."""
+    embedding = next((tensor for name, tensor in found.items() if name.endswith(EMBEDDING)), None)
+    copy = next((tensor for name, tensor in found.items() if name.endswith(TIED_HEAD)), None)
+    head = copy or next((tensor for name, tensor in found.items() if name.endswith(HEAD)), None)
+    if head is None or embedding is None:
+        if shape.tied is False and embedding is not None:
+            raise UsageError("the output layer is not tied, it was told, but the shards hold none: check --untied")
+        return found, embedding is not None
+    must_be = shape.tied or copy is not None
+    may_be = must_be or (shape.tied is None and pp > 1)
+    is_same = may_be and head.dtype == embedding.dtype and head.mosaic.equals(embedding.mosaic)
+    if must_be and not is_same:
+        law = f"{head.name!r} must be the same as {embedding.name!r}, as the output layer is tied, but differs"
+        raise UsageError(f"{law}: the shards are of different checkpoints, or give --untied")
+    return ({name: each for name, each in found.items() if each is not head} if is_same else found), is_same
+
+
+def _common(shards: ShardSet) -> tuple[dict[str, Any], dict[str, str], set[str]]:
+    """Return what all shards say alike beside their weights, and the names of what is left out."""
+    contents = list(shards.contents.values())
+    first = contents[0]
+    plain = {key: value for key, value in first.plain.items() if all(_has(each.plain, key, value) for each in contents)}
+    metadata = {
+        key: value for key, value in first.metadata.items() if all(_has(each.metadata, key, value) for each in contents)
+    }
+    left_out = {name for each in contents for name in [*each.left_out, *each.plain] if name not in plain}
+    extra = {name for each in contents for name in each.tensors if name.endswith("_extra_state")}
+    return plain, metadata, left_out | extra
+
+
+def _has(found: dict[str, Any], key: str, value: Any) -> bool:
+    return key in found and type(found[key]) is type(value) and found[key] == value
+
+
+def _notes(left_out: set[str]) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    shown = ", ".join(sorted(left_out)[:3])
+    dots = " ..." if len(left_out) > 3 else ""
+    return (f"left out: {count(len(left_out), 'entry').replace('entrys', 'entries')}, no weights ({shown}{dots})",)
+
+
+def with_vocab(model: JoinedModel, num_rows: int) -> dict[str, JoinedTensor]:
+    """Return the weights with a vocabulary of so many rows."""
+    return {
+        name: tensor.with_rows(num_rows) if tensor.split is Split.VOCABULARY else tensor
+        for name, tensor in model.tensors.items()
+    }
+
+
+def with_tied_head(model: JoinedModel, tensors: dict[str, JoinedTensor]) -> dict[str, JoinedTensor]:
+    """Return the weights with the copy of the embedding that the last of several stages holds."""
+    name, embedding = next((pair for pair in tensors.items() if pair[0].endswith(EMBEDDING)), (None, None))
+    if name is None or embedding is None or not model.is_tied:
+        return tensors
+    is_old = any(".query_key_value." in other for other in tensors)
+    head_name = TIED_HEAD if is_old else name.removesuffix(EMBEDDING) + HEAD
+    is_flat = len(embedding.key_parts) == 1
+    key_parts = (head_name.count(".") + 1,) if is_flat else (1,) * (head_name.count(".") + 1)
+    return {**tensors, head_name: replace(embedding, name=head_name, key_parts=key_parts, home=Home.LAST)}

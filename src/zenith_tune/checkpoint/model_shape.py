@@ -1,0 +1,97 @@
+"""What a person tells of the model's shape, where the shards do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+
+VOCAB_DIVISOR = 128
+"""Megatron-LM's default of --make-vocab-size-divisible-by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Hold what is known of the model; None is what nobody told."""
+
+    num_layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab: int | None = None
+    tied: bool | None = None
+    whole_experts: bool = False
+    """Every tensor rank holds its experts whole: --expert-tensor-parallel-size 1."""
+
+    @classmethod
+    def of_model(cls, model: ModelSpec, *, whole_experts: bool = False) -> ModelShape:
+        """Return the shape of a model that is known by its config.json or name."""
+        is_latent = model.latent_attention is not None
+        return cls(
+            num_layers=model.num_layers,
+            hidden=model.hidden,
+            heads=model.num_heads,
+            kv_heads=None if is_latent else model.num_kv_heads,
+            head_dim=None if is_latent else model.head_dim,
+            vocab=model.vocab,
+            tied=model.tied_embeddings,
+            whole_experts=whole_experts,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Hold the heads of one layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def why_not(self, tp: int) -> str | None:
+        """Return why Megatron could not split these heads over so many ranks."""
+        if self.heads % tp:
+            return f"{self.heads} heads cannot be split over {tp} tensor ranks"
+        if self.kv_heads % tp and tp % self.kv_heads:
+            return f"{self.kv_heads} query groups are neither a multiple nor a divisor of {tp} tensor ranks"
+        return None
+
+
+def find_attention(
+    shape: ModelShape, name: str, *, qkv_rows: int, query_size: int, norm_size: int | None
+) -> Attention | None:
+    """Return the heads of a layer from the sizes of its weights and what was told, or None where that is too little.
+
+    The rows of the fused weight are all queries (with a gate of their size, in some models), keys and values; the
+    columns of the output projection are all queries. So keys are known as a whole, and one of heads, groups and head
+    size tells the others.
+    """
+    halves = [divmod(qkv_rows - queries, 2) for queries in (query_size, 2 * query_size)]
+    kv_sizes = [size for size, rest in halves if not rest and 0 < size <= query_size and not query_size % size]
+    if not kv_sizes:
+        law = f"{name!r} has {qkv_rows} rows, which are not {query_size} of queries with their keys and values"
+        raise UsageError(f"{law}: its order is not Megatron's")
+    if not any((shape.heads, shape.kv_heads, shape.head_dim, norm_size)):
+        return None
+    found = [_heads(shape, query_size, kv_size, norm_size) for kv_size in kv_sizes]
+    fitting = next((each for each in found if each is not None), None)
+    if fitting is None:
+        law = f"{name!r} has {qkv_rows} rows for {query_size} of queries, which do not go with the heads told"
+        raise UsageError(f"{law}: check --model, --heads, --kv-heads and --head-dim")
+    return fitting
+
+
+def _heads(shape: ModelShape, query_size: int, kv_size: int, norm_size: int | None) -> Attention | None:
+    sizes = {
+        shape.head_dim,
+        norm_size,
+        query_size / shape.heads if shape.heads else None,
+        kv_size / shape.kv_heads if shape.kv_heads else None,
+    } - {None}
+    head_dim = int(sizes.pop() or 0)
+    if head_dim == 0 or any(size != head_dim for size in sizes) or query_size % head_dim or kv_size % head_dim:
+        return None
+    heads, kv_heads = query_size // head_dim, kv_size // head_dim
+    told = (shape.heads or heads, shape.kv_heads or kv_heads)
+    return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim) if told == (heads, kv_heads) else None

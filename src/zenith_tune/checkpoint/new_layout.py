@@ -1,0 +1,73 @@
+"""The joined model cut for another layout: what each tensor rank of each stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from zenith_tune.checkpoint.joined_model import JoinedModel, with_tied_head, with_vocab
+from zenith_tune.checkpoint.joined_tensor import JoinedTensor
+from zenith_tune.checkpoint.layer_numbers import LayerNumbers
+from zenith_tune.checkpoint.split_rules import Home, layer_of, renumbered
+from zenith_tune.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewLayout:
+    """Hold the weights and the degrees that they are cut for."""
+
+    tensors: Mapping[str, JoinedTensor]
+    numbers: LayerNumbers
+    tp: int
+    embedding_is_last_too: bool
+    on_every_stage: frozenset[str]
+
+    @classmethod
+    def of(cls, model: JoinedModel, *, tp: int, numbers: LayerNumbers, vocab_rows: int | None) -> NewLayout:
+        """Cut a model; refuse degrees that Megatron could not split it by."""
+        pp = len(numbers.per_stage)
+        for attention in model.attention:
+            reason = attention.why_not(tp)
+            if reason is not None:
+                raise UsageError(f"{reason}, which Megatron refuses: choose another --tp")
+        tensors = model.tensors if vocab_rows is None else with_vocab(model, vocab_rows)
+        tensors = with_tied_head(model, dict(tensors)) if pp > 1 else tensors
+        layout = cls(
+            tensors=tensors,
+            numbers=numbers,
+            tp=tp,
+            embedding_is_last_too=model.has_mtp,
+            on_every_stage=model.on_every_stage,
+        )
+        for tensor in tensors.values():
+            layout.stages(tensor)
+            tensor.part(0, tp)
+        return layout
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        return len(self.numbers.per_stage)
+
+    def shard(self, rank: int, stage: int) -> list[JoinedTensor]:
+        """Return what one rank holds, under the names that it knows."""
+        here = [tensor for tensor in self.tensors.values() if stage in self.stages(tensor)]
+        return [replace(tensor.part(rank, self.tp), name=self._local_name(tensor.name)) for tensor in here]
+
+    def stages(self, tensor: JoinedTensor) -> set[int]:
+        """Return the stages that hold a weight."""
+        place = layer_of(tensor.name)
+        if place is not None:
+            return {self.numbers.place(place[1])[0]}
+        if tensor.home is Home.LAST:
+            return {self.pp - 1}
+        if tensor.home is Home.FIRST:
+            return {0, self.pp - 1} if self.embedding_is_last_too else {0}
+        if self.pp > 1 and tensor.name not in self.on_every_stage:
+            law = f"{tensor.name!r} has no known place in a pipeline of {self.pp} stages"
+            raise UsageError(f"{law}: choose --pp 1, or leave it out of the checkpoint")
+        return set(range(self.pp))
+
+    def _local_name(self, name: str) -> str:
+        place = layer_of(name)
+        return renumbered(name, self.numbers.place(place[1])[1]) if place else name

@@ -1,0 +1,126 @@
+"""Where a checkpoint is written: beside its place under a name of its own, and put there only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from zenith_tune.checkpoint.shard_set import is_shard_name
+from zenith_tune.errors import DiskFullError, UsageError
+from zenith_tune.units import format_bytes
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def refuse_file(path: Path, source: Path, *, force: bool) -> None:
+    """Refuse a file that must not be written, before anything is read."""
+    with explained(path):
+        _refuse_place(path, source)
+        if path.is_dir():
+            raise UsageError(f"--output must be a file, but {path} is a folder: give a file in it")
+        if os.path.lexists(path):
+            if not force:
+                raise UsageError(f"--output {path} exists: give another file, or --force to replace it")
+            if not path.is_file():
+                raise UsageError(f"--output {path} is no regular file: give another one")
+
+
+def refuse_folder(path: Path, source: Path, *, force: bool) -> None:
+    """Refuse a folder that must not be written; only shards are ever replaced."""
+    with explained(path):
+        _refuse_place(path, source)
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise UsageError(f"--output must be a new folder, but {path} is something else: give another one")
+        held = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
+        others = [name for name in held if not is_shard_name(name)]
+        if others:
+            raise UsageError(f"--output {path} holds {others[0]!r}, which is no shard: give another folder")
+        if held and not force:
+            raise UsageError(f"--output {path} holds shards: give another folder, or --force to replace them")
+
+
+def _refuse_place(path: Path, source: Path) -> None:
+    here, there = path.resolve(), source.resolve()
+    if here.is_relative_to(there):
+        raise UsageError(f"--output {path} is in the checkpoint's own folder {source}: give another place")
+    if there.is_relative_to(here):
+        raise UsageError(f"--output {path} holds the checkpoint's folder {source}: give another place")
+    if not here.parent.is_dir():
+        raise UsageError(f"--output {path} cannot be written: {path.parent} is no folder; make it first")
+
+
+def refuse_full_disk(path: Path, num_bytes: int) -> None:
+    """Refuse what has no room, before hours are spent on it."""
+    free = shutil.disk_usage(path.resolve().parent).free
+    if num_bytes > free:
+        law = f"--output {path} needs {format_bytes(num_bytes)}, but the disk has {format_bytes(free)} left"
+        raise DiskFullError(f"{law}: nothing was written; free some or give another place")
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say in one line why an output cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFullError(f"no space left while writing {path}: nothing was left there; free some") from None
+        raise UsageError(f"--output {path} cannot be written ({error.strerror or error}): give another path") from None
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"--output {str(path)!r} is no path ({error}): give another one") from None
+
+
+@contextlib.contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Yield a name beside a path, for a file or folder that is gone when the block ends unless it was moved."""
+    temporary = path.parent / f".{path.name[:128]}.{secrets.token_hex(4)}.part"
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Put a whole file or folder of files in its place, in one step."""
+    for written in [*(temporary.iterdir() if temporary.is_dir() else []), temporary]:
+        _sync(written)
+    if path.is_dir() and any(path.iterdir()):
+        _exchange(temporary, path)
+    else:
+        temporary.replace(path)
+    _sync(path.resolve().parent)
+
+
+def _exchange(temporary: Path, path: Path) -> None:
+    """Put a folder in the place of another, which comes back if that fails between two steps."""
+    old = temporary.with_suffix(".old")
+    try:
+        path.rename(old)
+        temporary.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    _remove(old)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""How Megatron splits each weight over tensor ranks and stages, by the end of its name.
+
+Both families of names are known: Megatron Core's (linear_qkv, linear_fc1 ...) and Megatron-LM's older ones
+(query_key_value, dense_h_to_4h ...). Linear weights are [out, in]: a column-parallel one is split by its rows and a
+row-parallel one by its columns.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+
+class Split(enum.Enum):
+    """Say what each tensor rank holds of a weight."""
+
+    WHOLE = "whole"
+    COLUMN = "column"
+    ROW = "row"
+    GATED = "gated"
+    """Each rank holds its part of the gate on top of its part of the up-projection."""
+    VOCABULARY = "vocabulary"
+    """Split by rows, of which the last ones may be padding."""
+    UP = "up"
+    """Column or gated: the width of the down-projection tells."""
+    QKV = "qkv"
+    """By rows: for each query group its queries, its key and its value, so that group follows group over the ranks."""
+
+
+class Home(enum.Enum):
+    """Say which pipeline stages hold a weight."""
+
+    FIRST = "first"
+    LAST = "last"
+    LAYER = "layer"
+    UNKNOWN = "unknown"
+
+
+_SPLITS = [
+    (r"(linear_qkv|query_key_value)\.(weight|bias)", Split.QKV),
+    (r"(linear_q_proj|linear_q_up_proj|linear_kv_up_proj|linear_q|linear_kv|eh_proj)\.(weight|bias)", Split.COLUMN),
+    (r"inter_attention\.(query|key_value)\.(weight|bias)", Split.COLUMN),
+    (r"core_attention\.softmax_offset", Split.COLUMN),
+    (r"(linear_fc1|dense_h_to_4h)\.(weight|bias)\d*", Split.UP),
+    (r"(linear_proj|linear_fc2|dense_4h_to_h|(self_|inter_)?attention\.dense)\.weight\d*", Split.ROW),
+    (r"(word_embeddings|output_layer|word_embeddings_for_head)\.weight", Split.VOCABULARY),
+    (r"(output_layer|lm_head)\.bias", Split.VOCABULARY),
+]
+_BY_NAME = [(re.compile(rf"(?:.*\.)?{ending}", re.DOTALL), split) for ending, split in _SPLITS]
+_LAYER = re.compile(r"(?:(.*?)\.)?layers\.(\d{1,6})\.(.*)", re.DOTALL)
+_MTP = re.compile(r"(?:^|.*\.)mtp\.", re.DOTALL)
+_FIRST = re.compile(r"(?:^|.*\.)embedding\.", re.DOTALL)
+_LAST = re.compile(
+    r"(?:^|.*\.)(final_layernorm|final_norm|output_layer|word_embeddings_for_head|lm_head|pooler|binary_head)\.",
+    re.DOTALL,
+)
+_EXPERT = re.compile(r".*\.(?:experts|local_experts)\.", re.DOTALL)
+_EXPERT_INDEX = re.compile(r"(.*\.)(?:local_experts\.(\d{1,6})\.|experts\.linear_fc[12]\.weight(\d{1,6})$)", re.DOTALL)
+_GROUPED = re.compile(r".*\.experts\.weight[12]", re.DOTALL)
+
+HEAD, TIED_HEAD = "output_layer.weight", "word_embeddings_for_head.weight"
+EMBEDDING = "embedding.word_embeddings.weight"
+
+
+def split_of(name: str) -> Split:
+    """Return how a weight is split; one that no rule knows is whole on every rank.
+
+    >>> split_of("decoder.layers.0.mlp.linear_fc2.weight").name, split_of("decoder.layers.0.mlp.linear_fc2.bias").name
+    ('ROW', 'WHOLE')
+    """
+    return next((split for pattern, split in _BY_NAME if pattern.fullmatch(name)), Split.WHOLE)
+
+
+def home_of(name: str) -> Home:
+    """Return where in the pipeline a weight lives; the layers of multi-token prediction are on the last stage."""
+    if _MTP.match(name):
+        return Home.LAST
+    if layer_of(name) is not None:
+        return Home.LAYER
+    if _LAST.match(name):
+        return Home.LAST
+    return Home.FIRST if _FIRST.match(name) else Home.UNKNOWN
+
+
+def is_mtp(name: str) -> bool:
+    """Tell whether a weight belongs to multi-token prediction."""
+    return _MTP.match(name) is not None
+
+
+def layer_of(name: str) -> tuple[str, int] | None:
+    """Return the list of layers that a weight is in, and its number there.
+
+    >>> layer_of("decoder.layers.7.mlp.linear_fc1.weight"), layer_of("decoder.final_layernorm.weight")
+    (('decoder', 7), None)
+    """
+    match = None if _MTP.match(name) else _LAYER.fullmatch(name)
+    return (match[1] or "", int(match[2])) if match else None
+
+
+def renumbered(name: str, number: int) -> str:
+    """Return the weight's name in another layer.
+
+    >>> renumbered("decoder.layers.7.mlp.linear_fc1.weight", 0)
+    'decoder.layers.0.mlp.linear_fc1.weight'
+    """
+    match = _LAYER.fullmatch(name)
+    assert match is not None, name
+    return f"{name[: match.start(2)]}{number}{name[match.end(2) :]}"
+
+
+def is_expert(name: str) -> bool:
+    """Tell whether a weight belongs to a routed expert, not to a shared one."""
+    return _EXPERT.match(name) is not None
+
+
+def expert_of(name: str) -> tuple[str, int] | None:
+    """Return the mixture that an expert's weight is in, and the expert's number."""
+    match = _EXPERT_INDEX.match(name)
+    if match is None:
+        return None
+    return match[1].removesuffix("experts."), int(match[2] if match[2] is not None else match[3])
+
+
+def is_grouped(name: str) -> bool:
+    """Tell whether one tensor holds the weights of all experts, in an order of its own."""
+    return _GROUPED.fullmatch(name) is not None
+
+
+def down_of(name: str) -> str:
+    """Return the down-projection's weight that goes with an up-projection's weight or bias.
+
+    >>> down_of("mlp.experts.linear_fc1.bias3"), down_of("mlp.dense_h_to_4h.weight")
+    ('mlp.experts.linear_fc2.weight3', 'mlp.dense_4h_to_h.weight')
+    """
+    module, _, leaf = name.rpartition(".")
+    down = module.replace("linear_fc1", "linear_fc2").replace("dense_h_to_4h", "dense_4h_to_h")
+    return f"{down}.{leaf.replace('bias', 'weight')}"

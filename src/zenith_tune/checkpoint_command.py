@@ -1,0 +1,170 @@
+"""The commands `zenithtune checkpoint merge` and `zenithtune checkpoint reshard`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune.errors import StudyInterrupted, UsageError
+
+if TYPE_CHECKING:
+    from zenith_tune.checkpoint.model_shape import ModelShape
+    from zenith_tune.checkpoint.written import Written
+
+Options = dict[str, Any]
+COUNT = click.IntRange(min=1)
+VOCAB_DIVISOR = 128
+
+
+def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that tell a model's shape."""
+    options = [
+        click.option("--model", metavar="NAME|PATH", help="The model's name or config.json: tells all that follows."),
+        click.option("--heads", type=COUNT, metavar="N", help="Attention heads."),
+        click.option("--kv-heads", type=COUNT, metavar="N", help="Query groups, heads of keys and values."),
+        click.option("--head-dim", type=COUNT, metavar="N", help="Size of a head."),
+        click.option("--vocab", type=COUNT, metavar="N", help="Entries of the vocabulary, without padding."),
+        click.option(
+            "--vocab-divisible-by",
+            type=COUNT,
+            default=VOCAB_DIVISOR,
+            show_default=True,
+            metavar="N",
+            help="Megatron-LM's --make-vocab-size-divisible-by.",
+        ),
+        click.option(
+            "--tied/--untied", default=None, help="Whether the output layer is the embedding. [default: by the shards]"
+        ),
+        click.option(
+            "--whole-experts",
+            is_flag=True,
+            help="Experts are not split over tensor ranks: --expert-tensor-parallel-size 1.",
+        ),
+        click.option("--force", is_flag=True, help="Replace what --output names, if it is of the same kind."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(short_help="Join the shards of a checkpoint, or write them for another layout.")
+def checkpoint() -> None:
+    """Take a checkpoint to another layout: shards named pytorch_model_tp_T_pp_P.bin or .safetensors."""
+
+
+@checkpoint.command(short_help="Join the shards of all ranks into one file.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE",
+              help="The file to write, .safetensors or .bin.")  # fmt: skip
+@_of_the_model
+def merge(folder: Path, output: Path, **options: Any) -> int:
+    """Join the shards in DIR into one file with the same names, their layers numbered through.
+
+    \b
+    zenithtune checkpoint merge checkpoint-1000 --output model.safetensors --model llama3-8b
+    """
+    from zenith_tune.checkpoint.merge import merge as run
+
+    divisor, force = options["vocab_divisible_by"], options["force"]
+    return _told(output, options, lambda: run(folder, output, _shape(options), vocab_divisor=divisor, force=force))
+
+
+@checkpoint.command(short_help="Write the shards for another layout.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--tp", type=COUNT, required=True, metavar="T", help="Tensor ranks of the new layout.")
+@click.option("--pp", type=COUNT, required=True, metavar="P", help="Pipeline stages of the new layout.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR",
+              help="The folder to write. [default: DIR-tpT-ppP]")  # fmt: skip
+@click.option("--layers-per-stage", metavar="N,N,...", help="Layers of each stage. [default: the same on each]")
+@click.option("--numbering", type=click.Choice(["local", "global"]),
+              help="Number the layers anew on each stage, or through. [default: as they are, else local]")  # fmt: skip
+@click.option("--format", "extension", type=click.Choice(["bin", "safetensors"]), help="[default: as they are]")
+@_of_the_model
+def reshard(folder: Path, output: Path | None, **options: Any) -> int:
+    """Write the weights of the shards in DIR for another layout, into a new folder.
+
+    \b
+    zenithtune checkpoint reshard checkpoint-1000 --tp 4 --pp 2 --model llama3-8b
+    """
+    from zenith_tune.checkpoint.layer_numbers import Numbering
+    from zenith_tune.checkpoint.reshard import Target
+    from zenith_tune.checkpoint.reshard import reshard as run
+
+    numbering = options["numbering"]
+    target = Target(
+        tp=options["tp"],
+        pp=options["pp"],
+        layers_per_stage=_counts(options["layers_per_stage"]),
+        numbering=Numbering(numbering) if numbering else None,
+        extension=options["extension"],
+        vocab_divisor=options["vocab_divisible_by"],
+    )
+    source = folder.resolve()
+    place = output or source.with_name(f"{source.name}-tp{target.tp}-pp{target.pp}")
+    return _told(place, options, lambda: run(folder, place, target, _shape(options), force=options["force"]))
+
+
+def _told(place: Path, options: Options, run: Callable[[], Written]) -> int:
+    try:
+        with _ended_in_order():
+            written = run()
+    except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
+        click.echo("zenithtune: interrupted: nothing was left behind", err=True)
+        return 128 + error.signum
+    if options["as_json"]:
+        click.echo(json.dumps(written.as_object()))
+    else:
+        for line in written.lines(place):
+            click.echo(line)
+    return 0
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let signals that ask to stop raise, so that what is half written is removed."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise StudyInterrupted(signum)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    is_main = threading.current_thread() is threading.main_thread()
+    # A signal that whoever started us ignores (nohup) stays ignored.
+    taken = [each for each in signals if is_main and signal.getsignal(each) is not signal.SIG_IGN]
+    previous = {each: signal.signal(each, stop) for each in taken}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+
+def _counts(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+        raise UsageError(f"--layers-per-stage must be whole numbers, as in 9,9,8, but is {text!r}: write them so")
+    return tuple(int(part) for part in parts)
+
+
+def _shape(options: Options) -> ModelShape:
+    from zenith_tune.checkpoint.model_shape import ModelShape
+
+    shape = ModelShape(whole_experts=options["whole_experts"])
+    if options["model"] is not None:
+        from zenith_tune.describe.model_catalog import load_model
+
+        shape = ModelShape.of_model(load_model(options["model"]), whole_experts=options["whole_experts"])
+    named = {name: options[name] for name in ("heads", "kv_heads", "head_dim", "vocab", "tied")}
+    return replace(shape, **{name: value for name, value in named.items() if value is not None})

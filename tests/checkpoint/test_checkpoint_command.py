@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpoint.reference import OLD, Model, Shape
+from tests.checkpoint.shard_files import need_torch, read, same, to_torch, write_safetensors, write_shards
+from tests.requirements import need_module
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 11,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model(Shape())
+
+
+def test_a_config_tells_the_vocabulary_and_the_heads(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+    write_shards(tmp_path / "old", model, 2, 2)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    model_options = ["--model", "config.json", "--vocab-divisible-by", "2"]
+    done = zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", *model_options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "TP 2 PP 2 -> one file: 23 tensors, 4 layers, 0.0 GiB",
+        "vocabulary: 11 entries, 1 of padding left out",
+        "output layer: own",
+        "written: one.safetensors",
+    ]
+    assert same(read(tmp_path / "one.safetensors")[0], model.whole())
+    done = zenithtune("checkpoint", "reshard", "old", "--tp", "4", "--pp", "1", *model_options)
+    assert done.returncode == 0, done.stderr
+    assert "query groups: fewer than tensor ranks, which Megatron Core reads from 0.16 on" in done.stdout
+    found, _ = read(tmp_path / "old-tp4-pp1" / "pytorch_model_tp_3_pp_0.safetensors")
+    assert sorted(found) == sorted(model.shard(3, 4, 0, 1))
+
+
+def test_json_is_one_object(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+    write_shards(tmp_path / "old", model, 1, 2)
+    done = zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", "--json")
+    written = json.loads(done.stdout)
+    assert written["num_tensors"] == 23 and written["paths"] == ["one.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("args", "law"),
+    [
+        (["merge", "nowhere", "--output", "one.bin"], "'nowhere' is no folder of shards"),
+        (["merge", "old"], "Missing option '--output'"),
+        (["merge", "old", "--output", "old/one.bin"], "is in the checkpoint's own folder"),
+        (["reshard", "old", "--tp", "0", "--pp", "1"], "Invalid value for '--tp'"),
+        (["reshard", "old", "--tp", "100", "--pp", "100"], "at most 4096 shards, but got 100 x 100"),
+        (
+            ["reshard", "old", "--tp", "1", "--pp", "2", "--layers-per-stage", "a,b"],
+            "must be whole numbers, as in 9,9,8",
+        ),
+        (["merge", "old", "--output", "one.bin", "--model", "no-such"], "unknown model 'no-such'"),
+    ],
+)
+def test_a_mistake_is_one_line(zenithtune: Run, tmp_path: Path, model: Model, args: list[str], law: str) -> None:
+    write_shards(tmp_path / "old", model, 1, 1)
+    done = zenithtune("checkpoint", *args)
+    assert done.returncode == 2 and law in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "old"]
+
+
+def test_without_torch_safetensors_work_and_bins_name_the_extra(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+    write_shards(tmp_path / "old", model, 2, 1)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "torch.py").write_text("raise ImportError('hidden')")
+    env = {"PYTHONPATH": str(tmp_path / "hidden")}
+    assert zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", env=env).returncode == 0
+    done = zenithtune("checkpoint", "merge", "old", "--output", "one.bin", env=env)
+    assert done.returncode == 2
+    assert "needs torch, but torch is not installed: install 'zenith-tune[checkpoint]'" in done.stderr
+
+
+def test_nested_shards_are_written_nested_again_with_what_stands_beside_the_weights(
+    zenithtune: Run, tmp_path: Path
+) -> None:
+    torch = need_torch()
+    model = Model(Shape(names=OLD, tied=True))
+    write_shards(tmp_path / "old", model, 2, 1, "bin", nested=True)
+    done = zenithtune("checkpoint", "reshard", "old", "--tp", "1", "--pp", "2", "--vocab", "11", "--output", "new")
+    assert done.returncode == 0, done.stderr
+    last = torch.load(tmp_path / "new" / "pytorch_model_tp_0_pp_1.bin", weights_only=True)
+    assert (last["iteration"], last["checkpoint_version"]) == (7, 3.0)
+    assert sorted(last["model"]) == ["language_model", "word_embeddings_for_head"]
+    assert "layers.0.mlp.dense_h_to_4h.weight" in last["model"]["language_model"]["encoder"]
+
+
+def test_state_that_is_no_weight_is_left_out_and_said(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+    torch = need_torch()
+    (tmp_path / "old").mkdir()
+    weights = {name: to_torch(array, "BF16") for name, array in model.shard(0, 1, 0, 1).items()}
+    weights["decoder.layers.0.self_attention.linear_qkv._extra_state"] = None
+    shard = {"model": weights, "optimizer": {"step": torch.zeros(1)}, "iteration": 3}
+    torch.save(shard, tmp_path / "old" / "pytorch_model_tp_0_pp_0.bin")
+    done = zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors")
+    assert "left out: 2 entries, no weights (decoder.layers.0.self_attention.linear_qkv._extra_state" in done.stdout
+    assert same(read(tmp_path / "one.safetensors")[0], model.whole(12))
+
+
+def test_the_safetensors_library_and_torch_read_what_was_merged(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+    need_torch()
+    need_module("checkpoint", "safetensors")
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "old").mkdir()
+    for rank in range(2):
+        weights = {name: to_torch(array, "BF16") for name, array in model.shard(rank, 2, 0, 1).items()}
+        save_file(weights, tmp_path / "old" / f"pytorch_model_tp_{rank}_pp_0.safetensors", {"by": "the library"})
+    assert zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", "--vocab", "11").returncode == 0
+    for name, tensor in load_file(tmp_path / "one.safetensors").items():
+        assert tensor.equal(to_torch(model.whole()[name], "BF16"))
+
+
+def test_types_of_all_widths_lie_aligned_in_one_file(zenithtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    names = {"decoder.layers.0.a": "U8", "decoder.layers.0.b": "F32"}
+    header, body = {}, b""
+    for name, dtype in names.items():
+        data = np.arange(3, dtype=np.uint8 if dtype == "U8" else np.float32).tobytes()
+        header[name] = {"dtype": dtype, "shape": [3], "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    path = tmp_path / "old" / "pytorch_model_tp_0_pp_0.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    assert zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors").returncode == 0
+    data = (tmp_path / "one.safetensors").read_bytes()
+    merged = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert merged["decoder.layers.0.b"]["data_offsets"] == [0, 12]
+    assert read(tmp_path / "one.safetensors")[0]["decoder.layers.0.a"].tolist() == [0, 1, 2]
+
+
+def test_a_weight_of_no_known_stage_is_refused_in_a_pipeline(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+    (tmp_path / "old").mkdir()
+    weights = {**model.shard(0, 1, 0, 1), "adapter.weight": np.zeros(2, np.uint16)}
+    write_safetensors(tmp_path / "old" / "pytorch_model_tp_0_pp_0.safetensors", weights, "BF16")
+    done = zenithtune("checkpoint", "reshard", "old", "--tp", "1", "--pp", "2")
+    assert done.returncode == 2 and "'adapter.weight' has no known place in a pipeline of 2 stages" in done.stderr

@@ -1,0 +1,67 @@
+"""A .bin is read without running what it holds, and one that is damaged is one clear line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.reference import Model, Shape
+from tests.checkpoint.shard_files import need_torch, write_shards
+from tests.checkpoint.test_refused_shards import refused, shard
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, ("was-run",)
+
+
+def test_a_bin_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = need_torch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    torch.save({"weight": torch.zeros(1), "bomb": Bomb()}, shard(tmp_path / "old", extension="bin"))
+    assert "holds more than weights (posix.mkdir), which only running its code could load" in refused(tmp_path / "old")
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_plain_pickle_under_the_name_of_a_bin_is_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_torch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    shard(tmp_path / "old", extension="bin").write_bytes(pickle.dumps(Bomb()))
+    assert "is in torch's old format, or damaged" in refused(tmp_path / "old")
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 10, 400, -10])
+def test_a_truncated_bin_is_refused(tmp_path: Path, kept: int) -> None:
+    need_torch()
+    folder = write_shards(tmp_path / "old", Model(Shape()), 1, 2, "bin")
+    path = shard(folder, 0, 1, "bin")
+    path.write_bytes(path.read_bytes()[:kept])
+    assert f"shard {path} is" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "law"),
+    [
+        (lambda torch: [torch.zeros(1)], "must hold a state_dict, but holds a list"),
+        (lambda torch: {"w": torch.zeros(2, 3).t()}, "as a view that is not contiguous"),
+        (lambda torch: {"w": torch.zeros(2).to_sparse()}, "save it as a dense tensor"),
+        (lambda torch: {"model0": {"w": torch.zeros(1)}}, "interleaved pipeline"),
+        (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "has checkpoint_version 0"),
+        (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "names 'a.b' twice"),
+    ],
+)
+def test_a_bin_of_another_kind_is_refused(tmp_path: Path, content: Callable[[Any], Any], law: str) -> None:
+    torch = need_torch()
+    (tmp_path / "old").mkdir()
+    torch.save(content(torch), shard(tmp_path / "old", extension="bin"))
+    assert law in refused(tmp_path / "old")
