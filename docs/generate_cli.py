@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 from click.testing import CliRunner
 
 from zenith_tune.cli import cli
@@ -14,9 +16,18 @@ TARGET = Path(__file__).with_name("cli.md")
 
 def render() -> str:
     """Return the page: one section per command."""
-    commands = [[], *([name] for name in sorted(cli.commands))]
-    parts = [f"## {' '.join(['zenithtune', *command])}\n\n```text\n{help_of(command)}```\n" for command in commands]
+    parts = [f"## {' '.join(['zenithtune', *words])}\n\n```text\n{help_of(words)}```\n" for words in commands(cli)]
     return "# The command line\n\nGenerated from `--help` by `make docs`; do not edit.\n\n" + "\n".join(parts)
+
+
+def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    """Yield every command by the words that call it, each group before its own."""
+    yield list(words)
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+        else:
+            yield [*words, name]
 
 
 def help_of(command: list[str]) -> str:

@@ -91,7 +91,8 @@ def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("study", "outcomes", "planner", "calibration", "plugs", "probe", "deepspeed", "presets", "guided", "checkpoints")))
+NAMES = ("study", "outcomes", "planner", "calibration", "plugs", "probe", "deepspeed", "presets", "guided", "checkpoints")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import reprlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import gpu_spec, known_gpus, match_gpu, node_fields, nvlink_bytes_per_s
-from zenith_tune.describe.topology import Topology, parse_topology
+from zenith_tune.describe.topology import Topology, cut_gpus, parse_topology
 from zenith_tune.errors import UsageError
 
 SAVE = "(nvidia-smi -L; nvidia-smi topo -m) > FILE"
@@ -37,29 +38,42 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
     if not names:
         law = f"{source} must list its GPUs before their matrix, as `nvidia-smi -L` does, but does not"
         raise UsageError(f"{law}: save it with `{SAVE}`")
+    if cut := cut_gpus(text):
+        law = f"{source} must have whole GPUs to train on, but GPU {cut[0]} is cut into MIG instances"
+        raise UsageError(f"{law}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
     gpu = _one_kind(names, source)
     # The list is left out of what is parsed as a matrix; a machine with one GPU needs none.
     topology = parse_topology(_LISTED.sub("", text)) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
         law = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
         raise UsageError(f"{law}, but has {topology.num_gpus}: save it anew with `{SAVE}`")
-    fields = {**node_fields(gpu), **_links(gpu, topology)}
-    return ClusterSpec(name=f"{gpu}x{len(names)}", gpu=gpu_spec(gpu), num_gpus=len(names), **fields)
+    usual = node_fields(gpu)
+    fields = {**usual, **_links(gpu, topology)}
+    name = f"{gpu}x{len(names)}"
+    if topology is not None and fields != usual:
+        # By its plain name it would be taken for the catalog's wherever its number of GPUs is changed.
+        name += f" as {Path(source).name}"
+    return ClusterSpec(name=name, gpu=gpu_spec(gpu), num_gpus=len(names), **fields)
 
 
 def _links(gpu: str, topology: Topology | None) -> dict[str, Any]:
     """Return what the matrix says of the machine, in place of what is usual for its GPU."""
     usual = node_fields(gpu)
-    if topology is None or topology.fast_domain == 1:
-        return {
-            "gpus_per_node": topology.num_gpus if topology else 1,
-            "fast_domain": 1,
-            "fast_link": usual["node_link"],
-        }
+    if topology is None:
+        return {"gpus_per_node": 1, "fast_domain": 1, "fast_link": usual["node_link"]}
+    return links_of(gpu, topology, usual)
+
+
+def links_of(gpu: str, topology: Topology, usual: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of ClusterSpec that a node's matrix decides, beside those that are usual for it."""
+    if topology.fast_domain == 1:
+        return {"gpus_per_node": topology.num_gpus, "fast_domain": 1, "fast_link": usual["node_link"]}
     rate = nvlink_bytes_per_s(gpu, topology.nvlinks_per_gpu) or usual["fast_link"].bytes_per_s
+    # A rack of nodes that NVLink joins shows each of them its own GPUs alone.
+    is_rack = usual["fast_domain"] > usual["gpus_per_node"] and len(topology.islands) == 1
     return {
         "gpus_per_node": topology.num_gpus,
-        "fast_domain": topology.fast_domain,
+        "fast_domain": usual["fast_domain"] if is_rack else topology.fast_domain,
         "fast_link": replace(usual["fast_link"], bytes_per_s=rate),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 import re
 import reprlib
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ CURE = "save it anew with `nvidia-smi topo -m`"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU[0-9]+", re.ASCII)
 _NVLINK = re.compile(r"NV([0-9]{1,3})", re.ASCII)
+_LISTED = re.compile(r"^GPU ([0-9]{1,4}): |^ +(MIG) ", re.ASCII | re.MULTILINE)
+"""The lines of `nvidia-smi -L`: a GPU, and further in the instances that it is cut into."""
 
 Row = tuple[int, ...]
 
@@ -68,8 +71,18 @@ class Topology:
 
     @property
     def fast_domain(self) -> int:
-        """GPUs in the smallest island: a group of that size fits into every one."""
-        return min(len(island) for island in self.islands)
+        """The largest size of which groups fill every island: with islands of 4 and 6, fours would be cut in two."""
+        return math.gcd(*(len(island) for island in self.islands))
+
+    @property
+    def device_order(self) -> list[int]:
+        """The GPUs island by island, so that ranks that follow one another are in one."""
+        return [gpu for island in self.islands for gpu in island]
+
+    def first(self, num_gpus: int) -> Topology:
+        """Return the ways between the first GPUs alone, which a job of fewer GPUs gets."""
+        paths = tuple(row[:num_gpus] for row in self.paths[:num_gpus])
+        return Topology(paths=paths, nvlinks=tuple(row[:num_gpus] for row in self.nvlinks[:num_gpus]))
 
     @property
     def nvlinks_per_gpu(self) -> int:
@@ -83,12 +96,16 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Read the matrix that `nvidia-smi topo -m` prints.
+    """Read the matrix that `nvidia-smi topo -m` prints, after the list of `nvidia-smi -L` or without one.
 
     >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
     [[0, 1]]
     """
     cells = _cells(_COLOURS.sub("", text))
+    for gpu in cut_gpus(text):
+        # An instance has no way to another but through the host's memory, whatever links its GPU has.
+        for a, b in [(gpu, b) for b in range(len(cells)) if gpu < len(cells) and gpu != b]:
+            cells[a][b] = cells[b][a] = Path.SYS.name
     nvlinks = tuple(tuple(_num_nvlinks(cell) for cell in row) for row in cells)
     paths = tuple(tuple(_path(cell) for cell in row) for row in cells)
     size = range(len(paths))
@@ -97,6 +114,21 @@ def parse_topology(text: str) -> Topology:
             if (paths[a][b], nvlinks[a][b]) != (paths[b][a], nvlinks[b][a]) or (a == b) != (paths[a][b] is Path.SELF):
                 raise _refusal(f"GPU{a} to GPU{b} must be as GPU{b} to GPU{a}, and X on the diagonal alone, but is not")
     return Topology(paths=paths, nvlinks=nvlinks)
+
+
+def cut_gpus(text: str) -> list[int]:
+    """Return the GPUs that are cut into MIG instances, where a list says so.
+
+    >>> cut_gpus("GPU 0: A\\nGPU 1: A\\n  MIG 3g.40gb     Device  0: (UUID: MIG-1)")
+    [1]
+    """
+    found, gpu = [], -1
+    for number, is_instance in _LISTED.findall(text):
+        if is_instance and gpu >= 0:
+            found.append(gpu)
+        elif number:
+            gpu = int(number)
+    return sorted(set(found))
 
 
 def _cells(text: str) -> list[list[str]]:

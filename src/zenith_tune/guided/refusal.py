@@ -9,7 +9,6 @@ import numpy as np
 from zenith_tune.layouts.axis_words import WORDS, named_axes
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
-
 _UNKNOWN_OPTION = re.compile(r"unrecognized argument|no such option|remaining_argv", re.IGNORECASE)
 """The program does not know an option at all: its value, and so the layout, is not at fault."""
 
