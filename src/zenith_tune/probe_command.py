@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 MAX_PROBES = 64
+ENOUGH = 3
+"""Ranks that a calibration is fitted to at least."""
 NUM_STEPS = 3
 
 
@@ -114,7 +116,11 @@ def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout
     if not planned:
         law = f"none of {len(layouts)} layouts is planned to fit"
         raise UsageError(f"{law}: name one by --layout, or take more GPUs")
-    return [each.layout for each in sorted(planned, key=lambda each: each.step_s)[:top]]
+    best: dict[Layout, Layout] = {}
+    for each in sorted(planned, key=lambda each: each.step_s):
+        # Of one cut the fastest recomputation stands for the others, which a probe would find as slow as planned.
+        best.setdefault(replace(each.layout, recompute="none", recompute_layers=0), each.layout)
+    return list(best.values())[:top]
 
 
 def _request(command: tuple[str, ...], options: Options) -> _Request:
@@ -181,7 +187,8 @@ def _probed(request: _Request, planner: Planner, layouts: list[Layout], options:
     if len(probed) > 1:
         report.ranking(ranked(probed))
     console.print(f"written: {path}", soft_wrap=True)
-    console.print(f"use it: zenithtune calibrate --probes {folder} --output mine.json", soft_wrap=True)
+    if sum(stage.probe.ok for each in probed for stage in each.stages) >= ENOUGH:
+        console.print(f"use it: zenithtune calibrate --probes {folder} --output mine.json", soft_wrap=True)
     if options["as_json"]:
         click.echo(json.dumps({**content, "ranked": [each.planned.name for each in ranked(probed)]}, allow_nan=False))
     return probed

@@ -140,7 +140,8 @@ class StudySession:
         """Return the command of the fastest run, or the one that needs nothing but what is left for it."""
         fastest, params = self.study.fastest, self._best_params()
         if fastest is None or params is None:
-            return fastest.command if fastest else None
+            # A run of the user's own command may have had more to print than the command itself asks for.
+            return None if fastest is None else self.header.command if fastest.is_baseline else fastest.command
         return self._preset.result_command(self.header.command, params, self.place.folder.path) or fastest.command
 
     def _best_params(self) -> Params | None:

@@ -37,7 +37,7 @@ def format_value(value: float, unit: str = "") -> str:
     >>> format_value(123.456, "TFLOP/s/GPU")
     '123.5 TFLOP/s/GPU'
     """
-    digits = f"{value:,.0f}" if 1e5 <= abs(value) < 1e12 else f"{value:.4g}"
+    digits = f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
     return f"{digits} {unit}".strip()
 
 

@@ -102,3 +102,17 @@ def test_a_cluster_that_is_too_small_is_told_with_its_option() -> None:
     with pytest.raises(UsageError, match="give --cluster h200x64"):
         job_of(n_gpus=64).subject("h200x8")
     assert job_of(n_gpus=4).subject("h200x8").cluster.num_gpus == 4
+
+
+def test_the_folder_of_a_script_is_put_in_and_what_only_a_shell_knows_is_refused(tmp_path: Path, script: Path) -> None:
+    options = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    batch = "--micro-batch-size 1 --global-batch-size 8 --vocab-size 1024 --tokenizer-type NullTokenizer"
+    head = 'HERE=$(cd "$(dirname "$0")" && pwd)\nexport PYTHONPATH=$HERE/tree NAME=$(date)\n'
+    train = f"torchrun --nproc-per-node 2 {script} {options} {batch} --data-path "
+    (tmp_path / "train.sh").write_text(f"{head}{train}$HERE/data\n")
+    job = ProbeJob.of(f"bash {tmp_path}/train.sh", Given())
+    assert f"PYTHONPATH={tmp_path}/tree" in job.command and f"--data-path {tmp_path}/data" in job.command
+    assert "$(" not in job.command and "NAME" not in job.command
+    (tmp_path / "train.sh").write_text(f"{head}{train}$(date)\n")
+    with pytest.raises(UsageError, match=r"cannot know what '\$\(date\)' is: write it out"):
+        ProbeJob.of(f"bash {tmp_path}/train.sh", Given())

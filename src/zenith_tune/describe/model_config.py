@@ -17,6 +17,8 @@ from zenith_tune.describe.config_json import (
     too_deep,
 )
 from zenith_tune.describe.hub import fetch_config
+from zenith_tune.describe.model_catalog import catalog_model, known_models
+from zenith_tune.describe.model_spec import ModelSpec
 
 VISION_PARTS = frozenset(
     {
@@ -50,13 +52,26 @@ class ModelConfig:
 
 
 def read_model_config(model: str) -> ModelConfig:
-    """Read the config of `model`: a folder that holds config.json, a path to one, or a Hugging Face id."""
+    """Read the config of `model`: a folder that holds config.json, a path to one, a catalog's name, or a hub's id."""
     path = find_local(model, OTHERWISE)
+    if path is None and model in known_models():
+        return _of_catalog(catalog_model(model))
     if path is not None:
         path = config_path(path)
         return _describe(read_config(path, str(path), OTHERWISE))
     refuse_missing_path(model, OTHERWISE)
     return _describe(read_config(fetch_config(model), model, OTHERWISE))
+
+
+def _of_catalog(model: ModelSpec) -> ModelConfig:
+    return ModelConfig(
+        num_layers=model.num_layers,
+        num_query_groups=model.num_kv_heads,
+        num_attention_heads=model.num_heads,
+        num_experts=model.num_experts or None,
+        is_vision_language=False,
+        source=model.name,
+    )
 
 
 def _describe(config: ConfigJson) -> ModelConfig:

@@ -21,6 +21,7 @@ from zenith_tune.estimate.step import estimate
 from zenith_tune.estimate.time import estimate_time
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
 from zenith_tune.estimate.workload import Workload
+from zenith_tune.guided.normal import normal_below, normal_density
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 FALLBACK = "megatron"
@@ -64,18 +65,33 @@ def prior_of(subject: PlanSubject, calibration: Calibration, layouts: LayoutBatc
     known = KNOWN if calibration.num_runs else UNKNOWN
     spread = float(np.clip(calibration.time.spread, LEAST_SPREAD, MOST_SPREAD))
     capacity = float(subject.cluster.gpu.memory_bytes)
+    log_memory = np.log(found.memory_bytes / capacity) + float(np.median(calibration.memory.log_errors))
+    memory_sd = np.maximum(found.memory_spread, LEAST_MEMORY_SPREAD)
+    thrash = calibration.time.coefficients.thrash
+    # Of a layout that runs at all it is known that it fits, and by how much it may.
+    pressure = slowdown(np.exp(_mean_if_it_fits(log_memory, memory_sd)), 1.0, thrash)
     return Prior(
         layouts=layouts,
         estimate=found,
-        log_step=np.log(found.step_s),
+        log_step=np.log(found.step_s * pressure / slowdown(found.memory_bytes, capacity, thrash)),
         sensitivity=_sensitivity(subject, calibration, layouts, found, tuple(names)),
         coefficient_sd=known * np.array(list(names.values())),
         scale_sd=SHARES["scale"] * spread,
         neighbour_sd=SHARES["neighbour"] * spread,
         own_sd=SHARES["own"] * spread,
-        log_memory=np.log(found.memory_bytes / capacity) + float(np.median(calibration.memory.log_errors)),
-        memory_sd=np.maximum(found.memory_spread, LEAST_MEMORY_SPREAD),
+        log_memory=log_memory,
+        memory_sd=memory_sd,
     )
+
+
+def _mean_if_it_fits(log_memory: FloatArray, sd: FloatArray) -> FloatArray:
+    """Return the mean of a normal value of which is known that it is not above 0."""
+    edge = -log_memory / sd
+    # Far beyond the edge both vanish, and the mean is the edge itself.
+    mean: FloatArray = np.where(
+        edge > -6.0, log_memory - sd * normal_density(edge) / np.maximum(normal_below(edge), 1e-12), 0.0
+    )
+    return mean
 
 
 def _coefficients(framework: str) -> dict[str, float]:

@@ -25,6 +25,8 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     notes += _hidden(job) + _log(job)
     if option := job.args.first(*RAMPS):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
+    if option := job.args.first("--save", "--load"):
+        notes.append(f"{option} stays as it is in your command: trials use the checkpoints there; better leave it out")
     if _needs_connections(space):
         notes.append(
             f"Megatron asks for {CONNECTIONS}=1 with tp or cp above 1 before Blackwell: set it for the command"

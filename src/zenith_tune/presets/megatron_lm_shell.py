@@ -44,6 +44,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: _divided,
     ast.Mod: lambda left, right: left - right * _divided(left, right),
 }
+_COMMANDS = re.compile(r"\$\(|`")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,7 +194,9 @@ class ShellVariables:
         if values is None:
             return [part.value], False
         if part.dynamic and part.quote is Quote.NONE and splits:
-            return [piece for value in values for piece in value.split()], True
+            # What only a shell knows is one word here: it may come to any number of them.
+            split = ([value] if _COMMANDS.search(value) else value.split() for value in values)
+            return [piece for pieces in split for piece in pieces], True
         if not splits:
             return [" ".join(values)], False
         is_list = part.dynamic and re.search(r"[@*]", part.value) is not None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from zenith_tune.command_line import CommandLine
+from zenith_tune.describe.megatron_args import shown
 from zenith_tune.describe.megatron_version import Release
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
@@ -23,6 +25,7 @@ from zenith_tune.presets.megatron_lm_script import find_pretrain_run
 from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.probe.fake_rank import in_folder, interpreter
+from zenith_tune.probe.plain_words import plain_word
 
 FAKE_GROUPS: Release = (0, 16)
 """--fake-process-group."""
@@ -116,8 +119,22 @@ def in_words_of_a_probe() -> Iterator[None]:
 
 def _plain_command(run: PretrainRun) -> str:
     """Return what one process runs, where it runs; how many there are is not for the command to say."""
-    variables = [f"{name}={value}" for name, value in run.variables.items() if name != WORLD_SIZE]
-    words = [*variables, interpreter(run.launcher), run.program, *run.arguments]
+    folder = Path.cwd() / (run.folder or "")
+    script = str(Path.cwd() / run.script) if run.script else ""
+    plain = {
+        name: plain_word(value, script=script, folder=folder)
+        for name, value in run.variables.items()
+        if name != WORLD_SIZE
+    }
+    # One that is not known is left to what the environment has: most are the script's own, and no part of the training.
+    variables = [f"{name}={value}" for name, value in plain.items() if value is not None]
+    words = [*variables, interpreter(run.launcher)]
+    for word in (run.program, *run.arguments):
+        known = plain_word(word, script=script, folder=folder)
+        if known is None:
+            law = f"a probe runs the training without its script, and cannot know what {shown(word)} is"
+            raise UsageError(f"{law}: write it out in {run.script or 'the command'}, or probe the plain command")
+        words.append(known)
     return in_folder(run.folder, CommandLine.from_argv(words).text)
 
 

@@ -8,6 +8,7 @@ from typing import IO
 
 from zenith_tune.dry_run import DryRunListener
 from zenith_tune.parameters import Value
+from zenith_tune.units import count
 
 _MAX_PRUNED_LINES = 20
 
@@ -38,7 +39,8 @@ class DryRunText(DryRunListener):
         self._say(f"note: {line}")
 
     def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
-        self._say(f"{num_trials} trials would run, {num_pruned} points are pruned; {why}. Nothing was run or written.")
+        counts = f"{count(num_trials, 'trial')} would run, {count(num_pruned, 'point')} pruned"
+        self._say(f"{counts}; {why}. Nothing was run or written.")
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream)

@@ -103,7 +103,7 @@ def _measured(probed: ProbedLayout) -> str:
     if job != first.num_micro_batches:
         batches += f" (the job has {job}, reckoned from these)"
     what = f"peak memory ({kind}) and work of one rank of stage {stages}"
-    return f"{what}, {first.num_steps} steps of {batches}" + (f" on {first.gpu}" if first.gpu else "")
+    return f"{what}, {first.num_steps} steps of {batches}" + f" on {first.gpu or 'a machine where no GPU was seen'}"
 
 
 def _modelled(planned: PlannedLayout) -> str:

@@ -101,7 +101,8 @@ class TerminalReporter(StudyListener):
         extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
-        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or 'none finished'}{extra}")
+        nothing = "none finished" if study.trials else "none was needed"
+        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or nothing}{extra}")
         for line in (*early_lines(study), *failure_lines(study)):
             self._say(line)
 
@@ -122,7 +123,7 @@ class TerminalReporter(StudyListener):
         self._console.print()
         if study.best is None or fastest is None or fastest.value is None:
             stays = "your own command stays the best" if fastest else "there is no best command yet"
-            self._say(f"no trial went well: {stays}")
+            self._say(f"no trial went well: {stays}" if study.trials else f"nothing was worth a trial: {stays}")
             self._print_warnings(end)
             return
         who = "your own command" if fastest.is_baseline else f"trial {fastest.number}"
