@@ -23,7 +23,9 @@ def render() -> str:
 def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[list[str]]:
     """Yield every command by the words that call it, each group before its own."""
     yield list(words)
-    for name, command in sorted(group.commands.items()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, (*words, name))
         else:

@@ -8,8 +8,6 @@ import os
 import queue
 import socket
 import threading
-import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +68,9 @@ def _refuse_id(model_id: str, cure: str) -> None:
 
 def _refused() -> str | None:
     """Return why the hub cannot be connected to at all, which its own client would find out after many retries."""
+    import urllib.parse
+    import urllib.request
+
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or urllib.request.getproxies():

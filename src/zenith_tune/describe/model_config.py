@@ -17,7 +17,6 @@ from zenith_tune.describe.config_json import (
     too_deep,
 )
 from zenith_tune.describe.hub import fetch_config
-from zenith_tune.describe.model_catalog import catalog_model, known_models
 from zenith_tune.describe.model_spec import ModelSpec
 
 VISION_PARTS = frozenset(
@@ -54,9 +53,13 @@ class ModelConfig:
 def read_model_config(model: str) -> ModelConfig:
     """Read the config of `model`: a folder that holds config.json, a path to one, a catalog's name, or a hub's id."""
     path = find_local(model, OTHERWISE)
-    if path is None and model in known_models():
-        return _of_catalog(catalog_model(model))
-    if path is not None:
+    if path is None:
+        # Not at the top: a preset without a model needs no catalog.
+        from zenith_tune.describe.model_catalog import catalog_model, known_models
+
+        if model in known_models():
+            return _of_catalog(catalog_model(model))
+    else:
         path = config_path(path)
         return _describe(read_config(path, str(path), OTHERWISE))
     refuse_missing_path(model, OTHERWISE)
