@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from zenith_tune.direction import Direction
@@ -50,7 +51,7 @@ class StudySession:
         execution: TrialExecution,
         timeouts: Timeouts,
         secrets: list[str],
-        listener: StudyListener,
+        listener: Callable[[], StudyListener],
         interruption: Interruption,
     ) -> None:
         self.place = place
@@ -79,7 +80,7 @@ class StudySession:
             record = self._record = StudyRecord(self.place.database_url, self.place.study_name, folder)
             if not record.exists():
                 if self.place.resume:
-                    self._listener.noted(f"there is no study {self.place.study_name!r} to resume: it begins now")
+                    self._listener().noted(f"there is no study {self.place.study_name!r} to resume: it begins now")
                 record.create(self.header, self.study.direction)
             elif self.place.resume:
                 record.reopen(self.header)
@@ -162,7 +163,7 @@ class StudySession:
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
         label = "your command" if is_baseline else self._preset.label(params)
         with self._telling:
-            self._listener.trial_started(number, label, self._execution.first_log(folder), limit_s, why)
+            self._listener().trial_started(number, label, self._execution.first_log(folder), limit_s, why)
         started = Trial(
             params=params,
             outcome=Outcome.CANCELLED,
@@ -217,7 +218,7 @@ class StudySession:
         with self._telling:
             if trial.outcome is not Outcome.CANCELLED:
                 self.study.add(trial)
-            self._listener.trial_finished(trial, label, self.study)
+            self._listener().trial_finished(trial, label, self.study)
 
     def _recover(self, record: StudyRecord) -> None:
         """End what a killed tuner left running; keep what had finished by itself."""
@@ -234,7 +235,7 @@ class StudySession:
             )
             trial = self._execution.recover(request, folder)
             what = f"trial {left.number}, left by a tuner that was killed,"
-            self._listener.noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
+            self._listener().noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
             record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
 
     def _load(self, record: StudyRecord) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class PresetTuner:
             RunnerRegistry.get(runner)  # an unknown one is refused now, not when the study begins
         self.secrets = find_secrets(command)
         self._study: Study | None = None
-        self._listener = listener
+        self._listener: StudyListener | Callable[[], StudyListener] | None = listener
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or Limits()
         self._dump_env = dump_env
@@ -121,7 +121,7 @@ class PresetTuner:
             TrialExecution(runner, self.evaluator, self.secrets, self._repeats, self._early_stop),
             self._timeouts,
             self.secrets,
-            self.listener,
+            lambda: self.listener,  # made when there is something to hear: most mistakes are told before
             interruption,
         )
         try:
@@ -140,12 +140,12 @@ class PresetTuner:
     @property
     def listener(self) -> StudyListener:
         """Return who hears of the study; the terminal, where nobody else was named."""
-        if self._listener is None:
-            self._listener = _terminal()
+        if not isinstance(self._listener, StudyListener):
+            self._listener = (self._listener or _terminal)()
         return self._listener
 
     @listener.setter
-    def listener(self, listener: StudyListener) -> None:
+    def listener(self, listener: StudyListener | Callable[[], StudyListener]) -> None:
         self._listener = listener
 
     def render(self, params: Mapping[str, Any]) -> str:
