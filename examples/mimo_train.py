@@ -1,0 +1,200 @@
+"""Train a small vision-language model whose encoder and language model have layouts of their own.
+
+By itself it starts its ranks on this machine's CPU; under torchrun it is one rank, on a GPU if there is one for each.
+
+    python examples/mimo_train.py --encoder-dp 2 --llm-tp 2 --llm-pp 3 --micro-batch-size 2
+    torchrun --nproc-per-node 8 examples/mimo_train.py --encoder-tp 2 --llm-tp 2 --llm-pp 3
+
+The language model begins after the encoder's ranks; with --llm-offset 0 both share all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zenith_tune.errors import UsageError, ZenithTuneError
+from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
+from zenith_tune.mimo.model_flops import step_flops
+from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+
+if TYPE_CHECKING:
+    from zenith_tune.mimo.trainer import StepResult, Trainer
+
+ENCODER = "vision"
+
+
+def read_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    degrees = dict.fromkeys(["encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp"], 1)
+    steps = {"micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "log-interval": 1, "seed": 0}
+    encoder = {"encoder-layers": 4, "encoder-hidden": 32, "encoder-heads": 4, "patches": 4, "patch-size": 12}
+    llm = {"llm-layers": 6, "llm-hidden": 64, "llm-heads": 4, "seq-length": 32, "vocab-size": 256}
+    for name, default in (degrees | steps | encoder | llm).items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default {default}")
+    parser.add_argument("--llm-offset", type=int, metavar="N", help="first rank of the language model")
+    parser.add_argument("--images", default="2,1,3,0", help="images of the samples, round and round; default 2,1,3,0")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--clip-grad", type=float, default=1.0)
+    parser.add_argument("--use-distributed-optimizer", action="store_true", help="shard the optimizer's state")
+    parser.add_argument("--encoder-recompute", action="store_true", help="recompute the encoder's activations")
+    parser.add_argument("--llm-recompute", action="store_true", help="recompute the language model's activations")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
+    parser.add_argument("--load", type=Path, metavar="FOLDER", help="go on from a checkpoint, of whatever layout")
+    parser.add_argument("--timeout-s", type=float, default=300.0, help="how long a rank waits for another")
+    return parser.parse_args()
+
+
+def layout_of(options: argparse.Namespace) -> MimoLayout:
+    """Return the layout of both modules."""
+    encoder = ModuleLayout(tp=options.encoder_tp, pp=options.encoder_pp, dp=options.encoder_dp)
+    offset = encoder.size if options.llm_offset is None else options.llm_offset
+    llm = ModuleLayout(tp=options.llm_tp, pp=options.llm_pp, dp=options.llm_dp, offset=offset)
+    layout = MimoLayout(modules={ENCODER: encoder, "language": llm})
+    layout.num_microbatches(options.micro_batch_size, options.global_batch_size)
+    return layout
+
+
+def config_of(options: argparse.Namespace) -> MimoConfig:
+    """Return the shape of the model."""
+
+    def transformer(name: str) -> TransformerConfig:
+        layers, hidden, heads = (getattr(options, f"{name}_{what}") for what in ("layers", "hidden", "heads"))
+        return TransformerConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, ffn_size=4 * hidden)
+
+    encoder = EncoderConfig(
+        transformer=transformer("encoder"),
+        patch_size=options.patch_size,
+        patches_per_item=options.patches,
+        token_id=0,
+    )
+    language = LanguageConfig(
+        transformer=transformer("llm"), vocab_size=options.vocab_size, seq_length=options.seq_length
+    )
+    flags = {ENCODER: options.encoder_recompute, "language": options.llm_recompute}
+    recompute = frozenset(name for name, flag in flags.items() if flag)
+    return MimoConfig(encoders={ENCODER: encoder}, language=language, seed=options.seed, recompute=recompute)
+
+
+def images_of(options: argparse.Namespace) -> list[int]:
+    """Return the images of each sample of a global batch."""
+    counts = [int(word) if word.isdecimal() else -1 for word in options.images.split(",")]
+    if min(counts) < 0:
+        raise UsageError(f"--images takes counts such as 2,1,3,0, but got {options.images!r}.")
+    return [counts[index % len(counts)] for index in range(options.global_batch_size)]
+
+
+def iteration_line(options: argparse.Namespace, iteration: int, step_s: float, tflops: float, done: StepResult) -> str:
+    """Return one line as Megatron prints it."""
+    fields = [
+        f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {iteration:8d}/{options.train_iters:8d}",
+        f"consumed samples: {iteration * options.global_batch_size:12d}",
+        f"elapsed time per iteration (ms): {step_s * 1000:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {tflops:.4f}",
+        f"learning rate: {options.lr:.6E}",
+        f"global batch size: {options.global_batch_size:5d}",
+        f"lm loss: {done.loss:.6E}",
+        "loss scale: 1.0",
+        f"grad norm: {0.0 if done.grad_norm is None else done.grad_norm:.3f}",
+        f"number of skipped iterations: {int(not done.success):3d}",
+        f"number of nan iterations: {int(done.loss != done.loss):3d} |",
+    ]
+    return " | ".join(fields)
+
+
+def make_trainer(options: argparse.Namespace) -> Trainer:
+    """Build this rank's part of the model, its optimizer and the trainer."""
+    import torch.distributed as dist
+
+    from zenith_tune.mimo.mimo_model import MimoModel
+    from zenith_tune.mimo.mimo_optimizer import get_mimo_optimizer
+    from zenith_tune.mimo.optimizer_config import OptimizerConfig
+    from zenith_tune.mimo.topology import Topology
+    from zenith_tune.mimo.trainer import Trainer
+
+    optimizer_config = OptimizerConfig(
+        lr=options.lr, clip_grad=options.clip_grad, use_distributed_optimizer=options.use_distributed_optimizer
+    )
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
+    model = MimoModel(config_of(options), topology, device=device)
+    return Trainer(
+        model,
+        get_mimo_optimizer(model, optimizer_config),
+        micro_batch_size=options.micro_batch_size,
+        global_batch_size=options.global_batch_size,
+    )
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train on this rank; the last one prints."""
+    import torch.distributed as dist
+
+    from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
+    from zenith_tune.mimo.samples import random_samples
+
+    trainer = make_trainer(options)
+    if options.load:
+        load_checkpoint(options.load, trainer)
+    images, config = images_of(options), trainer.model.config
+    flops = step_flops(config, options.global_batch_size, sum(images))
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    while trainer.iteration < options.train_iters:
+        batch = random_samples(config, options.global_batch_size, seed=trainer.iteration, num_items=images)
+        begin = time.perf_counter()
+        done = trainer.step(batch)
+        step_s = time.perf_counter() - begin
+        if is_last and trainer.iteration % options.log_interval == 0:
+            tflops = flops / step_s / dist.get_world_size() / 1e12
+            print(iteration_line(options, trainer.iteration, step_s, tflops, done), flush=True)
+    if options.save:
+        save_checkpoint(options.save, trainer)
+    trainer.close()
+
+
+def train_as_one_rank(options: argparse.Namespace) -> None:
+    """Join the world that torchrun has started."""
+    import torch
+    import torch.distributed as dist
+
+    rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
+    if has_gpus:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if has_gpus else "gloo", timeout=timedelta(seconds=options.timeout_s))
+    train(options)
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Train, here or as a rank; return the exit code."""
+    options = read_options()
+    try:
+        layout = layout_of(options)
+        config_of(options)
+        images_of(options)
+        if "RANK" in os.environ:
+            train_as_one_rank(options)
+            return 0
+        # Imported before the ranks are forked from here, so that they have it all.
+        import zenith_tune.mimo.checkpoint  # noqa: F401
+        from zenith_tune.mimo.local_ranks import run_ranks
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        timeout = timedelta(seconds=options.timeout_s)
+        codes = run_ranks(layout.world_size, lambda: train(options), timeout=timeout, grace_s=options.timeout_s)
+        return (2 if set(codes) <= {0, 2} else 1) if any(codes) else 0
+    except ZenithTuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

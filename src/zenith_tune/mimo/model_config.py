@@ -1,0 +1,56 @@
+"""The shapes of a small multimodal model's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """The blocks that every module has."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    ffn_size: int
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise UsageError(
+                f"hidden size must be a multiple of the heads, but got {self.hidden_size} and {self.num_heads}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """An encoder of items (images, sounds), each a fixed number of patches, each patch one token of the text."""
+
+    transformer: TransformerConfig
+    patch_size: int
+    """Numbers in a patch."""
+    patches_per_item: int
+    token_id: int
+    """The token that stands for a patch in the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageConfig:
+    """A decoder over text in which the encoders' outputs stand at their tokens."""
+
+    transformer: TransformerConfig
+    vocab_size: int
+    seq_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoConfig:
+    """A multimodal model: encoders by name, and the language model that they feed."""
+
+    encoders: Mapping[str, EncoderConfig]
+    language: LanguageConfig
+    seed: int = 0
+    recompute: frozenset[str] = frozenset()
+    """Modules whose blocks run forward again in the backward pass instead of keeping their activations."""

@@ -1,0 +1,129 @@
+"""Which ranks train which module, and how each module is split over its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
+
+LANGUAGE = "language"
+"""The module at the end of the graph; every other one is an encoder that feeds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleLayout:
+    """Split one module over tp * pp * dp consecutive ranks from `offset` on, tp varying fastest and dp slowest."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, but got {getattr(self, name)}.")
+        if self.offset < 0:
+            raise UsageError(f"offset must be at least 0, but got {self.offset}.")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def span(self) -> range:
+        """The ranks themselves."""
+        return range(self.offset, self.offset + self.size)
+
+    def __str__(self) -> str:
+        """Show the degrees and the ranks."""
+        return f"tp {self.tp} pp {self.pp} dp {self.dp} on ranks {self.span[0]} to {self.span[-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoLayout:
+    """Place every module of a multimodal model: all on the same ranks, or each on its own.
+
+    >>> MimoLayout(modules={"vision": ModuleLayout(tp=2), "language": ModuleLayout(tp=2, pp=3, offset=2)}).world_size
+    8
+    """
+
+    modules: Mapping[str, ModuleLayout]
+
+    def __post_init__(self) -> None:
+        if LANGUAGE not in self.modules:
+            raise UsageError(f"one module must be named {LANGUAGE!r}, but got {sorted(self.modules)}.")
+        if self.is_colocated:
+            self._check_colocated()
+        else:
+            self._check_disjoint()
+        for name in self.encoders:
+            small, large = sorted((self.modules[name].dp, self.language.dp))
+            if large % small:
+                raise UsageError(
+                    f"the data-parallel sizes of {name} and {LANGUAGE} must divide one another, but got "
+                    f"{self.modules[name].dp} and {self.language.dp}: change one of them."
+                )
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether all modules live on all ranks."""
+        return len({(layout.offset, layout.size) for layout in self.modules.values()}) == 1
+
+    @property
+    def language(self) -> ModuleLayout:
+        """The layout of the language model."""
+        return self.modules[LANGUAGE]
+
+    @property
+    def encoders(self) -> list[str]:
+        """The names of the modules that feed the language model, in the order every rank uses."""
+        return sorted(name for name in self.modules if name != LANGUAGE)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of all modules together."""
+        return max(layout.span.stop for layout in self.modules.values())
+
+    def stages_after(self, name: str, stage: int) -> int:
+        """Return how many stages a micro-batch passes after this one."""
+        behind = self.modules[name].pp - 1 - stage
+        return behind if name == LANGUAGE else behind + self.language.pp
+
+    def num_microbatches(self, micro_batch_size: int, global_batch_size: int) -> int:
+        """Return the micro-batches of a step; `micro_batch_size` counts samples per replica of the language model."""
+        together = micro_batch_size * self.language.dp
+        if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % together:
+            raise UsageError(
+                f"the global batch must be a multiple of micro-batch size times the language model's dp, but got "
+                f"{global_batch_size} and {micro_batch_size} * {self.language.dp} = {together}: change one of them."
+            )
+        for name in self.encoders:
+            dp = self.modules[name].dp
+            if together % dp:
+                raise UsageError(
+                    f"micro-batch size times the language model's dp must be a multiple of {name}'s dp, but got "
+                    f"{micro_batch_size} * {self.language.dp} = {together} and {dp}: change one of them."
+                )
+        return global_batch_size // together
+
+    def _check_colocated(self) -> None:
+        for name, layout in self.modules.items():
+            if layout.pp != 1 and len(self.modules) > 1:
+                raise UsageError(
+                    f"modules that share their ranks cannot be pipelined, but {name} has pp {layout.pp}: "
+                    f"set it to 1, or give each module ranks of its own."
+                )
+        if self.language.offset:
+            raise UsageError(f"the modules must begin at rank 0, but begin at {self.language.offset}: set offset to 0.")
+
+    def _check_disjoint(self) -> None:
+        covered = sorted(rank for layout in self.modules.values() for rank in layout.span)
+        if covered != list(range(self.world_size)):
+            spans = ", ".join(f"{name}: {layout}" for name, layout in sorted(self.modules.items()))
+            raise UsageError(
+                f"modules must share all their ranks, or cover the world without gap or overlap, but got {spans}: "
+                f"change the offsets."
+            )

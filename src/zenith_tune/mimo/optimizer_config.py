@@ -1,0 +1,24 @@
+"""How the modules' optimizers update their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, clipping, and the sharding of its state; the same for every module."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    """Of matrices; vectors are not decayed."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+    """The largest global norm; 0 to leave gradients as they are."""
+    use_distributed_optimizer: bool = False
+    """Share each module's optimizer state out to its data-parallel ranks (ZeRO-1)."""
+    num_distributed_optimizer_instances: int = 1
+    loss_scale: float = 1.0
+    """What the loss is multiplied with before backward."""
+    log_num_zeros_in_grad: bool = False

@@ -1,0 +1,128 @@
+"""The order of a step's work: one forward, one backward over the module graph, or module after module."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zenith_tune.mimo.colocated_bridge import ColocatedBridge
+from zenith_tune.mimo.language_model import LanguageModel
+from zenith_tune.mimo.mimo_model import MimoModel
+from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.samples import MicroBatch
+from zenith_tune.mimo.stage_links import HIDDEN, StageLinks
+
+ReadMicroBatch = Callable[[str, int], MicroBatch]
+"""Gives the micro-batch of that number that this rank's lane of that module reads."""
+
+
+@dataclass(slots=True)
+class LossSum:
+    """The loss of this rank's tokens and how many they are; both 0 where another rank reports them."""
+
+    loss: float = 0.0
+    num_tokens: int = 0
+
+
+class PipelineSchedule:
+    """1F1B: a stage begins with as many forwards as stages follow it, then takes turns, then drains."""
+
+    def __init__(self, model: MimoModel) -> None:
+        (self._role,) = model.topology.roles.values()
+        self._module = model.parts[self._role.name]
+        self._links = StageLinks(model, self._role)
+        self._device, self._dtype = model.device, model.dtype
+        self._num_ahead = model.topology.layout.stages_after(self._role.name, self._role.pp_rank)
+        self._in_flight: deque[tuple[dict[str, Tensor], Tensor]] = deque()
+
+    def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
+        """Run all micro-batches of a step forward and backward, adding up the gradients."""
+        total = LossSum()
+        num_ahead = min(self._num_ahead, num_microbatches)
+        for index in range(num_microbatches + num_ahead):
+            if index < num_microbatches:
+                self._run_forward(read(self._role.name, index), total, loss_scale)
+            if index >= num_ahead:
+                self._run_backward()
+        self._links.flush()
+        return total
+
+    def close(self) -> None:
+        """Have nothing of its own to give back."""
+
+    def _run_forward(self, batch: MicroBatch, total: LossSum, loss_scale: float) -> None:
+        inputs = self._links.receive_forward()
+        if self._role.name != LANGUAGE:
+            items = batch.items[self._role.name].to(self._device, self._dtype)
+            output = self._module(inputs.get(HIDDEN, items))
+            self._links.send_forward(output, batch.rows_per_sample[self._role.name])
+        else:
+            hidden = inputs.get(HIDDEN)
+            if hidden is None:
+                hidden = self._module.embed(batch.tokens.to(self._device), inputs)
+            output = self._module(hidden)
+            if self._role.is_last_stage:
+                output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
+            else:
+                self._links.send_forward(output, [])
+        self._in_flight.append((inputs, output))
+
+    def _run_backward(self) -> None:
+        inputs, output = self._in_flight.popleft()
+        torch.autograd.backward(output, self._links.receive_backward())
+        self._links.send_backward(inputs)
+
+
+class ColocatedSchedule:
+    """Every rank runs its encoder lanes, then its language lane, one micro-batch after another."""
+
+    def __init__(self, model: MimoModel) -> None:
+        topology = model.topology
+        self._model = model
+        self._counts = topology.roles[LANGUAGE].tp_rank == 0
+        language = topology.grids[LANGUAGE]
+        self._bridges = {
+            name: ColocatedBridge(topology.grids[name], language, backend=topology.backend, timeout=topology.timeout)
+            for name in topology.layout.encoders
+        }
+
+    def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
+        """Run all micro-batches of a step forward and backward, adding up the gradients."""
+        total = LossSum()
+        for index in range(num_microbatches):
+            rows = {name: self._encode(name, read(name, index)) for name in self._bridges}
+            batch = read(LANGUAGE, index)
+            language = self._model.parts[LANGUAGE]
+            hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
+            (_loss(language, hidden, batch, total, self._counts) * loss_scale).backward()
+        return total
+
+    def close(self) -> None:
+        """Give the bridges' groups back."""
+        for bridge in self._bridges.values():
+            bridge.destroy()
+
+    def _encode(self, name: str, batch: MicroBatch) -> Tensor:
+        items = batch.items[name].to(self._model.device, self._model.dtype)
+        return self._bridges[name].carry(self._model.parts[name](items), batch.rows_per_sample[name])
+
+
+def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
+    device = hidden.device
+    loss = module.loss(hidden, batch.labels.to(device), batch.loss_mask.to(device))
+    if counts:
+        total.loss += float(loss.detach())
+        total.num_tokens += batch.num_counted
+    return loss
+
+
+def make_schedule(model: MimoModel) -> PipelineSchedule | ColocatedSchedule:
+    """Return the schedule of the model's layout; a collective."""
+    is_pipelined = model.topology.layout.language.pp > 1
+    return (
+        PipelineSchedule(model) if is_pipelined or not model.topology.layout.is_colocated else ColocatedSchedule(model)
+    )

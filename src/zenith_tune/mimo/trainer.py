@@ -1,0 +1,69 @@
+"""One training step of a multimodal model, whatever its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zenith_tune.mimo.gradient_sync import finish_gradients, sum_over_world
+from zenith_tune.mimo.lost_peer import peers_expected
+from zenith_tune.mimo.mimo_model import MimoModel
+from zenith_tune.mimo.mimo_optimizer import MimoOptimizer
+from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
+from zenith_tune.mimo.schedule import make_schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step reports, the same on every rank."""
+
+    loss: float
+    """Per token that counts."""
+    num_tokens: int
+    grad_norm: float | None
+    """Before clipping; None where the step was not taken."""
+    num_zeros: int | None
+    success: bool
+
+
+class Trainer:
+    """Train a model step by step; making one and each step are collectives of the whole world."""
+
+    def __init__(
+        self, model: MimoModel, optimizer: MimoOptimizer, *, micro_batch_size: int, global_batch_size: int
+    ) -> None:
+        layout = model.topology.layout
+        self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
+        self.model, self.optimizer = model, optimizer
+        self._schedule = make_schedule(model)
+        self.iteration = 0
+
+    def step(self, batch: Sequence[Sample]) -> StepResult:
+        """Train on one global batch."""
+        with peers_expected(f"iteration {self.iteration + 1}"):
+            loss, num_tokens = self.accumulate(batch)
+            success, norm, num_zeros = self.optimizer.step()
+        self.iteration += 1
+        return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
+
+    def close(self) -> None:
+        """Give all groups back; the model cannot be trained any more."""
+        self._schedule.close()
+        self.model.topology.destroy()
+
+    def accumulate(self, batch: Sequence[Sample]) -> tuple[float, int]:
+        """Make the gradients of a global batch, and return its loss per token and its tokens."""
+        self.optimizer.zero_grad()
+
+        def read(name: str, index: int) -> MicroBatch:
+            role = self.model.topology.roles[name]
+            return collate(
+                lane_samples(
+                    batch, index=index, num_microbatches=self._num_microbatches, lane=role.dp_rank, dp=role.layout.dp
+                )
+            )
+
+        total = self._schedule.run(read, self._num_microbatches, self.optimizer.get_loss_scale())
+        total = sum_over_world(total, self.model.device)
+        finish_gradients(self.model, total.num_tokens)
+        return total.loss / max(total.num_tokens, 1), total.num_tokens

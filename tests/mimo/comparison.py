@@ -1,0 +1,73 @@
+"""A rank's training compared with that of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from tests.mimo.reference import OPTIMIZERS, samples_of_step
+from tests.mimo.small_models import GLOBAL_BATCH_SIZE, LAYOUTS, MODELS
+from zenith_tune.mimo.mimo_model import MimoModel
+from zenith_tune.mimo.mimo_optimizer import get_mimo_optimizer
+from zenith_tune.mimo.topology import Topology
+from zenith_tune.mimo.trainer import Trainer
+
+Steps = list[dict[str, Any]]
+
+
+def make_trainer(
+    layout_name: str, dtype: torch.dtype, *, seed: int | None = None, timeout_s: float = 120.0, **settings: Any
+) -> Trainer:
+    """Return a trainer of one of the layouts; `settings` change the optimizer's."""
+    model_name, layout, micro_batch_size = LAYOUTS[layout_name]
+    config = MODELS[model_name]
+    config = config if seed is None else dataclasses.replace(config, seed=seed)
+    model = MimoModel(config, Topology(layout, timeout=timedelta(seconds=timeout_s)), dtype=dtype)
+    optimizer = get_mimo_optimizer(model, dataclasses.replace(OPTIMIZERS[dtype], **settings))
+    return Trainer(model, optimizer, micro_batch_size=micro_batch_size, global_batch_size=GLOBAL_BATCH_SIZE)
+
+
+def compared_steps(trainer: Trainer, reference: Steps, steps: range) -> dict[str, Any]:
+    """Train on, and return the largest relative error of each kind, and what should be alike on all ranks."""
+    errors: dict[str, float] = {}
+    alike = []
+    for step in steps:
+        expected = reference[step]
+        loss, num_tokens = trainer.accumulate(samples_of_step(trainer.model.config, step))
+        loss_scale = trainer.optimizer.get_loss_scale()
+        grads = worst_error(trainer.model, expected["grads"], grads=True, scale=1 / loss_scale)
+        success, norm, num_zeros = trainer.optimizer.step()
+        assert success and norm is not None
+        alike.append([loss, num_tokens, norm, num_zeros])
+        found = {
+            "loss": relative_error(loss, expected["loss"]),
+            "grads": grads,
+            "norm": relative_error(norm, expected["norm"]),
+            "clipped": worst_error(trainer.model, expected["clipped"], grads=True),
+            "weights": worst_error(trainer.model, expected["weights"], grads=False),
+        }
+        errors = {kind: max(error, errors.get(kind, 0.0)) for kind, error in found.items()}
+        trainer.iteration += 1
+    return {"errors": errors, "alike": alike}
+
+
+def worst_error(model: MimoModel, expected: dict[str, torch.Tensor], *, grads: bool, scale: float = 1.0) -> float:
+    """Return the largest error of this rank's parameters or gradients."""
+    return max(
+        relative_error(
+            parameter.grad * scale if grads else parameter.detach(),
+            parameter.shard.cut(expected[f"{module}/{name}"]),
+        )
+        for module, part in model.parts.items()
+        for name, parameter in part.named_parameters()
+    )
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """Return the largest difference as a part of the largest expected value; not a number counts as infinite."""
+    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
+    error = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+    return error if error == error else float("inf")

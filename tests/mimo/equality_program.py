@@ -1,0 +1,49 @@
+"""Train the layouts named, compare each step with one process, and print the largest relative errors as JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from typing import Any
+
+import torch
+
+from tests.mimo.comparison import Steps, compared_steps, make_trainer
+from tests.mimo.forked_world import run_world
+from tests.mimo.reference import NUM_STEPS, one_process
+from tests.mimo.small_models import LAYOUTS, MODELS
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) -> dict[str, Any]:
+    """Train each layout on this rank in each precision."""
+    results = {}
+    for name in names:
+        for precision, dtype in DTYPES.items():
+            trainer = make_trainer(name, dtype)
+            results[f"{name}/{precision}"] = compared_steps(
+                trainer, references[LAYOUTS[name][0], precision], range(NUM_STEPS)
+            )
+            trainer.close()
+    return results
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    references = {
+        (model, precision): one_process(MODELS[model], dtype)
+        for model in sorted({LAYOUTS[name][0] for name in wanted})
+        for precision, dtype in DTYPES.items()
+    }
+    found: dict[str, list[Any]] = {}
+    for size in sorted({LAYOUTS[name][1].world_size for name in wanted}):
+        names = [name for name in wanted if LAYOUTS[name][1].world_size == size]
+        ranks = run_world(size, functools.partial(train_layouts, names, references), timeout_s=240)
+        found.update({key: [rank[key] for rank in ranks] for key in ranks[0]})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

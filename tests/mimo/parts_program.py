@@ -1,0 +1,72 @@
+"""Misuse of the parts that need torch, in one process; prints each error as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import torch
+
+from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.bridge import lane_partners
+from zenith_tune.mimo.colocated_bridge import ColocatedBridge
+from zenith_tune.mimo.hyper_comm_grid import HyperCommGrid
+from zenith_tune.mimo.mimo_model import build_module
+from zenith_tune.mimo.model_config import MimoConfig
+from zenith_tune.mimo.samples import collate, random_samples
+from zenith_tune.mimo.tensor_parallel import TensorParallel
+from zenith_tune.mimo.transformer import stage_layers
+
+
+def grid(offset: int = 0, **dims: int) -> HyperCommGrid:
+    return HyperCommGrid(list(dims.values()), list(dims), offset, world_size=8)
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except UsageError as error:
+        return str(error)
+    return "nothing"
+
+
+def embed_too_few() -> None:
+    language = build_module(VISION_LANGUAGE, "language")
+    batch = collate(random_samples(VISION_LANGUAGE, 2, seed=0, num_items=NUM_ITEMS))
+    language.embed(batch.tokens, {"vision": torch.zeros(3, 32)})
+
+
+def crowded() -> MimoConfig:
+    return dataclasses.replace(VISION_LANGUAGE, language=dataclasses.replace(LANGUAGE, seq_length=8))
+
+
+def recomputed_error() -> float:
+    """Return by how much the gradients differ when activations are recomputed."""
+    grads = []
+    for recompute in (frozenset(), frozenset({"vision"})):
+        encoder = build_module(dataclasses.replace(VISION_LANGUAGE, recompute=recompute), "vision")
+        encoder(torch.ones(2, 4, 6)).square().sum().backward()
+        grads.append(torch.cat([parameter.grad.reshape(-1) for parameter in encoder.parameters()]))
+    assert grads[0].abs().max() > 0
+    return float((grads[0] - grads[1]).abs().max())
+
+
+ATTEMPTS: dict[str, Callable[[], object]] = {
+    "lanes": lambda: lane_partners(0, 2, 3),
+    "other ranks": lambda: ColocatedBridge(grid(tp=2, dp=2), grid(4, tp=2, dp=2)),
+    "other size": lambda: ColocatedBridge(grid(tp=2, dp=2), grid(tp=2, dp=4)),
+    "pipelined": lambda: ColocatedBridge(grid(tp=2, pp=2), grid(tp=2, dp=2)),
+    "odd": lambda: ColocatedBridge(grid(tp=3, dp=2), grid(tp=2, dp=3)),
+    "heads": lambda: build_module(VISION_LANGUAGE, "vision", TensorParallel(size=3)),
+    "stages": lambda: stage_layers(2, 0, 3),
+    "rows": embed_too_few,
+    "room": lambda: random_samples(crowded(), 1, seed=0, num_items=(2,)),
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = {name: refusal(attempt) for name, attempt in ATTEMPTS.items()}
+    print(json.dumps({"refusals": found, "recomputed_error": recomputed_error()}))

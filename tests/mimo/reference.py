@@ -1,0 +1,72 @@
+"""The same training in one process, with nothing but torch around the whole modules."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.mimo.small_models import GLOBAL_BATCH_SIZE, NUM_ITEMS
+from zenith_tune.mimo.local_ranks import run_ranks
+from zenith_tune.mimo.mimo_model import build_module
+from zenith_tune.mimo.model_config import MimoConfig
+from zenith_tune.mimo.optimizer_config import OptimizerConfig
+from zenith_tune.mimo.samples import Sample, collate, random_samples
+from zenith_tune.mimo.tensor_parallel import TensorParallel
+
+# Adam divides a gradient by its own size, so that rounding errors become whole steps where gradients are near 0. In
+# single precision a large eps keeps them out of the comparison; in double precision the usual one is compared.
+OPTIMIZERS = {
+    torch.float32: OptimizerConfig(lr=1e-2, clip_grad=0.5, eps=1e-2),
+    torch.float64: OptimizerConfig(lr=1e-2, clip_grad=0.5, eps=1e-8),
+}
+NUM_STEPS = 5
+
+
+def samples_of_step(config: MimoConfig, step: int) -> list[Sample]:
+    return random_samples(config, GLOBAL_BATCH_SIZE, seed=step, num_items=NUM_ITEMS)
+
+
+def one_process(config: MimoConfig, dtype: torch.dtype, num_steps: int = NUM_STEPS) -> list[dict[str, Any]]:
+    """Return what training in one process gives, from a process of its own: one that computes must not be forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.pt"
+        codes = run_ranks(1, lambda: torch.save(train_in_one_process(config, dtype, num_steps), path))
+        assert codes == [0]
+        steps: list[dict[str, Any]] = torch.load(path)
+    return steps
+
+
+def train_in_one_process(config: MimoConfig, dtype: torch.dtype, num_steps: int) -> list[dict[str, Any]]:
+    """Return each step's loss, norm, gradients before and after clipping, weights and Adam's moments."""
+    tp, config_of_optimizer = TensorParallel(dtype=dtype), OPTIMIZERS[dtype]
+    modules = nn.ModuleDict({name: build_module(config, name, tp) for name in [*sorted(config.encoders), "language"]})
+    named = {name.replace(".", "/", 1): parameter for name, parameter in modules.named_parameters()}
+    groups = [
+        {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": config_of_optimizer.weight_decay},
+        {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, lr=config_of_optimizer.lr, betas=config_of_optimizer.betas, eps=config_of_optimizer.eps
+    )
+    steps = []
+    for step in range(num_steps):
+        batch = collate(samples_of_step(config, step))
+        optimizer.zero_grad()
+        rows = {name: modules[name](batch.items[name].to(dtype)) for name in config.encoders}
+        language = modules["language"]
+        hidden = language(language.embed(batch.tokens, rows))
+        loss = language.loss(hidden, batch.labels, batch.loss_mask) / batch.num_counted
+        loss.backward()
+        record = {"loss": float(loss.detach()), "grads": {name: p.grad.clone() for name, p in named.items()}}
+        record["norm"] = float(nn.utils.clip_grad_norm_(list(named.values()), config_of_optimizer.clip_grad))
+        record["clipped"] = {name: p.grad.clone() for name, p in named.items()}
+        optimizer.step()
+        record["weights"] = {name: p.detach().clone() for name, p in named.items()}
+        for moment in ("exp_avg", "exp_avg_sq"):
+            record[moment] = {name: optimizer.state[p][moment].clone() for name, p in named.items()}
+        steps.append(record)
+    return steps

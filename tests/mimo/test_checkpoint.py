@@ -1,0 +1,36 @@
+"""A checkpoint is of a model, not of a layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mimo.conftest import RunProgram
+from tests.mimo.small_models import CHECKPOINT_LAYOUTS
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 1e-10
+
+
+def test_every_layout_goes_on_from_what_another_saved_and_a_misfit_is_refused(
+    run_program: RunProgram, tmp_path: Path
+) -> None:
+    found = run_program("checkpoint", str(tmp_path))
+    loads = found["loads"]
+    for layout in CHECKPOINT_LAYOUTS:
+        assert f"2 ranks -> {layout}" in loads and f"{layout} -> 2 ranks" in loads
+    for ranks in loads.values():
+        assert {rank["iteration"] for rank in ranks} == {2}
+        settings = [module for rank in ranks for module in rank["settings"]]
+        assert all(module["step"] == 2 and module["groups"][0]["lr"] == 0.01 for module in settings)
+    assert {key: worst for key, ranks in loads.items() if (worst := worst_of(ranks)) > TOLERANCE} == {}
+    for rank in found["refusals"]:
+        assert rank["nothing there"].endswith("holds no finished checkpoint: it has no file .metadata.")
+        assert "the checkpoint has no 'model/language/surplus': it is of another model." in rank["one parameter more"]
+        assert "has the shape [3, 32] in the model and [24, 32] in the checkpoint" in rank["another shape"]
+
+
+def worst_of(ranks: list[dict[str, dict[str, float]]]) -> float:
+    return max(error for rank in ranks for error in rank["errors"].values())

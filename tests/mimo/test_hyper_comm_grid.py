@@ -1,0 +1,80 @@
+"""The grid of ranks, against the enumerations that Megatron-LM's own gave (main of 2026-08-22)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mimo.conftest import RunProgram
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.hyper_comm_grid import HyperCommGrid
+
+RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("megatron_rank_enums.json").read_text())
+
+
+def test_groups_are_those_of_megatron_for_random_shapes_offsets_and_dimensions() -> None:
+    assert len(RECORDED) == 60
+    for record in RECORDED:
+        record = dict(record)
+        dims, ranks = record.pop("dims"), record.pop("ranks")
+        assert HyperCommGrid(**record).get_rank_enum(dims) == ranks, (record, dims)
+
+
+def test_a_group_does_not_depend_on_the_order_in_which_its_dimensions_are_named() -> None:
+    grid = HyperCommGrid([2, 3, 2], ["tp", "pp", "dp"], world_size=12)
+    assert grid.get_rank_enum(["tp", "dp"]) == grid.get_rank_enum(["dp", "tp"])
+
+
+def test_coordinates_and_ranks_are_inverse() -> None:
+    grid = HyperCommGrid([2, 3, 2], ["tp", "pp", "dp"], rank_offset=5, world_size=17)
+    assert [grid.rank_at(**grid.coordinates(rank)) for rank in range(5, 17)] == list(range(5, 17))
+    assert grid.coordinates(8) == {"tp": 1, "pp": 1, "dp": 0}
+    with pytest.raises(UsageError, match="rank 4 is not in this grid, which holds ranks 5 to 16"):
+        grid.coordinates(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([2, 2], ["tp"]), "one name per dimension, but got 2 sizes"),
+        (([2, 2], ["tp", "tp"]), "different names"),
+        (([2, 0], ["tp", "dp"]), "at least 1, but got"),
+        (([2], ["tp"], -1), "rank_offset must be at least 0, but got -1"),
+        (([2, 4], ["tp", "dp"], 1), "2 \\* 4 = 8 ranks from rank 1 on are over sized for 8"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        HyperCommGrid(*arguments, world_size=8)
+
+
+def test_the_world_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert HyperCommGrid([4], ["dp"]).size == 4
+    with pytest.raises(UsageError, match="over sized for 4"):
+        HyperCommGrid([5], ["dp"])
+
+
+def test_unknown_and_repeated_dimensions_are_refused() -> None:
+    grid = HyperCommGrid([2, 2], ["tp", "dp"], world_size=4)
+    with pytest.raises(UsageError, match="unknown dimension of the grid 'pp'"):
+        grid.get_rank_enum("pp")
+    with pytest.raises(UsageError, match="each dimension once"):
+        grid.get_rank_enum(["tp", "tp"])
+
+
+@pytest.mark.slow
+def test_groups_are_made_once_by_all_ranks_and_are_gone_when_destroyed(run_program: RunProgram) -> None:
+    ranks = run_program("grid")
+    assert [rank["sums"]["tp"] for rank in ranks] == [11, 11, 1100, 1100]
+    assert [rank["sums"]["dp"] for rank in ranks] == [101, 1010, 101, 1010]
+    assert [rank["sums"].get("tail") for rank in ranks] == [None, None, 1100, 1100]
+    assert [rank["is_in_tail"] for rank in ranks] == [False, False, True, True]
+    for rank in ranks:
+        assert rank["sums"]["dp-tp"] == 1111 and rank["is_kept"] and rank["again"]
+        assert rank["early"] == "KeyError: the group dp was not made yet: call create_pg on every rank first."
+        assert rank["twice"].startswith("KeyError: the group tp-dp was already made")
+        assert rank["after"].startswith("KeyError: the group tp was not made yet")

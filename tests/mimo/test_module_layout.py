@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+
+
+def layout(**modules: ModuleLayout) -> MimoLayout:
+    return MimoLayout(modules=modules)
+
+
+def test_modules_share_all_ranks_or_none() -> None:
+    shared = layout(vision=ModuleLayout(tp=2, dp=4), language=ModuleLayout(tp=4, dp=2))
+    apart = layout(vision=ModuleLayout(tp=2), language=ModuleLayout(tp=2, pp=3, offset=2))
+    assert (shared.is_colocated, shared.world_size) == (True, 8)
+    assert (apart.is_colocated, apart.world_size) == (False, 8)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({"vision": ModuleLayout()}, "one module must be named 'language'"),
+        ({"vision": ModuleLayout(tp=2), "language": ModuleLayout(offset=1)}, "without gap or overlap"),
+        ({"vision": ModuleLayout(), "language": ModuleLayout(offset=2)}, "without gap or overlap"),
+        ({"vision": ModuleLayout(dp=2), "language": ModuleLayout(dp=3, offset=2)}, "divide one another, but got 2 and"),
+        ({"vision": ModuleLayout(pp=2), "language": ModuleLayout(tp=2)}, "vision has pp 2"),
+        ({"vision": ModuleLayout(offset=1), "language": ModuleLayout(offset=1)}, "must begin at rank 0"),
+    ],
+)
+def test_a_layout_that_cannot_be_trained_is_refused(modules: dict[str, ModuleLayout], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        layout(**modules)
+
+
+def test_degrees_and_offsets_are_checked() -> None:
+    with pytest.raises(UsageError, match="tp must be at least 1, but got 0"):
+        ModuleLayout(tp=0)
+    with pytest.raises(UsageError, match="offset must be at least 0, but got -1"):
+        ModuleLayout(offset=-1)
+
+
+def test_a_stage_knows_how_many_follow_it_through_the_graph() -> None:
+    two = layout(
+        vision=ModuleLayout(pp=2), audio=ModuleLayout(dp=2, offset=2), language=ModuleLayout(pp=2, dp=2, offset=4)
+    )
+    assert [two.stages_after("vision", stage) for stage in range(2)] == [3, 2]
+    assert two.stages_after("audio", 0) == 2
+    assert [two.stages_after("language", stage) for stage in range(2)] == [1, 0]
+
+
+def test_micro_batches_are_counted_by_the_language_model_and_shared_by_every_encoder() -> None:
+    fan_in = layout(vision=ModuleLayout(dp=4), language=ModuleLayout(offset=4))
+    assert fan_in.num_microbatches(4, 16) == 4
+    with pytest.raises(UsageError, match=r"1 \* 1 = 1 and 4"):
+        fan_in.num_microbatches(1, 16)
+    with pytest.raises(UsageError, match=r"got 10 and 4 \* 1 = 4"):
+        fan_in.num_microbatches(4, 10)
