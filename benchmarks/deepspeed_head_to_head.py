@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 TRAINER = ROOT / "examples" / "deepspeed_train.py"
 STAGES, MOST_MBS, BATCH, RANKS = [0, 1, 2], 4, 8, 2
 THEIR_RUNS, OUR_RUNS, REPEATS = 2, 5, 5
-STEPS, REPEAT_STEPS = 200, 60
+STEPS, REPEAT_STEPS = 40, 60
 COMMON: dict[str, Any] = {
     "train_batch_size": BATCH,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
