@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.probe.full_disk import full_disk, write_full_disk
 from tests.probe.rank_script import SHAPE, is_alive, marked_processes, started, training, write_script
 from zenith_tune.measured.probed_runs import FILE_NAME
 
@@ -134,6 +136,63 @@ def test_an_interrupt_ends_the_rank_and_keeps_the_finished_layouts(tmp_path: Pat
     assert kept["ok"] and kept["name"].startswith("TP2 ")
 
 
+def test_what_a_killed_probe_left_is_ended_by_the_next_and_its_log_masked(run: Run, tmp_path: Path) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
+    arguments = [
+        "probe",
+        *CLUSTER,
+        "--layout",
+        "TP2",
+        "--steps",
+        "2",
+        "--",
+        *training(STANDIN="secret", HF_TOKEN=secret),
+    ]
+    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    slow = os.environ | {"STANDIN_STEP_S": "100"}
+    killed = subprocess.Popen(command, cwd=tmp_path, env=slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not any(secret in path.read_text() for path in tmp_path.rglob("log.txt")):
+        assert time.monotonic() < deadline and killed.poll() is None, "the rank never said its secret"
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    (left,) = (tmp_path / "zenithtune-out").glob("probe-*")
+    (pid,) = (pid for _, _, pid in started(tmp_path))
+    assert is_alive(pid)
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert f"{left.name} was cut off: what it left running is ended, and its logs are masked" in done.stdout
+    assert not is_alive(pid) and marked_processes(tmp_path) == []
+    assert all(secret not in path.read_text() for path in (tmp_path / "zenithtune-out").rglob("*") if path.is_file())
+    assert "was cut off" not in run(*arguments).stdout
+
+
+def test_steps_are_as_many_as_were_asked_for_however_fast_they_are(run: Run, tmp_path: Path) -> None:
+    done = run("probe", *CLUSTER, "--layout", "TP2", "--steps", "2", "--", *training(STANDIN_STEP_S="0.01"))
+    assert done.returncode == 0, done.stderr
+    assert ", 2 steps of 4 micro-batches" in done.stdout
+    assert [stage["num_steps"] for stage in probe_file(tmp_path)["layouts"][0]["stages"]] == [2]
+
+
+@pytest.mark.parametrize("where", ["command.sh", ".lock", "probe.json.", ".writable"])
+def test_a_full_disk_is_one_line_that_names_the_folder(run: Run, tmp_path: Path, where: str) -> None:
+    write_full_disk(tmp_path, where)
+    done = run("probe", *CLUSTER, "--layout", "TP2", "--output-dir", "out", "--", *training(), env=full_disk(tmp_path))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("zenithtune: no space left on the disk of out: free some and probe again, ")
+    assert len(done.stderr.splitlines()) == 1 and marked_processes(tmp_path) == []
+
+
+def test_calibrating_to_a_probe_in_which_nothing_trained_says_so(run: Run, tmp_path: Path) -> None:
+    done = run("probe", *CLUSTER, "--layout", "TP2", "--", *training(STANDIN="oom"))
+    assert done.returncode == 1 and "use it" not in done.stdout
+    (folder,) = (tmp_path / "zenithtune-out").glob("probe-*")
+    done = run("calibrate", "--probes", str(folder), "--output", "mine.json")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"no rank of {folder} trained" in done.stderr
+
+
 def train(*options: str) -> list[str]:
     return ["--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *SHAPE.split(), *options]
 
@@ -163,6 +222,8 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["plan", *CLUSTER, "--probe", "2", "--precision", "fp8", *train()], ["--probe", "--precision"]),
     (["plan", *CLUSTER, "--probe", "2"], ["a probe needs your training command"]),
     (["plan", *CLUSTER, *train()], ["--probe K"]),
+    (["probe", *CLUSTER, "--output-dir", "/dev/null/x", *train()], ["/dev/null is no folder", "--output-dir"]),
+    (["probe", *CLUSTER, "--calibration", "/dev/zero", *train()], ["'/dev/zero'", "not a regular file"]),
 ]
 
 
@@ -180,7 +241,7 @@ def test_every_mistake_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["probe", "--help"], *(MISTAKES[index][0] for index in (0, 1, 2, 3, 8, 9, 10, 11, 12, 18))],
+    [["probe", "--help"], *(MISTAKES[index][0] for index in (0, 1, 2, 3, 8, 9, 10, 11, 12, 18, -2, -1))],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
 def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:

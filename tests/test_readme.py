@@ -92,7 +92,7 @@ def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-NAMES = "study outcomes planner calibration plugs probe deepspeed presets guided checkpoints mimo"
+NAMES = "study outcomes planner calibration plugs probe deepspeed presets guided checkpoints mimo doctor accelerate"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES.split()))
 
 

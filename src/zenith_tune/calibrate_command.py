@@ -156,7 +156,13 @@ def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
         from zenith_tune.measured.probed_runs import read_probes
 
         rows = [run for place in options["rows"] for run in read_measured(place)]
-        return framework, rows + [run for place in options["probes"] for run in read_probes(place)]
+        probes = [run for place in options["probes"] for run in read_probes(place)]
+        if not rows and not probes and options["probes"]:
+            places = ", ".join(map(str, options["probes"]))
+            raise UsageError(
+                f"a calibration needs ranks that trained, but no rank of {places} trained: give other probes"
+            )
+        return framework, rows + probes
     from zenith_tune.measured.study_runs import read_study
 
     job = _studied_job(framework or "megatron", options)

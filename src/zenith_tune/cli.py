@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zenith_tune import __version__
-from zenith_tune.calibrate_command import calibrate
-from zenith_tune.checkpoint_command import checkpoint
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
-from zenith_tune.plan_command import plan
-from zenith_tune.probe_command import probe
+from zenith_tune.lazy_group import LazyGroup
 
 if TYPE_CHECKING:
     from zenith_tune.evaluators.early_stop import EarlyStop
@@ -27,7 +24,13 @@ if TYPE_CHECKING:
 SELECTORS = ("last", "first", "min", "max", "mean", "median")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class ZenithTune(LazyGroup):
+    """All commands; `optimize` is here, the others have a module of their own."""
+
+    names = ("calibrate", "checkpoint", "doctor", "guide", "plan", "probe")
+
+
+@click.group(cls=ZenithTune, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="zenithtune")
 def cli() -> None:
     """Find the fastest way to run a large-model training job on the hardware at hand."""
@@ -35,11 +38,13 @@ def cli() -> None:
 
 @cli.command(short_help="Find the fastest options for a training command by short real trials.")
 @click.option("--preset", metavar="NAME",
-              help="What to tune: megatron-lm, megatron, deepspeed, demo. [default: by the command]")  # fmt: skip
+              help="megatron-lm, deepspeed, accelerate, megatron, demo. [default: by the command]")  # fmt: skip
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
 @click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
-@click.option("--evaluator", metavar="NAME", help="How to read a trial's value: megatron, deepspeed, regex, duration.")
+@click.option(
+    "--evaluator", metavar="NAME", help="How to read a trial's value: megatron, deepspeed, accelerate, regex, duration."
+)
 @click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")
 @click.option("--objective", metavar="NAME|REGEX",
               help="What counts: tokens_per_s, step_time, tflops, samples_per_s or throughput where the evaluator "
@@ -87,18 +92,12 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     if options["dry_run"]:
         return _dry_run(tuner, options)
     tuner.check_program()
-    tuner.listener = _listener(options)
+    tuner.listener = lambda: _listener(options)
     try:
         best_value, _ = tuner.optimize(options["n_trials"])
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
         return 128 + error.signum
     return 0 if best_value is not None else 1
-
-
-cli.add_command(plan)
-cli.add_command(calibrate)
-cli.add_command(probe)
-cli.add_command(checkpoint)
 
 
 def main(argv: list[str] | None = None) -> None:

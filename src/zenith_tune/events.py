@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune.parameters import Value
@@ -52,6 +52,8 @@ class StudyEnd:
     """What was said at the start and may have been overlooked."""
     findings: Findings | None = None
     """What the strategy has found out besides the best point."""
+    diagnosis: list[str] = field(default_factory=list)
+    """What limits the fastest run, and what to change."""
 
 
 class StudyListener:

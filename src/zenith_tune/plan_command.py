@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 @click.command(short_help="Find the best layouts on paper: step time, memory and risk, without a GPU.")
 @click.option("--model", metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
 @click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
+@click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
+              help="What `nvidia-smi topo -m` prints on a node: TP stays where NVLink joins its GPUs.")  # fmt: skip
 @click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch, in samples.")
 @click.option("--seq", type=click.IntRange(1, MAX_SEQ), metavar="N", help="Sequence length.")
 @click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
@@ -94,6 +97,8 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
         if options[name] is None:
             raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
     request = read_request(options)
+    if options["topology"] is not None:
+        request = _linked(request, options)
     return _explain(request, options) if request.layout is not None else _plan(request, options)
 
 
@@ -111,6 +116,28 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
     return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 
 
+def _linked(request: PlanRequest, options: Options) -> PlanRequest:
+    """Return the request with its nodes linked as the matrix says, and tensor parallelism inside what NVLink joins."""
+    from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
+
+    path = options["topology"]
+    topology = read_topology(path)
+    cluster = with_topology(request.cluster, topology, path.name)
+    options["reason"] = tensor_reason(cluster, topology)
+    space = request.space
+    if options["max_tp"] is None:  # one that is given is meant
+        space = replace(space, max_tp=min(space.max_tp, cluster.fast_domain))
+    return replace(request, cluster=cluster, space=space)
+
+
+def _unbound(request: PlanRequest, options: Options, plan: Plan) -> PlanRequest | None:
+    """Return the request with tensor parallelism of any size, where nothing fits inside what NVLink joins."""
+    if plan.best or options["topology"] is None or options["max_tp"] is not None:
+        return None
+    options["reason"] += f"; nothing fits within {request.space.max_tp}, so that larger sizes are planned too"
+    return replace(request, space=replace(request.space, max_tp=type(request.space)().max_tp))
+
+
 def _plan(request: PlanRequest, options: Options) -> int:
     from zenith_tune.planning.dead_end import DeadEnd
 
@@ -122,13 +149,16 @@ def _plan(request: PlanRequest, options: Options) -> int:
     if options["what_if"] is not None:
         what_if = planner.what_if(gbs, options["what_if"], top=options["top"], **bounds)
     plan = what_if.before if what_if else planner.plan(gbs, top=options["top"], **bounds)
+    if (wider := _unbound(request, options, plan)) is not None and not (what_if and what_if.fits):
+        return _plan(wider, {**options, "max_tp": wider.space.max_tp})
     points = planner.pareto(gbs, **bounds) if options["pareto"] else None
     enough = None if plan.best else planner.enough_gpus(gbs, **bounds)
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
     if options["as_json"]:
-        _print_json(_plan_object(plan, what_if, points, enough), emission)
+        _print_json({**_plan_object(plan, what_if, points, enough), **_reason(options)}, emission)
     else:
         report = _plan_report(options)
+        _tell_reason(options)
         report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else (), enough)
         report.more(points, what_if)
         _print(emission, options)
@@ -152,8 +182,9 @@ def _explain(request: PlanRequest, options: Options) -> int:
     explanation = planner.explain(request.layout, space=request.space, risk=options["risk"])
     emission = None if explanation.broken else _emission(planner, request.layout, options)
     if options["as_json"]:
-        _print_json(explanation_object(explanation), emission)
+        _print_json({**explanation_object(explanation), **_reason(options)}, emission)
     else:
+        _tell_reason(options)
         _plan_report(options).explanation(explanation)
         _print(emission, options)
     return 1 if explanation.broken else 0
@@ -165,8 +196,20 @@ def _plan_report(options: Options) -> PlanReport:
 
     from zenith_tune.report.plan_report import PlanReport
 
-    beside = options["emit"] is not None and options["output"] is None
-    return PlanReport(Console(stderr=beside, highlight=False))
+    return PlanReport(Console(stderr=_is_beside(options), highlight=False))
+
+
+def _is_beside(options: Options) -> bool:
+    return options["emit"] is not None and options["output"] is None
+
+
+def _reason(options: Options) -> dict[str, Any]:
+    return {"tensor_parallel_reason": options["reason"]} if options["topology"] is not None else {}
+
+
+def _tell_reason(options: Options) -> None:
+    if options["topology"] is not None:
+        click.echo(f"note: {options['reason']}", err=_is_beside(options))
 
 
 def _emission(planner: Planner, layout: Layout, options: Options) -> Emission | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.errors import StudyInterrupted, UsageError
+from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
 from zenith_tune.planning.bounds import MAX_BATCH
 from zenith_tune.planning.risk import RISK
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from zenith_tune.planner import Planner
     from zenith_tune.probe.probe_job import ProbeJob
     from zenith_tune.probe.probed_layout import ProbedLayout
+    from zenith_tune.probe.prober import Prober
+    from zenith_tune.report.probe_report import ProbeReport
 
 Options = dict[str, Any]
 MAX_PROBES = 64
@@ -67,16 +72,54 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
     from zenith_tune.timeouts import Timeouts
 
     Timeouts(fixed_s=options["timeout"])  # refuses what is none
+    _refuse_files(options["output_dir"], options["calibration"])
     request = _request(command, options)
     # Before the planner is loaded, so that a mistake is told at once.
     named = [] if options["top"] else request.named(options["layouts"])
     planner = request.planner(options["calibration"])
     layouts = named or _best(request.job, planner, options["top"], options.get("risk", RISK))
     try:
-        probed = _probed(request, planner, layouts, options)
+        with _full_disk_is_clear(options["output_dir"]):
+            probed = _probed(request, planner, layouts, options)
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
         return 128 + error.signum
     return 0 if any(each.ok for each in probed) else 1
+
+
+def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
+    """Refuse what cannot be written or read before minutes are spent on a probe."""
+    from zenith_tune.record.storage import expanded
+    from zenith_tune.regular_file import open_regular
+
+    if output_dir is not None:
+        place = expanded(output_dir).absolute()
+        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+        if not os.access(f"{there}/.", os.W_OK | os.X_OK):
+            law = f"the output folder {place} cannot be written, as {there} is no folder that you may write to"
+            raise UsageError(f"{law}: choose another --output-dir")
+    if calibration is not None:
+        try:
+            open_regular(Path(os.path.realpath(calibration))).close()
+        except OSError as error:
+            law = f"calibration {str(calibration)!r} cannot be read ({error.strerror})"
+            raise UsageError(f"{law}: check the path") from None
+
+
+@contextlib.contextmanager
+def _full_disk_is_clear(output_dir: Path | None) -> Iterator[None]:
+    """Turn 'no space left', whoever met it, into one line in words of a probe."""
+    from zenith_tune.record.storage import is_disk_full
+    from zenith_tune.record.study_folder import DEFAULT_OUTPUT_DIR
+
+    try:
+        yield
+    except (OSError, UsageError, DiskFullError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or not is_disk_full(cause):
+            raise
+        law = f"no space left on the disk of {output_dir or DEFAULT_OUTPUT_DIR}"
+        cure = "free some and probe again, or choose another --output-dir"
+        raise DiskFullError(f"{law}: {cure}; layouts that were shown are kept") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +189,9 @@ def _num_gpus(cluster: str | None) -> int | None:
 def _probed(request: _Request, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
     from rich.console import Console
 
-    from zenith_tune.interruption import Interruption
-    from zenith_tune.probe.probe_file import probe_object, write_probe
+    from zenith_tune.measured.probed_runs import FILE_NAME
+    from zenith_tune.probe.leftovers import probe_lock
+    from zenith_tune.probe.probe_file import probe_object
     from zenith_tune.probe.probed_layout import ranked
     from zenith_tune.probe.prober import Prober
     from zenith_tune.report.probe_report import ProbeReport
@@ -166,29 +210,46 @@ def _probed(request: _Request, planner: Planner, layouts: list[Layout], options:
         timeout_s=options["timeout"],
         tell=lambda line: console.print(f"running {line}", style="dim", soft_wrap=True),
     )
-    probed: list[ProbedLayout] = []
+    lock = probe_lock(folder)
+    try:
+        lock.acquire()
+        probed = _one_by_one(request, prober, layouts, report)
+    finally:
+        runner.close()
+        lock.release()
+    if len(probed) > 1:
+        report.ranking(ranked(probed))
+    report.say(f"written: {folder / FILE_NAME}")
+    if sum(stage.probe.ok for each in probed for stage in each.stages) >= ENOUGH:
+        report.say(f"use it: zenithtune calibrate --probes {folder} --output mine.json")
+    if options["as_json"]:
+        content = probe_object(request.subject, probed)
+        click.echo(json.dumps({**content, "ranked": [each.planned.name for each in ranked(probed)]}, allow_nan=False))
+    return probed
+
+
+def _one_by_one(request: _Request, prober: Prober, layouts: list[Layout], report: ProbeReport) -> list[ProbedLayout]:
+    """Probe the layouts, once nothing is left of a probe that was killed; each is shown and kept when it is done."""
+    from zenith_tune.interruption import Interruption
+    from zenith_tune.probe.leftovers import end_leftovers
+    from zenith_tune.probe.probe_file import probe_object, write_probe
+    from zenith_tune.secrets import find_secrets
+
+    runner, probed = prober.runner, []
     try:
         with Interruption(runner.interrupt, lambda: runner.num_running > 0) as interruption:
+            for left in end_leftovers(prober.folder.parent, runner, find_secrets(request.job.command)):
+                report.say(f"{left.name} was cut off: what it left running is ended, and its logs are masked")
             for number, layout in enumerate(layouts, start=1):
+                interruption.check()
                 found = prober.probe(layout, number)
                 if not found.ok:
                     interruption.check()  # a rank that was ended from outside says nothing of its layout
                 probed.append(found)
-                content = probe_object(request.subject, probed)
-                path = write_probe(folder, content)  # after each: an interrupted probe keeps what it has
-                report.layout(probed[-1])
-                interruption.check()
+                write_probe(prober.folder, probe_object(request.subject, probed))
+                report.layout(found)
+            interruption.check()
     except StudyInterrupted:
-        kept = f"interrupted: {len(probed)} of {len(layouts)} layouts are probed, in {folder}"
-        console.print(kept, soft_wrap=True)
+        report.say(f"interrupted: {len(probed)} of {len(layouts)} layouts are probed, in {prober.folder}")
         raise
-    finally:
-        runner.close()
-    if len(probed) > 1:
-        report.ranking(ranked(probed))
-    console.print(f"written: {path}", soft_wrap=True)
-    if sum(stage.probe.ok for each in probed for stage in each.stages) >= ENOUGH:
-        console.print(f"use it: zenithtune calibrate --probes {folder} --output mine.json", soft_wrap=True)
-    if options["as_json"]:
-        click.echo(json.dumps({**content, "ranked": [each.planned.name for each in ranked(probed)]}, allow_nan=False))
     return probed

@@ -107,6 +107,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
     "preset",
     "zenith_tune.presets",
     {
+        "accelerate": "zenith_tune.presets.accelerate",
         "deepspeed": "zenith_tune.presets.deepspeed",
         "demo": "zenith_tune.presets.demo",
         "megatron": "zenith_tune.presets.megatron",
@@ -132,6 +133,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
         "duration": "zenith_tune.evaluators.duration",
         "regex": "zenith_tune.evaluators.regex",
         "megatron": "zenith_tune.evaluators.megatron",
+        "accelerate": "zenith_tune.evaluators.accelerate",
         "deepspeed": "zenith_tune.evaluators.deepspeed",
     },
 )

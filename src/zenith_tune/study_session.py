@@ -135,7 +135,7 @@ class StudySession:
             export(self.study, self.header, self.place.folder, self.best_command())
             if (params := self._best_params()) is not None:
                 for name, text in self._preset.result_files(params).items():
-                    write_atomically(self.place.folder.path / name, text)
+                    write_atomically(self.place.folder.path / name, text, is_private=True)
 
     def best_command(self) -> str | None:
         """Return the command of the fastest run, or the one that needs nothing but what is left for it."""

@@ -115,7 +115,7 @@ class TrialExecution:
             if not path.resolve().is_relative_to(folder.path.resolve()):
                 raise UsageError(f"a preset's files belong into the trial's folder, but got {name!r}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text)
+            write_atomically(path, text, is_private=True)  # the user's own, which it is made of, may hold a secret
 
     def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
         trial, failure = self._read_result(request, files, result, early)

@@ -41,10 +41,13 @@ class TrialFolder:
             return ""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file as a whole: a reader, or a full disk, never sees half of it."""
+def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None:
+    """Replace a file as a whole: a reader, or a full disk, never sees half of it; nobody else sees a private one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write one file
     try:
+        if is_private:
+            draft.unlink(missing_ok=True)
+            draft.touch(mode=0o600, exist_ok=False)
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError:

@@ -84,7 +84,9 @@ class PresetTuner:
         self._runner = runner
         if isinstance(runner, str):
             RunnerRegistry.get(runner)  # an unknown one is refused now, not when the study begins
-        self.secrets = find_secrets(command)
+        # A framework prints its configuration, and whatever that holds, into the log.
+        texts = [command, *self.preset.baseline_files().values()]
+        self.secrets = list(dict.fromkeys(secret for text in texts for secret in find_secrets(text)))
         self._study: Study | None = None
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
         self._timeouts = timeouts or Timeouts()
@@ -229,6 +231,8 @@ class PresetTuner:
         return mask(self.render(params), self.secrets) + (f" # files {digest}" if digest else "")
 
     def _end(self, session: StudySession, why: str) -> None:
+        from zenith_tune.doctor.study_diagnosis import study_diagnosis  # loads the planner
+
         folder = session.place.folder
         end = StudyEnd(
             study=session.study,
@@ -242,6 +246,9 @@ class PresetTuner:
             study_name=session.place.study_name,
             warnings=self._line.warnings(),
             findings=self.strategy.findings(),
+            diagnosis=[]
+            if why.startswith("interrupted")
+            else study_diagnosis(self.preset, self.command, session.study),
         )
         try:
             session.export()

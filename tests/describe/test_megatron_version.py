@@ -46,6 +46,37 @@ def test_the_first_folder_that_has_one_counts(tmp_path: Path) -> None:
     assert find_version([tmp_path / "none"]) is None
 
 
+def test_a_tree_that_cannot_be_read_is_not_passed_over_for_another(tmp_path: Path) -> None:
+    other = write_tree(tmp_path / "other", minor=15)
+    file = write_tree(tmp_path / "first", minor=16) / "megatron" / "core" / "package_info.py"
+    for text in ("MAJOR = 0\nMINOR = 999999999999\nPATCH = 0\n", "MAJOR = 0\n\0", ""):
+        file.write_text(text)
+        assert find_version([tmp_path / "first", other]) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert find_version([tmp_path / "first", other]) is None
+    for target in ("/dev/zero", "nowhere"):
+        file.unlink()
+        file.symlink_to(target)
+        assert find_version([tmp_path / "first", other]) is None
+
+
+def test_a_tree_without_its_version_is_found_as_python_would(tmp_path: Path) -> None:
+    other = write_tree(tmp_path / "other", minor=15)
+    core = tmp_path / "first" / "megatron" / "core"
+    core.mkdir(parents=True)
+    found = find_version([tmp_path / "first", other])
+    assert found is not None and found.folder == other, "a folder without a file of a package is none"
+    (core / "__init__.py").write_text("")
+    assert find_version([tmp_path / "first", other]) is None
+
+
+def test_annotated_numbers_are_read(tmp_path: Path) -> None:
+    text = "MAJOR: int = 0\nMINOR: int = 7\nPATCH: 'int' = 2\nPRE_RELEASE: str\n"
+    version = read_version(write_tree(tmp_path, minor=0, text=text))
+    assert version is not None and version.name == "0.7.2"
+
+
 def test_the_file_is_never_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     version = read_version(write_tree(tmp_path, minor=13, text=f"open({str(mark)!r}, 'w')\n{TEXT}"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.probe.probed import PIPELINE, llama_planner, probed_layout
+from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.run_table import unusable
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.plan_subject import PlanSubject
@@ -129,6 +130,20 @@ CHANGES: list[tuple[list[Any], Any]] = [
     (["layouts", 0, "stages", 0, "num_micro_batches"], 0),
     (["layouts", 0, "stages", 0, "allocated_bytes"], 10**400),
     (["layouts", 0, "stages", 0, "allocated_bytes"], "many"),
+    (["layouts", 0, "stages", 0, "allocated_bytes"], 2**59),
+    (["layouts", 0, "stages", 0, "step_s"], 1e17),
+    (["layouts", 0, "stages", 0, "step_s"], 1e-300),
+    (["layouts", 0, "stages", 0, "num_micro_batches"], 2**39),
+    (["layouts", 0, "stages", 0, "num_micro_batches"], 10**6 * 6),
+    (["layouts", 0, "layout", "micro_batch"], 2**39),
+    (["layouts", 0, "layout", "zero"], 4),
+    (["model", "num_layers"], 2**47),
+    (["model", "num_layers"], 10_001),
+    (["model", "hidden"], 2**39),
+    (["model", "vocab"], 10**6 + 1),
+    (["model", "num_dense_layers"], 81),
+    (["model", "top_k"], 1),
+    (["seq_len"], 2**39),
 ]
 
 
@@ -157,6 +172,26 @@ def test_a_model_with_more_fields_than_are_known_is_read(tmp_path: Path, content
     changed = content | {"model": content["model"] | {"num_wings": 2}, "date": "2026-11-15"}
     (tmp_path / FILE_NAME).write_text(json.dumps(changed))
     assert len(read_probes(tmp_path)) == 3
+
+
+def test_names_in_a_file_are_plain_words(tmp_path: Path, content: dict[str, Any]) -> None:
+    changed = copy.deepcopy(content) | {"gpu": "\x1b[2Jh100\n"}
+    changed["model"]["name"] = "llama\x1b]0;x\x07\n3"
+    for stage in changed["layouts"][0]["stages"]:
+        stage["gpu"] = ""
+    (tmp_path / FILE_NAME).write_text(json.dumps(changed))
+    assert {(run.gpu, run.source, run.model_name) for run in read_probes(tmp_path)} == {
+        ("h100", "probes on h100", "llama 3")
+    }
+
+
+def test_the_largest_sizes_that_are_read_can_be_fitted_to(tmp_path: Path, content: dict[str, Any]) -> None:
+    changed, largest = copy.deepcopy(content), {"hidden": 10**6, "num_layers": 10_000, "vocab": 10**6}
+    changed["model"] |= largest | {"ffn_hidden": 10**6, "num_heads": 10**6, "num_kv_heads": 10**6, "head_dim": 10**6}
+    changed["seq_len"] = 10**7
+    (tmp_path / FILE_NAME).write_text(json.dumps(changed))
+    fit = fit_calibration(read_probes(tmp_path), framework="megatron", origin="here", date="2026-11-15")
+    assert fit.calibration.num_runs == 3
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:

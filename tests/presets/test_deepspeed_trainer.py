@@ -35,10 +35,10 @@ def test_numbers_in_the_json_agree_with_the_arguments(tmp_path: Path) -> None:
 
 def test_the_global_batch_is_that_of_the_arguments_and_the_trainers_own_default(tmp_path: Path) -> None:
     path = write(tmp_path, TRAINER)
-    assert bound(trainer_command(path)).evaluator().describe() == "deepspeed throughput at gbs 32, maximize"
-    assert bound(trainer_command(path, "")).evaluator().describe() == "deepspeed throughput at gbs 32, maximize"
+    assert "deepspeed throughput at gbs 32 " in bound(trainer_command(path)).evaluator().describe()
+    assert "deepspeed throughput at gbs 32 " in bound(trainer_command(path, "")).evaluator().describe()
     few = bound(trainer_command(path, "--per_device_train_batch_size=1"))
-    assert few.evaluator().describe() == "deepspeed throughput at gbs 4, maximize"
+    assert "deepspeed throughput at gbs 4 " in few.evaluator().describe()
 
 
 def test_added_arguments_are_spelled_as_the_trainer_knows_them(tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ def test_secrets_are_kept_out_of_the_files_and_the_result(probe: Probe, tmp_path
 
 
 def test_whatever_goes_wrong_while_a_rank_runs_nothing_of_it_is_left(probe: Probe, tmp_path: Path) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
+
     def strike(signum: int, frame: object) -> None:
         raise MemoryError("struck")
 
@@ -153,8 +155,10 @@ def test_whatever_goes_wrong_while_a_rank_runs_nothing_of_it_is_left(probe: Prob
     signal.setitimer(signal.ITIMER_REAL, 1.0)
     try:
         with pytest.raises(MemoryError, match="struck"):
-            probe("TP2", STANDIN="hang")
+            probe("TP2", STANDIN="secret", STANDIN_STEP_S="100", HF_TOKEN=secret)
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert [is_alive(pid) for _, _, pid in started(tmp_path)] == [False]
     assert marked_processes(tmp_path) == []
+    (log,) = tmp_path.rglob("log.txt")
+    assert log.read_text() == f"token is {'*' * len(secret)}\n"

@@ -71,7 +71,7 @@ def test_lines_that_are_not_the_hooks_own_are_left_out(path: Path, junk: str) ->
     assert read_record(path).steps_s == (2.0,)
 
 
-@pytest.mark.parametrize("memory", [True, -1, 0, 1.5, "many", None, 10**400, [1], {}])
+@pytest.mark.parametrize("memory", [True, -1, 0, 1.5, "many", None, 10**400, 2**59, [1], {}])
 def test_memory_that_is_no_number_of_bytes_is_not_taken_for_one(path: Path, memory: Any) -> None:
     path.write_text(line(1.0, allocated=memory) + line(2.0, allocated=memory, reserved=4))
     record = read_record(path)
@@ -81,6 +81,31 @@ def test_memory_that_is_no_number_of_bytes_is_not_taken_for_one(path: Path, memo
 def test_time_that_runs_backwards_is_no_step(path: Path) -> None:
     path.write_text("".join(map(line, (5.0, 7.0, 3.0, 3.0, 4.5))))
     assert read_record(path).steps_s == (2.0, 1.5)
+
+
+@pytest.mark.parametrize("seconds", [1e17, 1e-300, 90_000.0, 1e-7])
+def test_a_step_that_no_training_takes_is_left_out(path: Path, seconds: float) -> None:
+    path.write_text(line(0.0) + line(seconds) + line(0.0) + line(2.0))
+    assert read_record(path).steps_s == (2.0,)
+    log = "\n".join(ITERATION.format(number, 1000 * value) for number, value in enumerate((9, 9, 2.0, 1e17), start=1))
+    assert read_log(log + "\n").steps_s == (2.0,)
+
+
+def test_memory_that_no_gpu_has_is_left_out_of_a_log_too() -> None:
+    lines = [ITERATION.format(number, 250) for number in range(1, 5)]
+    assert read_log("\n".join([*lines, REPORT.format("999999999999.0")]) + "\n").reserved_bytes is None
+
+
+def test_a_record_is_cut_to_the_steps_that_were_asked_for(path: Path) -> None:
+    path.write_text("".join(map(line, (0.0, 1.0, 3.0, 9.0, 99.0))))
+    assert read_record(path).cut_to(2).steps_s == (1.0, 2.0)
+    assert read_record(path).cut_to(9) == read_record(path)
+
+
+def test_the_name_of_a_gpu_is_one_plain_line(path: Path) -> None:
+    path.write_text(line(1.0, gpu="\x1b[2J\x1b]0;title\x07NVIDIA\nH200\r" + "!" * 999))
+    gpu = read_record(path).gpu
+    assert gpu.startswith("NVIDIA H200 !") and len(gpu) <= 80
 
 
 def test_of_two_optimizers_the_first_ones_steps_are_counted(path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ def config(**values: Any) -> DsConfig:
     [
         ('{\n  "a": 1,\n  "b" 2\n}', "line 3, column 7"),
         ('{\n  "a": 1,\n}', "line 3"),
-        ('{"a": 1, "a": 2}', "key 'a' is there twice"),
+        ('{"a": 1, "a": 2}', 'key "a" is there twice'),
+        ('{"a": 1e999}', "1e999 is too large for a number"),
+        ('{"a": [-1e999]}', "-1e999 is too large for a number"),
+        ('{"a": ["\\ud800"]}', "lone surrogate"),
+        ('{"a\\udc00": 1}', "lone surrogate"),
+        (f'{{"a": {"[" * 900}{"]" * 900}}}', "nested more than 64 deep"),
+        (f'{{"a": {"[" * 90_000}}}', "must be JSON"),
+        ('{"zero_optimization": "x"}', "zero_optimization must be a JSON object"),
+        ('{"zero_optimization": [1, 2]}', 'such as {"stage": 1}, but got [1, 2]: correct it'),
+        ('{"bf16": true}', "bf16 must be a JSON object"),
         ('{"a": NaN}', "NaN is no number in JSON"),
         ("[1]", "must be a JSON object, but is a list"),
         ("", "line 1"),
@@ -98,3 +108,67 @@ def test_stages_and_micro_batches_are_listed_in_order() -> None:
             listed_stages(config(zero_optimization={"stage": stage}))
     with pytest.raises(UsageError, match="must list whole numbers"):
         listed_micro_batches(config(train_micro_batch_size_per_gpu=[0]))
+
+
+def test_a_pair_of_surrogates_and_64_levels_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(f'{{"a": "\\ud83d\\ude00", "b": {"[" * 62}{"]" * 62}}}')
+    assert read_ds_config(path).get(("a",)) == "\U0001f600"
+
+
+def test_a_key_twice_among_very_many_is_found_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    pairs = [f'"k{number}": 1' for number in range(60_000)]
+    path.write_text(f"{{{', '.join([*pairs, pairs[-1]])}}}")
+    began = time.process_time()
+    with pytest.raises(UsageError, match="is there twice"):
+        read_ds_config(path)
+    assert time.process_time() - began < 5, "a look at all keys for each of them takes minutes"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train_batch_size": "x" * 500_000},
+        {"gradient_accumulation_steps": [1] * 100_000},
+        {"zero_optimization": {"stage": "x" * 500_000}},
+        {"zero_optimization": {"overlap_comm": [None] * 100_000}},
+        {"zero_optimization": {"x" * 500_000: [None]}},
+        {"train_micro_batch_size_per_gpu": ["x" * 500_000]},
+        {"zero_optimization": "x" * 500_000},
+    ],
+)
+def test_a_message_shows_no_more_of_a_value_than_a_line_has_room_for(tmp_path: Path, values: dict[str, Any]) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(UsageError) as error:
+        own = read_ds_config(path)
+        own.count(BATCH)
+        listed_stages(own)
+        listed_micro_batches(own)
+        listed_axes(own)
+    assert len(str(error.value)) < 500 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1, True, 1.0, "1"], "1 and true are equal"),
+        ([0, False], "0 and false are equal"),
+        ([1, "1"], '1 and "1" are equal'),
+        ([0.5, "0.5"], '0.5 and "0.5" are equal'),
+    ],
+)
+def test_values_that_no_table_tells_apart_are_refused(values: list[Any], said: str) -> None:
+    with pytest.raises(UsageError, match="gradient_clipping must list values that differ") as error:
+        listed_axes(config(gradient_clipping=values))
+    assert said in str(error.value)
+
+
+def test_a_value_that_is_listed_twice_counts_once() -> None:
+    assert listed_axes(config(gradient_clipping=[2, 0.5, 2.0]))["gradient_clipping"].choices == (2, 0.5)
+
+
+def test_a_digest_is_another_where_a_value_is() -> None:
+    own = DsConfig(values={"a": 1, "b": {"c": 2}})
+    assert own.digest == DsConfig(values={"b": {"c": 2}, "a": 1}).digest != own.having({("b", "c"): 3}).digest

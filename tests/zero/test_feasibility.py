@@ -17,7 +17,7 @@ def ran(at: ZeroSubject, stage: int, mbs: int, activations: float, **others: boo
 
 def test_eight_billion_parameters_do_not_fit_a_gpu_of_80_gib_at_stage_0_and_the_arithmetic_says_so() -> None:
     why = why_surely_too_large(subject(), {"stage": 0, "mbs": 1})
-    assert why is not None and "optimizer 119.7 GiB" in why
+    assert why is not None and why.endswith("activations at least 5.3 GiB at micro-batch 1")
     assert "8.03e9 parameters x (2 + 2 + 16) bytes at stage 0" in why
     assert why_surely_too_large(subject(), {"stage": 1, "mbs": 1}) is None
 
@@ -51,7 +51,7 @@ def test_the_profiling_run_is_scaled_to_other_micro_batches_and_other_stages() -
     assert profile.activations({"stage": 1, "mbs": 8}) == pytest.approx(24 * GIB)
     assert profile.largest({"stage": 3, "mbs": 1}, [1, 2, 4, 8, 16, 32]) == 16
     why = profile.why_not({"stage": 3, "mbs": 32})
-    assert why is not None and "activations 96.0 GiB" in why and "measured" in why
+    assert why is not None and "activations measured and scaled to 96.0 GiB at micro-batch 32" in why
 
 
 def test_two_runs_tell_activations_whatever_the_states_really_take() -> None:

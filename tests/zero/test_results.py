@@ -11,6 +11,7 @@ import pytest
 
 from tests.study_tools import Witness
 from tests.zero.launched import put_launcher_on_path, tune, write_config
+from zenith_tune.errors import StudyError
 
 pytestmark = pytest.mark.slow
 CONFIG: dict[str, Any] = {
@@ -57,3 +58,46 @@ def test_a_file_with_lists_has_a_baseline_that_is_measured_as_trials_are(tmp_pat
     assert baseline is not None and baseline.ok, baseline
     assert baseline.extra["speed_read_from"] == "DeepSpeed's throughput lines"
     assert gain is not None and gain == pytest.approx((16 * 0.03 + 0.001) / (4 * 0.09 + 0.001) - 1, rel=0.02)
+
+
+def test_what_is_made_of_the_users_file_is_for_nobody_elses_eyes(tmp_path: Path) -> None:
+    write_config(tmp_path, {**CONFIG, "wandb": {"api_key": "0123456789"}}).chmod(0o600)
+    tune(tmp_path, COMMAND, baseline=True).optimize(n_trials=1)
+    copies = list((tmp_path / "out").rglob("ds_config*.json"))
+    assert len(copies) == 3 and all("0123456789" in path.read_text() for path in copies)
+    assert {path.stat().st_mode & 0o777 for path in copies} == {0o600}
+
+
+def test_the_users_own_configuration_is_left_where_it_is_the_best(tmp_path: Path) -> None:
+    own = {name: value for name, value in CONFIG.items() if name != "train_micro_batch_size_per_gpu"}
+    write_config(tmp_path, {**own, "zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 4})
+    tuner = tune(tmp_path, COMMAND, baseline=True)
+    tuner.optimize(n_trials=1)
+    config = json.loads((tmp_path / "out" / "s" / "ds_config_optimal.json").read_text())
+    assert config == {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": 2000,
+    }
+
+
+def test_a_study_does_not_go_on_with_another_configuration(tmp_path: Path) -> None:
+    write_config(tmp_path, CONFIG)
+    tune(tmp_path, COMMAND).optimize(n_trials=1)
+    tune(tmp_path, COMMAND, resume=True).optimize(n_trials=2)
+    write_config(tmp_path, {**CONFIG, "gradient_clipping": 0.5})
+    with pytest.raises(StudyError, match=r"with ds.json \(contents \w{12}\).* cannot be compared"):
+        tune(tmp_path, COMMAND, resume=True).optimize(n_trials=3)
+
+
+def test_a_command_that_changes_the_folder_is_tuned_there(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write_config(tmp_path / "sub", CONFIG)
+    write_config(tmp_path, {"train_batch_size": 2})
+    _, params = tune(tmp_path, f'bash -c "cd sub && {COMMAND}"').optimize(n_trials=1)
+    assert params is not None and "overlap_comm" in params
+    config = json.loads((tmp_path / "out" / "s" / "ds_config_optimal.json").read_text())
+    assert config["train_batch_size"] == 64

@@ -47,8 +47,20 @@ class MegatronVersion:
 
 
 def find_version(folders: Iterable[Path]) -> MegatronVersion | None:
-    """Return the version in the first of several folders that has one, as Python would find it."""
-    return next((version for folder in folders if (version := read_version(folder)) is not None), None)
+    """Return the version in the first of several folders that has Megatron Core, which is the one that Python imports.
+
+    Where that one cannot be read the version is not known, whatever other folders hold.
+    """
+    tree = next((folder for folder in folders if _has_core(folder)), None)
+    return None if tree is None else read_version(tree)
+
+
+def _has_core(folder: Path) -> bool:
+    """Tell whether Python would import megatron.core from here; a folder without files is no package to it."""
+    try:
+        return any(os.path.lexists(folder / name) for name in (PACKAGE_INFO, PACKAGE_INFO.with_name("__init__.py")))
+    except ValueError:
+        return False
 
 
 def read_version(folder: Path) -> MegatronVersion | None:
@@ -78,10 +90,11 @@ def _constants(source: bytes) -> dict[str, object]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = ast.parse(source)
-    return {
-        target.id: node.value.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    found: dict[str, object] = {}
+    for node in module.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            found |= {target.id: node.value.value for target in targets if isinstance(target, ast.Name)}
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -23,7 +23,10 @@ from zenith_tune.evaluators.steady import num_warm_up, relative_spread
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.units import count
 
-OBJECTIVES = {"throughput": Direction.MAXIMIZE, "latency": Direction.MINIMIZE, "flops": Direction.MAXIMIZE}
+UNITS = {"throughput": "samples/s", "latency": "s", "flops": "TFLOP/s/GPU", "tokens_per_s": "tokens/s"}
+OBJECTIVES = {name: Direction.MINIMIZE if name == "latency" else Direction.MAXIMIZE for name in UNITS}
+SAME = {"samples_per_s": "throughput", "step_time": "latency", "tflops": "flops"}
+"""What other evaluators call them."""
 TERA = 1e12
 
 
@@ -41,14 +44,18 @@ class DeepSpeedEvaluator(TuningEvaluator):
     """Read the steady speed from DeepSpeed's lines, else from its step timers, else from the Trainer's.
 
     `throughput` is samples per second, `latency` seconds per step, `flops` TFLOP/s per GPU. `gbs` is the global batch;
-    `n_gpus` and `flops_per_sample` are needed for `flops` alone.
+    `n_gpus` and `flops_per_sample` are needed for `flops` alone, `seq` for `tokens_per_s`. `samples_per_s`, `step_time`
+    and `tflops` mean the first three. `contents` tells one study's configuration from another's.
 
     >>> line = "epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=30.0, CurrSamplesPerSec=32.0, "
     >>> DeepSpeedEvaluator().evaluate("".join(line.format(step) + "\\n" for step in (3, 4, 5)), {})
     32.0
     """
 
-    objectives = OBJECTIVES
+    objectives: ClassVar[Mapping[str, Direction]] = {
+        **OBJECTIVES,
+        **{name: OBJECTIVES[same] for name, same in SAME.items()},
+    }
 
     def __init__(
         self,
@@ -56,21 +63,27 @@ class DeepSpeedEvaluator(TuningEvaluator):
         gbs: int | None = None,
         n_gpus: int | None = None,
         flops_per_sample: float | None = None,
+        seq: int | None = None,
+        contents: str = "",
     ) -> None:
+        objective = SAME.get(objective, objective)
         if objective not in OBJECTIVES:
-            raise UnknownNameError("objective", objective, OBJECTIVES)
-        for name, value in {"gbs": gbs, "n_gpus": n_gpus, "flops_per_sample": flops_per_sample}.items():
+            raise UnknownNameError("objective", objective, self.objectives)
+        for name, value in {"gbs": gbs, "n_gpus": n_gpus, "flops_per_sample": flops_per_sample, "seq": seq}.items():
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be above 0, but got {value}: correct it")
         if objective == "flops" and (flops_per_sample is None or n_gpus is None):
             cure = "take --preset deepspeed with --args metric=flops, or the objective throughput"
             raise UsageError(f"the objective flops needs flops_per_sample and n_gpus, but has not both: {cure}")
+        if objective == "tokens_per_s" and seq is None:
+            raise UsageError("the objective tokens_per_s needs the tokens of a sample: give --args seq=2048")
         self.objective, self.gbs, self.n_gpus, self.flops_per_sample = objective, gbs, n_gpus, flops_per_sample
+        self.seq, self.contents = seq, contents
         self.direction = OBJECTIVES[objective]
 
     def with_objective(self, name: str) -> DeepSpeedEvaluator:
         """Return the evaluator of the same job that reads another objective."""
-        return DeepSpeedEvaluator(name, self.gbs, self.n_gpus, self.flops_per_sample)
+        return DeepSpeedEvaluator(name, self.gbs, self.n_gpus, self.flops_per_sample, self.seq, self.contents)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
         """Return the objective's value, or raise ValueError with a one-line cause."""
@@ -113,11 +126,12 @@ class DeepSpeedEvaluator(TuningEvaluator):
     def describe(self) -> str:
         """Say what is measured."""
         batch = f" at gbs {self.gbs}" if self.gbs else ""
-        return f"deepspeed {self.objective}{batch}, {self.direction}"
+        contents = f" with {self.contents}" if self.contents else ""
+        return f"deepspeed {self.objective}{batch}{contents}, {self.direction}"
 
     @property
     def _unit(self) -> str:
-        return {"throughput": "samples/s", "latency": "s", "flops": "TFLOP/s/GPU"}[self.objective]
+        return UNITS[self.objective]
 
     def _check(self, log: str) -> None:
         if (cause := flaw(log)) is not None:
@@ -159,6 +173,8 @@ class DeepSpeedEvaluator(TuningEvaluator):
         speeds = self._known(speeds)
         if self.objective == "throughput":
             return speeds, seconds
+        if self.seq is not None and self.objective == "tokens_per_s":
+            return [speed * self.seq for speed in speeds], seconds
         assert self.flops_per_sample is not None and self.n_gpus is not None
         return [speed * self.flops_per_sample / self.n_gpus / TERA for speed in speeds], seconds
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import statistics
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
+from zenith_tune.evaluators.regex_search import SearchError, search_apart
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.trial_log import clean_line, lines_of
 
@@ -32,7 +31,8 @@ class RegexEvaluator(TuningEvaluator):
     """Find numbers with a pattern of exactly one group, and select one or summarise them.
 
     The pattern is searched line by line: `^` and `$` are the ends of a line, a match never spans two lines, and a line
-    may hold several. Carriage returns end a line too. A line above 64 KiB is searched in its first and last 32 KiB.
+    may hold several. Carriage returns end a line too. A line above 64 KiB is searched in its first and last 32 KiB. A
+    search that takes more than ten seconds of work is given up.
 
     >>> RegexEvaluator(r"loss=(\\S+)", selector="min").evaluate("loss=0.5 loss=0.25\\nloss=0.75", {})
     0.25
@@ -44,7 +44,7 @@ class RegexEvaluator(TuningEvaluator):
         self.pattern = pattern
         self.selector = selector
         self.direction = Direction(direction)
-        self._regex = _compile(pattern)
+        _check(pattern)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
         """Return the selected number, or raise ValueError where the pattern finds none."""
@@ -59,17 +59,10 @@ class RegexEvaluator(TuningEvaluator):
 
     def _chosen(self, stdout: str) -> Sequence[str]:
         """Return what counts, unread: a NaN on the way does not matter to the last value."""
-        found = self._found(stdout)
-        if self.selector == "first":
-            return list(itertools.islice(found, 1))
-        return deque(found, maxlen=1) if self.selector == "last" else list(found)
-
-    def _found(self, stdout: str) -> Iterator[str]:
-        matches = (match for line in lines_of(stdout) for match in self._regex.finditer(line))
-        for match in matches:
-            # An optional group that took no part in a match has found nothing.
-            if match[1] is not None:
-                yield match[1]
+        try:
+            return search_apart(self.pattern, lines_of(stdout), self.selector)
+        except SearchError as error:
+            raise ValueError(f"pattern {self.pattern!r} {error}") from None
 
     def _number(self, text: str) -> float:
         number = read_number(text)
@@ -80,8 +73,8 @@ class RegexEvaluator(TuningEvaluator):
         return number
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
-    """Compile a user's pattern, or say in one line what is wrong with it."""
+def _check(pattern: str) -> None:
+    """Say in one line what is wrong with a user's pattern, if anything is."""
     try:
         regex = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -89,4 +82,3 @@ def _compile(pattern: str) -> re.Pattern[str]:
     if regex.groups != 1:
         cure = "put ( ) around the number" if regex.groups == 0 else "write (?: ) for the others"
         raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {regex.groups}: {cure}")
-    return regex

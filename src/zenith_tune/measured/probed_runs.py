@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,18 @@ from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
+from zenith_tune.measured.believable import is_memory, is_step
 from zenith_tune.measured.measured_run import MeasuredRun
 from zenith_tune.regular_file import open_regular
+from zenith_tune.trial_log import clean_line
 from zenith_tune.units import MIB
 
 FILE_NAME = "probe.json"
 MAX_BYTES = 64 * MIB
-MOST = 2**48
-"""More than any count, memory or time of a run."""
+MOST_LETTERS = 40
+MOST = 10**6
+"""No count or size of a model or a layout is larger, but these:"""
+MOST_OF = {"num_layers": 10**4, "zero": 3, "seq_len": 10**7, "global_batch": 10**7}
 ONES_OF_A_LAYOUT = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
 ONES_OF_A_MODEL = ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab")
 
@@ -54,11 +58,11 @@ def _runs(stored: Json) -> Iterator[MeasuredRun]:
 
 
 def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> MeasuredRun:
-    planned_for, ran_on = _text(stored, "gpu"), match_gpu(_text(stage, "gpu"))
+    planned_for, ran_on = clean_line(_text(stored, "gpu"), MOST_LETTERS), match_gpu(_text(stage, "gpu"))
     gpu = ran_on or planned_for
-    allocated, reserved = (_positive(stage[name]) for name in ("allocated_bytes", "reserved_bytes"))
+    allocated, reserved = (_measured(stage[name], is_memory) for name in ("allocated_bytes", "reserved_bytes"))
     return MeasuredRun(
-        source=f"probes on {gpu[:40]}",
+        source=f"probes on {gpu}",
         framework=load_framework(_text(stored, "framework")).name,
         stated_framework=_text(stored, "framework"),
         model=model,
@@ -68,10 +72,10 @@ def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> Measure
         gpus_per_node=_count(stored["gpus_per_node"]),
         precision=_text(stored, "precision"),
         dispatcher=_text(stored, "dispatcher"),
-        seq_len=_count(stored["seq_len"]),
+        seq_len=_count(stored["seq_len"], most=MOST_OF["seq_len"]),
         layout=_columns(layout, _count(stage["num_micro_batches"])),
         probed_stage=range(layout.pp)[_count(stage["stage"], least=0)],
-        step_s=_positive(stage["step_s"]),
+        step_s=_measured(stage["step_s"], is_step),
         memory_bytes=allocated or reserved,
         memory_kind="allocated" if allocated else "reserved" if reserved else "",
     )
@@ -82,7 +86,7 @@ def _columns(layout: Layout, num_micro_batches: int) -> dict[str, int | bool]:
     return {
         **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero")},
         "mbs": layout.micro_batch,
-        "gbs": num_micro_batches * layout.micro_batch * layout.dp,
+        "gbs": _count(num_micro_batches * layout.micro_batch * layout.dp, most=MOST_OF["global_batch"]),
         "recompute": RECOMPUTE_NAMES.index(layout.recompute),
         "recompute_layers": layout.recompute_layers,
         "sequence_parallel": layout.sequence_parallel,
@@ -93,9 +97,14 @@ def _columns(layout: Layout, num_micro_batches: int) -> dict[str, int | bool]:
 def _model(stored: Json) -> ModelSpec:
     known = {field.name for field in fields(ModelSpec)}
     values = {name: value for name, value in stored.items() if name in known}
+    if isinstance(name := values.get("name"), str):
+        values["name"] = clean_line(name)
     latent = values.pop("latent_attention", None)
     parts = LatentAttention(**_checked(LatentAttention, latent)) if latent else None
-    return ModelSpec(**_checked(ModelSpec, values, ONES_OF_A_MODEL), latent_attention=parts)
+    model = ModelSpec(**_checked(ModelSpec, values, ONES_OF_A_MODEL), latent_attention=parts)
+    if model.num_dense_layers > model.num_layers or model.top_k > model.num_experts:
+        raise ValueError("a part that is larger than the whole")
+    return model
 
 
 def _checked(kind: type[Any], stored: Json, ones: Collection[str] = ()) -> dict[str, Any]:
@@ -103,23 +112,23 @@ def _checked(kind: type[Any], stored: Json, ones: Collection[str] = ()) -> dict[
     kinds = {field.name: field.type for field in fields(kind)}
     for name, value in stored.items():
         if kinds.get(name) == "int":
-            _count(value, least=int(name in ones))
+            _count(value, least=int(name in ones), most=MOST_OF.get(name, MOST))
         elif type(value).__name__ != kinds.get(name):
             raise TypeError(f"{name} of another type")
     return dict(stored)
 
 
-def _count(value: object, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MOST:
+def _count(value: object, least: int = 1, most: int = MOST) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError("no count")
     return value
 
 
-def _positive(value: object) -> float | None:
+def _measured(value: object, is_believable: Callable[[float], bool]) -> float | None:
     """Return a measured figure, or None where nothing was measured."""
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not is_believable(value):
         raise ValueError("no measurement")
     return float(value)
 

@@ -158,7 +158,13 @@ class DeepSpeedPreset(TuningPreset):
         if subject is not None:
             per_sample = flops_per_token(subject.model, subject.job.seq_len) * subject.job.seq_len
         return DeepSpeedEvaluator(
-            objective=self._metric(), gbs=job.global_batch, n_gpus=job.num_gpus, flops_per_sample=per_sample
+            objective=self._metric(),
+            gbs=job.global_batch,
+            n_gpus=job.num_gpus,
+            flops_per_sample=per_sample,
+            seq=job.seq_len,
+            # A study that goes on with an edited file would compare two configurations.
+            contents=f"{Path(job.config.source).name} (contents {job.config.digest})",
         )
 
     def notes(self, command: str) -> list[str]:

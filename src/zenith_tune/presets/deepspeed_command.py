@@ -47,6 +47,15 @@ def find_config(command: str) -> NamedConfig | None:
     return None
 
 
+def refuse_two_configs(command: str) -> None:
+    """Refuse a command that names a JSON by both options: which of them counts is the script's secret."""
+    line = CommandLine(command)
+    named = {option: path for option in CONFIG_OPTIONS if (path := line.get(option)) and path.endswith(".json")}
+    if len(named) > 1:
+        both = " and ".join(f"{option} {path[:80]}" for option, path in named.items())
+        raise UsageError(f"the command must name one DeepSpeed configuration, but has {both}: take one of them out")
+
+
 def is_deepspeed_command(command: str) -> bool:
     """Tell whether a command trains with DeepSpeed, as far as it can be seen: a JSON file is named, or its launcher."""
     named = find_config(command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import Any
 
 from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed_command import PRESET, find_config, refuse_own_autotuning
+from zenith_tune.presets.deepspeed_command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
+from zenith_tune.presets.deepspeed_folder import path_in_training_folder
 from zenith_tune.presets.deepspeed_gpus import machine_gpus, started_gpus
 from zenith_tune.zero.ds_config import (
     ACCUMULATION,
@@ -20,6 +21,7 @@ from zenith_tune.zero.ds_config import (
     MICRO_BATCH,
     DsConfig,
     read_ds_config,
+    shown_json,
 )
 from zenith_tune.zero.listed_axes import refuse_listed_batch
 
@@ -33,6 +35,7 @@ TRAINER_BATCH = {MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--
 TRAINER_OPTIONS = (*TRAINER_BATCH.values(), "--output-dir")
 TRAINER_DEFAULT_BATCH = 8
 MOST = 2**31
+_OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,7 @@ class DeepSpeedJob:
 def read_job(command: str, given: Given) -> DeepSpeedJob:
     """Read a command and its configuration; what is missing is told in one line with its cure."""
     refuse_own_autotuning(command)
+    refuse_two_configs(command)
     config, line = read_ds_config(_config_path(command, given)), CommandLine(command)
     refuse_listed_batch(config)
     num_gpus = _num_gpus(command, given)
@@ -101,7 +105,7 @@ def read_job(command: str, given: Given) -> DeepSpeedJob:
         num_gpus=num_gpus,
         num_ranks=num_ranks,
         global_batch=global_batch,
-        own_micro_batch=own,
+        own_micro_batch=own or _left_over(config, global_batch, num_ranks),
         batch_options=options,
         is_trainer=is_trainer,
         precision=_precision(config, line),
@@ -118,7 +122,7 @@ def _config_path(command: str, given: Given) -> Path:
     if named is None:
         law = f"{PRESET} needs a command that names its JSON by --deepspeed or --deepspeed_config, but finds neither"
         raise UsageError(f"{law}: add it, or write {{ds_config}} in its place and give --args config=ds.json")
-    return Path(named.path)
+    return path_in_training_folder(command, named.path)
 
 
 def _num_gpus(command: str, given: Given) -> int:
@@ -141,9 +145,11 @@ def _batch_options(config: DsConfig, is_trainer: bool) -> dict[tuple[str, ...], 
     if mappings is None:
         return dict(TRAINER_BATCH) if is_trainer else {}
     known = {keys[0]: keys for keys in (MICRO_BATCH, ACCUMULATION, BATCH)}
-    if not isinstance(mappings, dict) or any(not isinstance(option, str) for option in mappings.values()):
-        law = "autotuning.arg_mappings must name an option for each key"
-        raise UsageError(f"{config.source}: {law}, but got {json.dumps(mappings)[:120]}: correct it")
+    # These names become part of a shell's command: what is no name would be run by it.
+    names = mappings.values() if isinstance(mappings, dict) else [None]
+    if not all(isinstance(name, str) and _OPTION.fullmatch(name) for name in names):
+        law = "autotuning.arg_mappings must name an option such as --batch_size for each key"
+        raise UsageError(f"{config.source}: {law}, but got {shown_json(mappings)}: correct it")
     return {known[key]: "--" + str(option).lstrip("-") for key, option in mappings.items() if key in known}
 
 
@@ -166,6 +172,13 @@ def _global_batch(
         law = f"the global batch must be a multiple of the {num_ranks} data-parallel ranks, but got {found}"
         raise UsageError(f"{law}: give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
     return found
+
+
+def _left_over(config: DsConfig, global_batch: int, num_ranks: int) -> int | None:
+    """Return the micro-batch that DeepSpeed makes of the rest, where the configuration has the global batch without."""
+    parts = num_ranks * (config.count(ACCUMULATION) or 1)
+    has_rest = config.get(MICRO_BATCH) is None and config.count(BATCH) == global_batch
+    return global_batch // parts if has_rest and not global_batch % parts else None
 
 
 def _precision(config: DsConfig, line: CommandLine) -> str:

@@ -11,7 +11,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import CategoricalParameter, Params, Value
 from zenith_tune.presets.deepspeed_command import PRESET
 from zenith_tune.presets.deepspeed_job import DeepSpeedJob
-from zenith_tune.zero.ds_config import STAGE, Keys
+from zenith_tune.zero.ds_config import MICRO_BATCH, STAGE, Keys
 from zenith_tune.zero.listed_axes import listed_axes, listed_micro_batches, listed_stages
 from zenith_tune.zero.zero_axes import AXES, CHECKPOINTING, CPU, OFF, STAGES, TUNING, ZeroAxis
 
@@ -116,7 +116,8 @@ class DeepSpeedSpace:
 
     def own_point(self) -> Params | None:
         """Return the point that the job itself stands for, where there is one."""
-        mbs = self.job.own_micro_batch
+        sizes = self.job.config.get(MICRO_BATCH)
+        mbs = sizes[0] if isinstance(sizes, list) else self.job.own_micro_batch
         if mbs is None:
             return None
         point: Params = {"stage": _own_stage(self.job), "mbs": mbs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zenith_tune.evaluators.failures import classify
@@ -19,7 +19,7 @@ from zenith_tune.probe.used_memory import UsedMemory
 from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
 from zenith_tune.secrets import find_secrets, mask, mask_file
 from zenith_tune.trial import Outcome
-from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.trial_folder import TrialFolder, write_json
 from zenith_tune.trial_log import TrialLog
 
 LOOK_S = 0.5
@@ -65,12 +65,12 @@ class Prober:
         memory = UsedMemory()
         try:
             result = self._wait(job, record, files, memory)
-        except BaseException:
-            job.cancel()  # whatever went wrong, nothing may be left running
-            raise
-        if secrets:
+        finally:
+            job.cancel()  # whatever went wrong, nothing may be left running, and no secret in the log
             mask_file(files.log, secrets)
-        return replace(self._read(rank, files, record, result, memory), command=mask(rank.command, secrets))
+        found = replace(self._read(rank, files, record, result, memory), command=mask(rank.command, secrets))
+        write_json(files.trial, asdict(found))  # the last of its files: a rank without it was cut off
+        return found
 
     def _wait(self, job: Job, record: Path, files: TrialFolder, memory: UsedMemory) -> JobResult:
         while (result := job.wait(LOOK_S)) is None:
@@ -89,6 +89,7 @@ class Prober:
         steps = read_record(record)
         if steps.source == "nothing":
             steps = read_log(log)
+        steps = steps.cut_to(self.num_steps)
         outcome, cause = _outcome(log, result, steps)
         return StageProbe(
             stage=rank.stage,

@@ -7,17 +7,21 @@ import itertools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
+from zenith_tune.measured.believable import is_memory, is_step
 from zenith_tune.regular_file import open_regular
+from zenith_tune.trial_log import clean_line
 from zenith_tune.units import MIB
 
 MAX_BYTES = 4 * MIB
 MOST = 2**60
-"""No clock and no memory shows more."""
+"""No clock shows more."""
+MOST_LETTERS = 80
+"""Of the name of a GPU."""
 LOG_SKIPPED = 2
 """Lines of a log that hold the start: Megatron prints its first iteration alone, and counts it again in the next."""
 
@@ -36,6 +40,10 @@ class StepRecord:
     source: str = "nothing"
     """hook, log or nothing."""
 
+    def cut_to(self, num_steps: int) -> StepRecord:
+        """Return the record with no more steps than were asked for: fast ones go on until somebody looks."""
+        return replace(self, steps_s=self.steps_s[:num_steps])
+
     @property
     def step_s(self) -> float | None:
         """The usual step, or None where none was seen."""
@@ -51,11 +59,11 @@ def read_record(path: Path) -> StepRecord:
     ends = [_seconds(line) or 0.0 for line in lines if line.get("optimizer") == lines[0].get("optimizer")]
     steps = [after - before for before, after in itertools.pairwise(ends)]
     return StepRecord(
-        steps_s=tuple(step for step in steps if step > 0),
+        steps_s=tuple(step for step in steps if is_step(step)),
         allocated_bytes=_most(lines, "allocated"),
         reserved_bytes=_most(lines, "reserved"),
         device_bytes=_most(lines, "device"),
-        gpu=str(lines[-1].get("gpu", ""))[:80],
+        gpu=clean_line(str(lines[-1].get("gpu", "")), MOST_LETTERS),
         source="hook",
     )
 
@@ -65,9 +73,10 @@ def read_log(log: str) -> StepRecord:
     lines = read_megatron_lines(log)
     if not lines:
         return StepRecord()
+    reserved = peak_memory_bytes(log, lines)
     return StepRecord(
-        steps_s=tuple(line.seconds for line in lines[LOG_SKIPPED:] if line.seconds > 0),
-        reserved_bytes=peak_memory_bytes(log, lines),
+        steps_s=tuple(line.seconds for line in lines[LOG_SKIPPED:] if is_step(line.seconds)),
+        reserved_bytes=reserved if reserved is not None and is_memory(reserved) else None,
         source="log",
     )
 
@@ -95,4 +104,4 @@ def _seconds(line: Mapping[str, Any]) -> float | None:
 
 def _most(lines: Sequence[Mapping[str, Any]], name: str) -> int | None:
     values = (line.get(name) for line in lines)
-    return max((value for value in values if type(value) is int and 0 < value < MOST), default=None)
+    return max((value for value in values if type(value) is int and is_memory(value)), default=None)

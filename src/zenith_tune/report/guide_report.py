@@ -53,7 +53,7 @@ class GuideReport:
         self._say(f"planner  {_figures(best)}")
         self._say(_verdict(found))
         for reason in found.reasons:
-            self._say(f"  because: {reason}")
+            self._say(f"  {reason}")
         self._say(f"  {tensor_reason(plan.cluster)}")
 
     def _say(self, line: str) -> None:
@@ -88,8 +88,8 @@ def _verdict(found: GuideComparison) -> str:
     if found.change == "nothing":
         return "the planner chooses the same"
     if found.verdict:
-        return f"the planner chooses otherwise, what fits ({found.change})"
-    return f"the planner's is {format_gain(found.gain)} faster ({found.change})"
+        return f"the planner's fits ({found.change})"
+    return f"the planner's is {format_gain(found.gain)[1:]} faster ({found.change})"
 
 
 def _figures(planned: PlannedLayout) -> str:

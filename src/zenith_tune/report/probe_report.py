@@ -26,21 +26,21 @@ class ProbeReport:
 
     def layout(self, probed: ProbedLayout) -> None:
         """Print one layout: its stages as measured and planned, then what the whole step comes to."""
-        self._say(probed.planned.name, style="bold")
+        self.say(probed.planned.name, style="bold")
         self._console.print(_stage_table(probed.stages))
         if not probed.ok:
-            self._say(f"  does not train: {probed.cause}")
+            self.say(f"  does not train: {probed.cause}")
             return
         combined = probed.combined()
-        self._say(f"  measured: {_measured(probed)}")
+        self.say(f"  measured: {_measured(probed)}")
         measured_on = probed.stages[0].probe.gpu
         if match_gpu(measured_on) not in (None, self._gpu):
             law = f"the cluster has {self._gpu}, but the ranks ran on {measured_on}"
-            self._say(f"  note: {law}: their memory holds there, their time does not")
-        self._say(f"  modelled: {_modelled(combined)}")
+            self.say(f"  note: {law}: their memory holds there, their time does not")
+        self.say(f"  modelled: {_modelled(combined)}")
         planned = probed.planned
         speed = f"{combined.tokens_per_s / planned.layout.num_gpus:,.0f} tokens/s/GPU"
-        self._say(f"  step: {format_seconds(combined.step_s)} ({speed}), planned {format_seconds(planned.step_s)}")
+        self.say(f"  step: {format_seconds(combined.step_s)} ({speed}), planned {format_seconds(planned.step_s)}")
 
     def ranking(self, probed: Sequence[ProbedLayout]) -> None:
         """Print the layouts in their new order, beside the place that the plan had given them."""
@@ -55,7 +55,8 @@ class ProbeReport:
             table.add_row(str(number), str(places[id(each)]), each.planned.name, *_ranked_cells(each))
         self._console.print(table)
 
-    def _say(self, line: str, style: str | None = None) -> None:
+    def say(self, line: str, style: str | None = None) -> None:
+        """Print one line as it stands."""
         # A cause quotes a log, whose brackets and colons are no markup.
         self._console.print(line, style=style, soft_wrap=True, markup=False, emoji=False)
 

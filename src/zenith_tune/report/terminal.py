@@ -88,6 +88,8 @@ class TerminalReporter(StudyListener):
         if end.findings is not None and end.findings.rows:
             self._print_findings(end.findings)
         self._print_best(end)
+        for line in end.diagnosis:
+            self._say(f"diagnosis: {line}")
         paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
         for name, path in paths.items():
             if path.exists():

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zenith_tune.describe.tensor_island import tensor_reason
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.parameters import Parameter
@@ -77,6 +78,8 @@ class GuidedStrategy(TuningStrategy):
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         self._search = search = _Search(self._job, direction, self)
         self._job.tell(search.opening)
+        if self._job.subject is not None and (reason := tensor_reason(self._job.subject.cluster)):
+            self._job.tell(reason)
         try:
             search.run(eval_fn)
         finally:

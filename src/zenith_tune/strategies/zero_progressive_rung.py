@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from zenith_tune.direction import Direction
@@ -122,7 +123,13 @@ class RungSearch:
 
     def _ends_growth(self) -> bool:
         gain = self.growth.last_gain()
-        return gain is not None and gain < self.plateau
+        return gain is not None and gain + self._doubt() < self.plateau
+
+    def _doubt(self) -> float:
+        """Return how far the last gain may be off; 0 where it is known better than the plateau asks."""
+        errors = [_relative_error(self.trials[mbs]) for mbs in self.growth.last_step() or ()]
+        doubt = math.hypot(*errors)
+        return doubt if doubt > self.plateau else 0.0
 
     def _refine(self, micro_batches: Sequence[int]) -> None:
         """Look at the neighbours of the best, as long as a step gains more than the plateau."""
@@ -151,3 +158,8 @@ class RungSearch:
 
     def _gain(self, value: float, over: float) -> float:
         return self.direction.gain(value, over=over)
+
+
+def _relative_error(trial: Trial) -> float:
+    """Return how well a trial's value is known: its spread, and how many samples make up for it."""
+    return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))

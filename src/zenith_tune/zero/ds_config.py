@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import errno
+import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,14 @@ STAGE: Keys = ("zero_optimization", "stage")
 BATCH: Keys = ("train_batch_size",)
 MICRO_BATCH: Keys = ("train_micro_batch_size_per_gpu",)
 ACCUMULATION: Keys = ("gradient_accumulation_steps",)
+SECTIONS = ("zero_optimization", "activation_checkpointing", "bf16", "fp16", "data_types")
+"""What DeepSpeed reads as objects, and in which lists are axes."""
+_EXAMPLES = {"zero_optimization": '{"stage": 1}', "bf16": '{"enabled": true}', "fp16": '{"enabled": true}'}
 MAX_MIB = 1
+MAX_DEPTH = 64
+"""How deep values may be nested: copies of deeper ones could not be written."""
+SHOWN_CHARS = 100
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +71,8 @@ class DsConfig:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # 5e8 is how people write the sizes of buckets
         if type(value) is not int or value < 1:
-            law = f'{".".join(keys)} must be a whole number from 1, a list of them or "auto"'
-            raise UsageError(f"{self.source}: {law}, but got {json.dumps(value)}: correct it")
+            law = f'{shown_keys(keys)} must be a whole number from 1, a list of them or "auto"'
+            raise UsageError(f"{self.source}: {law}, but got {shown_json(value)}: correct it")
         return value
 
     def flag(self, keys: Keys, default: bool = False) -> bool:
@@ -82,12 +92,35 @@ class DsConfig:
         """The configuration as a file."""
         return json.dumps(self.values, indent=2) + "\n"
 
+    @property
+    def digest(self) -> str:
+        """A few characters that are others where a value is another; the order of keys and blanks count for nothing."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def shown_json(value: object) -> str:
+    """Return a value as a message shows it: as JSON, and not longer than a line has room for.
+
+    >>> shown_json([True, "x"]), shown_json("x" * 1000)[-5:]
+    ('[true, "x"]', 'xx...')
+    """
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def shown_keys(keys: Keys) -> str:
+    """Return where a value stands as a message shows it."""
+    return ".".join(keys)[:SHOWN_CHARS]
+
 
 def read_ds_config(path: Path) -> DsConfig:
     """Read a configuration, or say in one line with which line of it something is wrong."""
     source = str(path)
     try:
-        values = json.loads(_content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        values = json.loads(
+            _content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
+        _refuse_unwritable(values)
     except FileNotFoundError:
         raise UsageError(f"the DeepSpeed configuration {source} does not exist: correct its path") from None
     except OSError as error:
@@ -99,6 +132,10 @@ def read_ds_config(path: Path) -> DsConfig:
         raise UsageError(f"{source} must be JSON, but is not ({' '.join(str(error).split())}): correct it") from None
     if not isinstance(values, dict):
         raise UsageError(f"{source} must be a JSON object, but is a {type(values).__name__}: correct it")
+    for section in SECTIONS:
+        if not isinstance(values.get(section), dict | None):
+            law = f"{section} must be a JSON object, such as {_EXAMPLES.get(section, '{}')}"
+            raise UsageError(f"{source}: {law}, but got {shown_json(values[section])}: correct it")
     return DsConfig(values=values, source=source)
 
 
@@ -127,13 +164,37 @@ def _content(path: Path) -> str:
 
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
     """Refuse a key that is there twice, as DeepSpeed does: one of the two would be lost in silence."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} is there twice")
+    found: Json = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"key {shown_json(name)} is there twice")
+        found[name] = value
     return found
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    """Refuse what is too large for a number: Python would make it infinite, which no JSON can say."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:SHOWN_CHARS]} is too large for a number")
+    return value
+
+
+def _refuse_unwritable(values: object) -> None:
+    """Refuse what JSON can say and copies could not be written of: very deep values, and halves of characters."""
+    left = [(values, 1)]
+    while left:
+        value, depth = left.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
+        if isinstance(value, str) and _SURROGATE.search(value):
+            raise ValueError(f"the text {shown_json(value)} has half of a character, a lone surrogate")
+        if isinstance(value, dict):
+            left += [(name, depth) for name in value]
+            left += [(each, depth + 1) for each in value.values()]
+        elif isinstance(value, list):
+            left += [(each, depth + 1) for each in value]

@@ -23,14 +23,15 @@ def why_too_large(
 ) -> str | None:
     """Return the sum that exceeds the memory, or None where it does not.
 
-    `origin` is that of the activations, `share` what runs have measured of the states over what is reckoned.
+    `origin` says how the activations are known, `share` what runs have measured of the states over what is reckoned.
     """
     states, capacity = subject.states(params), subject.capacity_bytes
     needed = share * states.total + activations
     if needed <= capacity:
         return None
+    words = f"activations {origin} {format_bytes(activations)} at micro-batch {params['mbs']}"
     measured = f"; the states take {share:.0%} of that" if share < 1 else ""
-    return f"needs {format_bytes(needed)} of {format_bytes(capacity)}: {shown(states, activations, origin)}{measured}"
+    return f"needs {format_bytes(needed)} of {format_bytes(capacity)}: {shown(states, words)}{measured}"
 
 
 def why_surely_too_large(subject: ZeroSubject, params: Mapping[str, Value]) -> str | None:
@@ -38,9 +39,7 @@ def why_surely_too_large(subject: ZeroSubject, params: Mapping[str, Value]) -> s
     activations = SURE * subject.planned_activations(params)
     if subject.states(params).total + activations <= SPARE * subject.capacity_bytes:
         return None
-    return why_too_large(
-        subject, params, activations, f"half of the activations planned for micro-batch {params['mbs']}"
-    )
+    return why_too_large(subject, params, activations, "at least")
 
 
 class ActivationProfile:
@@ -94,8 +93,7 @@ class ActivationProfile:
 
     def why_not(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point does not fit, or None."""
-        how = "measured and scaled" if self.is_measured(params) else "planned"
-        origin = f"activations {how} for micro-batch {params['mbs']}"
+        origin = "measured and scaled to" if self.is_measured(params) else "planned as"
         return why_too_large(self.subject, params, self.activations(params), origin, self._share)
 
 

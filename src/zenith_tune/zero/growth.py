@@ -39,12 +39,12 @@ class Growth:
 
         A smaller step may gain less than the plateau and yet be one of many.
         """
-        pair = self._step()
+        pair = self.last_step()
         return None if pair is None else self.direction.gain(self.values[pair[1]], over=self.values[pair[0]])
 
     def expected_gain(self, old: int, new: int) -> float | None:
         """Return the gain that p = a + b / m promises of one micro-batch over another; None where nothing is known."""
-        if (pair := self._step()) is None:
+        if (pair := self.last_step()) is None:
             return None
         p1, p2 = (self._pace(self.values[mbs]) for mbs in pair)
         b = (p1 - p2) / (1 / pair[0] - 1 / pair[1])
@@ -53,7 +53,7 @@ class Growth:
         # Runs that grow faster than the law has room for say nothing of its end.
         return before / after - 1 if after > 0 and before > 0 else None
 
-    def _step(self) -> tuple[int, int] | None:
+    def last_step(self) -> tuple[int, int] | None:
         """Return the last doubling, or more, that was measured."""
         last = max(self.values, default=0)
         half = max((mbs for mbs in self.values if 2 * mbs <= last), default=None)

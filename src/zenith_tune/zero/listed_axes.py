@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.parameters import Value
-from zenith_tune.zero.ds_config import ACCUMULATION, BATCH, MICRO_BATCH, STAGE, DsConfig, Keys
+from zenith_tune.zero.ds_config import (
+    ACCUMULATION,
+    BATCH,
+    MICRO_BATCH,
+    SECTIONS,
+    STAGE,
+    DsConfig,
+    Keys,
+    shown_json,
+    shown_keys,
+)
 from zenith_tune.zero.zero_axes import AXES, STAGES, ZeroAxis
 
-SECTIONS = ("zero_optimization", "activation_checkpointing", "bf16", "fp16", "data_types")
-"""Where lists are axes; in other sections, such as the optimizer's betas, a list may be what DeepSpeed wants."""
 PLAIN_LISTS = ("leaf_module", "zenflow")
 """Parts of these sections in which lists are meant as lists."""
 ALL = "all"
@@ -28,7 +36,8 @@ def listed_axes(config: DsConfig) -> dict[str, ZeroAxis]:
     """
     refuse_listed_batch(config)
     found = {keys: values for keys, values in _lists(config) if keys not in (STAGE, MICRO_BATCH)}
-    names = {keys: _name(keys, list(found)) for keys in found}
+    num_lists = Counter(keys[-1] for keys in found)
+    names = {keys: _name(keys, num_lists[keys[-1]]) for keys in found}
     return {names[keys]: _axis(names[keys], keys, _checked(config, keys, values)) for keys, values in found.items()}
 
 
@@ -37,7 +46,7 @@ def refuse_listed_batch(config: DsConfig) -> None:
     for keys in (BATCH, ACCUMULATION):
         if isinstance(value := config.get(keys), list):
             law = f"{keys[0]} must be one number, because the global batch is fixed and accumulation follows from it"
-            raise UsageError(f"{config.source}: {law}, but got {json.dumps(value)}: write one number, or leave it out")
+            raise UsageError(f"{config.source}: {law}, but got {shown_json(value)}: write one number, or leave it out")
 
 
 def listed_stages(config: DsConfig) -> tuple[int, ...] | None:
@@ -61,11 +70,12 @@ def listed_micro_batches(config: DsConfig) -> tuple[int, ...] | None:
         return None
     if not value or any(type(size) is not int or size < 1 for size in value):
         law = f"{MICRO_BATCH[0]} must list whole numbers from 1"
-        raise UsageError(f"{config.source}: {law}, but got {json.dumps(value)}: correct it")
+        raise UsageError(f"{config.source}: {law}, but got {shown_json(value)}: correct it")
     return tuple(sorted(set(value)))
 
 
 def _lists(config: DsConfig) -> Iterator[tuple[Keys, list[Any]]]:
+    # In other sections, such as the optimizer's betas, a list may be what DeepSpeed wants.
     for key, value in config.values.items():
         if isinstance(value, list):
             yield (key,), value
@@ -83,9 +93,9 @@ def _lists_in(section: dict[str, Any], at: Keys) -> Iterator[tuple[Keys, list[An
             yield from _lists_in(value, (*at, key))
 
 
-def _name(keys: Keys, all_keys: list[Keys]) -> str:
-    """Return the last key, with those before it where another list has the same."""
-    is_unique = [other[-1] for other in all_keys].count(keys[-1]) == 1 and keys[-1] not in ("stage", "mbs")
+def _name(keys: Keys, num_lists: int) -> str:
+    """Return the last key, with those before it where several lists have the same."""
+    is_unique = num_lists == 1 and keys[-1] not in ("stage", "mbs")
     return keys[-1] if is_unique else ".".join(keys)
 
 
@@ -99,11 +109,25 @@ def _axis(name: str, keys: Keys, choices: tuple[Value, ...]) -> ZeroAxis:
 def _checked(config: DsConfig, keys: Keys, values: list[Any]) -> tuple[Value, ...]:
     plain = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     if not plain or any(not isinstance(value, bool | int | float | str) for value in plain):
-        law = f"{'.'.join(keys)} must list numbers, words or true and false"
-        raise UsageError(f"{config.source}: {law}, but got {json.dumps(values)}: correct it")
-    return tuple(dict.fromkeys(plain)) if len({type(value) for value in plain}) == 1 else tuple(plain)
+        law = f"{shown_keys(keys)} must list numbers, words or true and false"
+        raise UsageError(f"{config.source}: {law}, but got {shown_json(values)}: correct it")
+    different = {(type(value), value): value for value in plain}
+    written: dict[str, Any] = {}
+    for value in different.values():
+        # True and 1 are one key of a search, and 1 and "1" are one word in every table.
+        word = str(int(value) if isinstance(value, bool) and _has_numbers(plain) else value)
+        if word in written:
+            law = f"{shown_keys(keys)} must list values that differ"
+            pair = f"{shown_json(written[word])} and {shown_json(value)}"
+            raise UsageError(f"{config.source}: {law}, but {pair} are equal: leave one of them out")
+        written[word] = value
+    return tuple(different.values())
+
+
+def _has_numbers(values: list[Any]) -> bool:
+    return any(type(value) in (int, float) for value in values)
 
 
 def _bad_stage(config: DsConfig, value: object) -> UsageError:
     law = f"zero_optimization.stage must be 0, 1, 2, 3, a list of these or {ALL!r}"
-    return UsageError(f"{config.source}: {law}, but got {json.dumps(value)}: correct it")
+    return UsageError(f"{config.source}: {law}, but got {shown_json(value)}: correct it")

@@ -83,16 +83,10 @@ def per_parameter(setting: ZeroSetting) -> tuple[int, int, int]:
     return w, setting.gradient_bytes or g, o
 
 
-def shown(states: StateBytes, activations: float, origin: str) -> str:
-    """Return the sum in words, with the activations and where their figure comes from."""
-    parts = {
-        "weights": states.weights,
-        "gradients": states.gradients,
-        "optimizer": states.optimizer,
-        "buffers": states.buffers,
-    }
-    terms = [f"{name} {format_bytes(part)}" for name, part in parts.items() if part]
-    return f"{' + '.join([*terms, f'activations {format_bytes(activations)}'])} ({states.arithmetic}; {origin})"
+def shown(states: StateBytes, activations: str) -> str:
+    """Return the sum in words, as short as a table's cell wants it; `activations` are told by who knows them."""
+    buffers = [f"buffers {format_bytes(states.buffers)}"] if states.buffers else []
+    return "; ".join([states.arithmetic, activations, *buffers])
 
 
 def _keeps_no_gradients(setting: ZeroSetting) -> bool:

@@ -1,0 +1,87 @@
+"""What is wrong with a run: every advice that applies, the one with the largest gain first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zenith_tune.doctor.advice import Advice, Remedy
+from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.full_memory import full_memory
+from zenith_tune.doctor.idle_recompute import idle_recompute
+from zenith_tune.doctor.needless_recompute import needless_recompute
+from zenith_tune.doctor.out_of_memory import remedies
+from zenith_tune.doctor.pipeline_bubble import bubble_share, pipeline_bubble
+from zenith_tune.doctor.single_change import fastest_neighbour, single_change
+from zenith_tune.doctor.slow_tensor_link import slow_tensor_link
+from zenith_tune.doctor.small_micro_batch import small_micro_batch
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.units import format_gain
+
+ADVICE: tuple[Callable[[Case], Advice | None], ...] = (
+    full_memory,
+    slow_tensor_link,
+    pipeline_bubble,
+    small_micro_batch,
+    idle_recompute,
+    needless_recompute,
+)
+"""Each looks for a cause of its own; a change without one is named only where none of them has anything to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Hold what was found."""
+
+    case: Case
+    advice: tuple[Advice, ...]
+    remedies: tuple[Remedy, ...]
+    """Of a run that does not fit."""
+    way_out: PlannedLayout | None = None
+    """The fastest layout of all that fits, where no single change makes the run fit."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is wrong that a change would better."""
+        return not self.advice and not self.remedies
+
+    @property
+    def all_clear(self) -> str:
+        """Return the figures that show that nothing is wrong, in one line."""
+        case, at, parts = self.case, self.case.layout, self.case.planned.time_parts
+        best = fastest_neighbour(case)
+        gain = format_gain(max(case.gain(best), 0.0)) if best is not None else "+0.0%"
+        figures = [f"compute {parts['compute'] / case.planned.step_s:.0%} of a step"]
+        if at.pp > 1:
+            figures.append(f"bubble {bubble_share(p=at.pp, m=at.num_micro_batches, v=at.vp):.0%}")
+        if at.tp > 1:
+            figures.append(f"TP {parts['tp'] / case.planned.step_s:.0%}")
+        figures.append(f"memory {case.device_bytes / case.planned.capacity_bytes:.0%} full")
+        return f"{', '.join(figures)}; the best single change is predicted to bring {gain}"
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """Look for everything that limits a run."""
+    if not case.runs:
+        found = remedies(case)
+        way_out = None if any(remedy.fits for remedy in found) else _way_out(case)
+        return Diagnosis(case=case, advice=(), remedies=found, way_out=way_out)
+    advice = [given for look in ADVICE if (given := look(case)) is not None]
+    if not advice and (given := single_change(case)) is not None:
+        advice.append(given)
+    advice.sort(key=lambda given: -given.gain)
+    return Diagnosis(case=case, advice=tuple(advice), remedies=())
+
+
+def _way_out(case: Case) -> PlannedLayout | None:
+    """Return the fastest layout that fits, several sizes changed; tensor parallelism inside NVLink where that goes."""
+    for space in (SearchSpace(max_tp=case.cluster.fast_domain), SearchSpace()):
+        try:
+            best = case.planner.plan(case.layout.global_batch, top=8, risk=case.risk, space=space).best
+        except UsageError:  # no layout is legal, which is not what was asked
+            continue
+        if (found := next((planned for planned in best if case.fits(planned)), None)) is not None:
+            return found
+    return None

@@ -1,0 +1,42 @@
+"""Memory so full that the allocator frees and claims blocks again and again: the run goes on, many times slower."""
+
+from __future__ import annotations
+
+from zenith_tune.doctor.advice import LEAST_GAIN, Advice
+from zenith_tune.doctor.case import Case
+from zenith_tune.planning.changes import changes
+from zenith_tune.planning.neighbours import neighbours
+from zenith_tune.units import GIB, format_bytes
+
+LEAST_SLOWDOWN = 1.05
+ENOUGH_SAVED = 0.97
+"""What a change may leave of the memory that the run needs, at most: less is no relief."""
+
+
+def full_memory(case: Case) -> Advice | None:
+    """Return the change that leaves room at the least cost, where the memory is all but full."""
+    longer = case.slowdown(case.device_bytes)
+    if longer < LEAST_SLOWDOWN:
+        return None
+    around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
+    roomy = [planned for planned in case.legal(around) if case.fits(planned)]
+    roomy = [planned for planned in roomy if planned.memory_bytes <= ENOUGH_SAVED * case.planned.memory_bytes]
+    better = max(roomy, key=case.gain, default=None)
+    if better is None or case.gain(better) < LEAST_GAIN:
+        return None
+    capacity = case.planned.capacity_bytes
+    share = case.device_bytes / capacity
+    size = f"{case.device_bytes / GIB:.1f} of {format_bytes(capacity)}"
+    how = "measured" if case.measured.peak_bytes is not None else "planned"
+    thrash = (
+        f"the allocator frees and claims blocks in every step, which is reckoned to take {longer:.1f} times as long"
+    )
+    return Advice(
+        name="full_memory",
+        number=share,
+        unit="share of the GPU's memory",
+        finding=f"the memory is {share:.1%} full ({size}, {how}): {thrash}",
+        change=changes(case.layout, better.layout),
+        planned=better,
+        gain=case.gain(better),
+    )

@@ -1,0 +1,94 @@
+"""A run of a finished study: the trial that tells most of the job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.doctor.diagnosed_run import (
+    DiagnosedRun,
+    Told,
+    from_command,
+    in_words_of_the_doctor,
+    made_preset,
+    run_of_point,
+)
+from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.run_file import positive, read_bytes
+from zenith_tune.errors import UsageError
+
+STUDY_FILE = "study.json"
+
+Json = dict[str, Any]
+
+
+def from_study(folder: Path, told: Told) -> DiagnosedRun:
+    """Read the fastest trial of a study, or where none went well the first that ran out of memory."""
+    study = _study(folder)
+    command, trial = str(study["command"]), _telling_trial(study, folder)
+    name = told.preset or str(study["preset"])
+    args = {**study["args"], **told.all_args}
+    params = trial.get("parameters")
+    if not isinstance(params, dict):
+        params = {}
+    measured = Measured(
+        step_s=positive(trial.get("step_s")),
+        peak_bytes=positive(trial.get("peak_memory_bytes")),
+        out_of_memory=trial.get("outcome") == "oom",
+        cause=str(trial.get("cause") or ""),
+    )
+    if measured.out_of_memory:
+        measured = replace(measured, step_s=None, peak_bytes=None)
+    with in_words_of_the_doctor():
+        if not params:
+            run = from_command(command, Told(preset=name, args=args))
+        else:
+            run = _run_of_trial(name, args, command, params, folder)
+    who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
+    return replace(run, measured=measured, what=f"{who} of {folder}")
+
+
+def _run_of_trial(name: str, args: Json, command: str, params: Json, folder: Path) -> DiagnosedRun:
+    preset = made_preset(name, args)
+    preset.bind(command)
+    try:
+        return run_of_point(preset, name, command, params)
+    except UsageError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        ArithmeticError,
+    ) as error:  # a study of another release, or one that was edited
+        law = f"study {str(folder)!r} must have trials of the preset {name!r}, but their parameters are of another"
+        raise UsageError(f"{law} ({type(error).__name__}: {error}): give another study") from None
+
+
+def _study(folder: Path) -> Json:
+    path = folder / STUDY_FILE
+    data = read_bytes(path)
+    try:
+        study = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        study = None
+    is_one = isinstance(study, dict) and isinstance(study.get("trials"), list)
+    if not is_one or not all(key in study for key in ("command", "preset")) or not isinstance(study.get("args"), dict):
+        raise UsageError(f"{path} must be what a study writes, but is not: give the folder of another study")
+    return dict(study)
+
+
+def _telling_trial(study: Json, folder: Path) -> Json:
+    """Return the trial that says most: the fastest, else the first that ran out of memory."""
+    trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
+    base, best = study.get("baseline"), study.get("best")
+    gain = study.get("gain")
+    is_slower = isinstance(gain, int | float) and gain < 0
+    candidates = [base, best] if is_slower else [best, base]
+    well = [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]
+    failed = [each for each in trials if each.get("outcome") == "oom"]
+    if not well and not failed:
+        raise UsageError(f"no trial of study {str(folder)!r} went well or ran out of memory: give another study")
+    return (well or failed)[0]

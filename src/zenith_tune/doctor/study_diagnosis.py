@@ -1,0 +1,44 @@
+"""What is said of a study at its end: what limits its fastest run, in a few lines."""
+
+from __future__ import annotations
+
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis import diagnose
+from zenith_tune.doctor.diagnosis_words import diagnosis_lines
+from zenith_tune.doctor.measured import Measured
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner import Planner
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.study import Study
+from zenith_tune.trial import Outcome, Trial
+
+
+def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[str]:
+    """Return what limits the fastest run of a study, or the first that ran out of memory where none went well."""
+    trial = study.fastest or next((each for each in study.trials if each.outcome is Outcome.OOM), None)
+    if trial is None:
+        return []
+    try:
+        subject = preset.subject(command)
+        point = trial.params or preset.own_point(command)
+        layout = preset.planned_layout(command, point) if point else None
+    except UsageError:  # model or cluster are not known, of which the study's own notes tell
+        return []
+    return trial_diagnosis(subject, layout, trial) if subject is not None and layout is not None else []
+
+
+def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial) -> list[str]:
+    """Return what limits a trial of a layout, and what to change; nothing where that cannot be reckoned."""
+    is_out = trial.outcome is Outcome.OOM
+    measured = Measured(
+        step_s=None if is_out else trial.step_s,
+        peak_bytes=None if is_out else trial.peak_memory_bytes,
+        out_of_memory=is_out,
+    )
+    try:
+        case = Case.of(Planner(subject.model, subject.cluster, subject.job), layout, measured=measured)
+    except UsageError:  # the run is the user's own, and may break rules that a plan needs
+        return []
+    return diagnosis_lines(diagnose(case))

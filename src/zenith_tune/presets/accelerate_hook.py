@@ -1,0 +1,173 @@
+"""Tells what a job that uses Accelerate runs as, and when each of its steps ends, in lines of its log.
+
+Each trial has a copy of this file as `sitecustomize.py` in a folder at the front of PYTHONPATH, so that Python runs it
+before the user's program. It needs nothing but Python 3.8 and leaves a program alone that does not use Accelerate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+from typing import Any
+
+PREFIX = "zenithtune-accelerate: "
+WRAPPERS = ("MegatronEngine", "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel")
+PLUGIN_FIELDS = {
+    "deepspeed_plugin": ("zero_stage", "offload_optimizer_device", "offload_param_device"),
+    "fsdp_plugin": ("fsdp_version", "reshard_after_forward", "activation_checkpointing"),
+}
+MEGATRON_ARGS = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "num_micro_batches", "sequence_parallel", "use_distributed_optimizer"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "micro_batch_size", "global_batch_size"),
+)
+
+
+class WatchImports:
+    """Act as soon as a module is loaded, whoever imports it and when."""
+
+    def __init__(self, name: str, action: Any) -> None:
+        self.name, self.action = name, action
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find the module as Python would have, and act after it is executed."""
+        if name != self.name:
+            return None
+        self.name = ""
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def load_and_act(module: Any) -> None:
+            load(module)
+            with contextlib.suppress(AttributeError):  # an Accelerate of another shape is left alone
+                self.action(module)
+
+        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        return spec
+
+
+class Watch:
+    """Note what `prepare` returns, and the steps that follow."""
+
+    def __init__(self) -> None:
+        self.is_first_rank = False
+        self.optimizer: Any = None
+        self.num_passes = 0
+        self.num_steps = 0
+
+    def install(self, module: Any) -> None:
+        """Stand behind the methods through which every job that uses Accelerate goes."""
+        accelerator = module.Accelerator
+        accelerator.prepare = self.after(accelerator.prepare, self.prepared)
+        accelerator.backward = self.after(accelerator.backward, self.passed)
+        for name in ("AcceleratedOptimizer", "DeepSpeedOptimizerWrapper", "MegatronLMOptimizerWrapper"):
+            wrapper = getattr(module, name, None)
+            if wrapper is not None:
+                wrapper.step = self.after(wrapper.step, self.stepped)
+
+    def after(self, method: Any, note: Any) -> Any:
+        """Return a method that does what it did, and is noted after; what cannot be noted does not end the training."""
+
+        @functools.wraps(method)
+        def noted(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(this, *args, **kwargs)
+            with contextlib.suppress(AttributeError, OSError, RuntimeError, TypeError, ValueError):
+                note(this, args, result)
+            return result
+
+        return noted
+
+    def prepared(self, accelerator: Any, args: Any, result: Any) -> None:
+        """Tell the world, the backend and the wrapper of a model that is ready to train."""
+        import torch
+
+        objects = result if isinstance(result, tuple) else (result,)
+        models = [each for each in objects if isinstance(each, torch.nn.Module)]
+        if not models:
+            return
+        self.is_first_rank = accelerator.process_index == 0
+        sizes = [size for each in args if type(size := getattr(each, "batch_size", None)) is int]
+        tell(
+            {
+                "event": "prepared",
+                "process": f"{os.uname().nodename}:{os.getpid()}",
+                "version": getattr(sys.modules.get("accelerate"), "__version__", ""),
+                "type": str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)),
+                "processes": accelerator.num_processes,
+                "wrapper": wrapper_of(models[0]),
+                "accumulation": accelerator.gradient_accumulation_steps,
+                "batch_sizes": sizes,
+                "settings": settings_of(accelerator.state),
+            }
+        )
+
+    def passed(self, accelerator: Any, args: Any, result: Any) -> None:
+        """Count a backward pass."""
+        self.num_passes += 1
+
+    def stepped(self, optimizer: Any, args: Any, result: Any) -> None:
+        """Tell the time at which the first optimizer has made a step, and what memory it took."""
+        if not self.is_first_rank or not optimizer.gradient_state.sync_gradients:
+            return
+        self.optimizer = self.optimizer or optimizer
+        if optimizer is not self.optimizer:
+            return
+        self.num_steps += 1
+        passes, self.num_passes = self.num_passes, 0
+        tell({"event": "step", "step": self.num_steps, "passes": passes, **measured()})
+
+
+def wrapper_of(model: Any) -> str:
+    """Return which of the known wrappers a model is in, or its own class."""
+    model = getattr(model, "_orig_mod", model)  # as torch.compile leaves it
+    names = [kind.__name__ for kind in type(model).__mro__]
+    return next((name for name in WRAPPERS if name in names), names[0])
+
+
+def settings_of(state: Any) -> dict[str, Any]:
+    """Return what the plugins hold of the settings that are tuned."""
+    found: dict[str, Any] = {}
+    for name, fields in PLUGIN_FIELDS.items():
+        plugin = getattr(state, name, None)
+        found.update({field: getattr(plugin, field, None) for field in fields if plugin is not None})
+    args = getattr(getattr(state, "megatron_lm_plugin", None), "megatron_lm_default_args", {})
+    found.update({name: args[name] for name in MEGATRON_ARGS if name in args})
+    return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
+
+
+def measured() -> dict[str, Any]:
+    """Return the time and the peak of memory; a step is over when the device has done it."""
+    import torch
+
+    found: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        found["peak_bytes"] = torch.cuda.max_memory_reserved()
+    return {**found, "seconds": time.monotonic()}
+
+
+def tell(event: dict[str, Any]) -> None:
+    """Write one line in one piece, so that those of other ranks do not run into it."""
+    os.write(2, f"{PREFIX}{json.dumps(event)}\n".encode())
+
+
+def run_shadowed() -> None:
+    """Run the sitecustomize that this one stands in front of, as Python would have."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - the user's process should not load pathlib
+    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    sys.meta_path.insert(0, WatchImports("accelerate.accelerator", Watch().install))
+    run_shadowed()

@@ -1,0 +1,24 @@
+"""Cases that the tests of the doctor share."""
+
+from __future__ import annotations
+
+from tests.planning.planners import planner
+from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.measured import Measured
+from zenith_tune.layouts.layout_name import parse_layout
+
+
+def case(
+    layout: str,
+    *,
+    gbs: int = 64,
+    model: str = "llama3-8b",
+    cluster: str = "h100x8",
+    seq_len: int = 8192,
+    modules: tuple[str, ...] = (),
+    measured: Measured | None = None,
+) -> Case:
+    """Return a run of a layout."""
+    at = planner(model, cluster, seq_len=seq_len)
+    chosen = parse_layout(layout, num_gpus=at.cluster.num_gpus, global_batch=gbs)
+    return Case.of(at, chosen, measured=measured, recompute_modules=modules)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.doctor.cases import case
+from zenith_tune.doctor.diagnosis import diagnose
+from zenith_tune.doctor.measured import Measured
+from zenith_tune.errors import UsageError
+
+OOM = Measured(out_of_memory=True, cause="CUDA out of memory")
+
+
+def test_a_good_run_is_told_so_with_its_figures() -> None:
+    found = diagnose(case("TP2 mbs1 SP Z1"))
+    assert found.is_healthy and found.advice == () and found.remedies == ()
+    assert "compute 95% of a step" in found.all_clear and "memory 73% full" in found.all_clear
+
+
+def test_what_brings_most_comes_first() -> None:
+    found = diagnose(case("TP2 PP4 mbs1 SP Z1 selective", gbs=8))
+    assert [advice.name for advice in found.advice] == ["pipeline_bubble", "idle_recompute"]
+    assert found.advice[0].gain > found.advice[1].gain and not found.is_healthy
+
+
+def test_an_out_of_memory_with_a_pipeline_has_each_way_out_with_its_cost() -> None:
+    run = case("TP2 PP2 mbs4 SP", measured=OOM)
+    found = diagnose(run)
+    ways = {remedy.name: remedy for remedy in found.remedies}
+    assert set(ways) == {"more micro-batches", "recomputation", "sharding", "tensor parallelism"}
+    for remedy in found.remedies:
+        assert remedy.planned is not None and remedy.cost is not None
+        if remedy.fits:
+            assert remedy.cost == pytest.approx(run.step_s(remedy.planned) / run.planned.roomy_s - 1)
+            assert remedy.planned.oom_probability < run.risk
+    assert "mbs 4 -> 1" in ways["more micro-batches"].change and ways["more micro-batches"].fits
+    assert "zero 0 -> 1" in ways["sharding"].change and "tp 2 -> 4" in ways["tensor parallelism"].change
+    assert ways["recomputation"].cost is not None and ways["recomputation"].cost > 0
+    assert found.advice == () and found.way_out is None
+
+
+def test_ways_that_fit_come_first_and_those_that_are_not_to_be_had_say_why() -> None:
+    found = diagnose(case("TP2 PP4 mbs1 SP Z1 full", measured=OOM))
+    assert [remedy.fits for remedy in found.remedies] == sorted(
+        (remedy.fits for remedy in found.remedies), reverse=True
+    )
+    why = {remedy.name: remedy.why_not for remedy in found.remedies}
+    assert why["more micro-batches"] == "the micro-batch is 1 already"
+    assert why["recomputation"] == "every layer is recomputed already"
+    assert why["sharding"] == "there is one data-parallel rank, and nothing to shard over"
+    assert why["tensor parallelism"] == "every GPU holds another part of the model already"
+
+
+def test_tensor_parallelism_is_no_way_out_where_nvlink_does_not_reach() -> None:
+    found = diagnose(case("PP4 mbs2 Z1", cluster="l40sx8", seq_len=8192, measured=OOM))
+    (wider,) = (remedy for remedy in found.remedies if remedy.name == "tensor parallelism")
+    assert not wider.fits and wider.why_not == "no NVLink joins the GPUs"
+
+
+def test_where_no_single_change_is_enough_the_fastest_layout_that_fits_is_named() -> None:
+    run = case("TP4 PP4 mbs2 SP", model="llama3-70b", cluster="h100x64", gbs=512)
+    found = diagnose(run)
+    assert not any(remedy.fits for remedy in found.remedies)
+    assert found.way_out is not None and found.way_out.oom_probability < run.risk
+    assert found.way_out.layout.tp <= 8
+
+
+def test_a_model_that_is_too_large_for_its_gpus_has_no_way_out() -> None:
+    found = diagnose(case("TP8 PP2 mbs1 SP Z1", model="llama3-405b", cluster="h100x16"))
+    assert found.way_out is None and found.remedies and not any(remedy.fits for remedy in found.remedies)
+
+
+def test_a_run_that_went_well_has_no_remedies_whatever_the_plan_feared() -> None:
+    feared = case("TP2 PP4 mbs4 SP Z1")
+    assert not feared.runs and diagnose(feared).remedies
+    went_well = case("TP2 PP4 mbs4 SP Z1", measured=Measured(step_s=9.0, peak_bytes=70e9))
+    assert diagnose(went_well).remedies == ()
+
+
+def test_a_run_that_ran_out_although_the_plan_had_room_needs_a_change_that_saves_a_tenth() -> None:
+    run = case("TP8 PP4 mbs1 SP Z1", model="llama3-70b", cluster="h100x64", gbs=512, measured=OOM)
+    assert run.planned.oom_probability < run.risk
+    fitting = [remedy.planned for remedy in diagnose(run).remedies if remedy.fits]
+    assert fitting and all(each and each.memory_bytes <= 0.9 * run.planned.memory_bytes for each in fitting)
+
+
+def test_a_layout_that_does_not_divide_its_gpus_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match="the run cannot be reckoned, because n_gpus must be divisible") as caught:
+        case("TP3")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.doctor.cases import case
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.direction import Direction
+from zenith_tune.doctor.study_diagnosis import study_diagnosis, trial_diagnosis
+from zenith_tune.parameters import Params
+from zenith_tune.presets.demo import DemoPreset
+from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.study import Study
+from zenith_tune.trial import Outcome, Trial
+
+RUN = case("TP2 PP4 mbs1 SP Z1", gbs=8)
+SUBJECT = PlanSubject(model=RUN.planner.model, cluster=RUN.planner.cluster, job=RUN.planner.job)
+
+
+def trial(outcome: Outcome, step_s: float | None = None) -> Trial:
+    return Trial(params={}, outcome=outcome, value=step_s, step_s=step_s)
+
+
+COMMAND = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --swiglu "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --vocab-size 128256 --seq-length 8192 "
+    "--disable-bias-linear --normalization RMSNorm --position-embedding-type rope --bf16 --global-batch-size 8 "
+    "--untie-embeddings-and-output-weights --use-distributed-optimizer --sequence-parallel --micro-batch-size 1 "
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+)
+POINT: Params = {"tp": 2, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
+
+
+def study(*trials: Trial) -> Study:
+    found = Study(Direction.MINIMIZE)
+    for each in trials:
+        found.add(each)
+    return found
+
+
+def test_the_fastest_run_of_a_study_is_diagnosed_the_users_own_command_included() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    own = Trial(params={}, outcome=Outcome.OK, value=1.3, step_s=1.3, is_baseline=True)
+    assert "27% of a step is pipeline bubble" in study_diagnosis(preset, COMMAND, study(own))[0]
+    better = Trial(params=POINT, outcome=Outcome.OK, value=0.9, step_s=0.9)
+    (line,) = study_diagnosis(preset, COMMAND, study(own, better))
+    assert line.startswith("nothing is wrong: ")
+
+
+def test_a_study_whose_trials_ran_out_of_memory_is_told_what_helps() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    failed = Trial(params={**POINT, "tp": 1}, outcome=Outcome.OOM)
+    assert "ran out of memory" in study_diagnosis(preset, COMMAND, study(failed))[0]
+
+
+def test_a_study_of_which_nothing_is_known_is_passed_over() -> None:
+    preset = MegatronLmPreset(cluster="h100x4")
+    preset.bind(COMMAND)
+    better = Trial(params=POINT, outcome=Outcome.OK, value=0.9, step_s=0.9)
+    assert study_diagnosis(preset, COMMAND, study()) == []
+    assert study_diagnosis(preset, COMMAND, study(better)) == [], "the cluster has too few GPUs"
+    assert study_diagnosis(DemoPreset(), "python train.py", study(better)) == []
+
+
+def test_the_best_trial_of_a_study_is_told_what_limits_it() -> None:
+    lines = trial_diagnosis(SUBJECT, RUN.layout, trial(Outcome.OK, 1.3))
+    assert "27% of a step is pipeline bubble" in lines[0] and lines[1].strip().startswith("change pp 4 -> 1")
+    assert lines[2].strip().startswith("predicted +")
+
+
+def test_a_trial_that_ran_out_of_memory_is_told_what_helps() -> None:
+    lines = trial_diagnosis(SUBJECT, RUN.layout, trial(Outcome.OOM))
+    assert lines[0].startswith("it ran out of memory; what helps") and any(line.startswith("  fits") for line in lines)
+
+
+def test_a_layout_that_cannot_be_reckoned_is_passed_over() -> None:
+    assert trial_diagnosis(SUBJECT, replace(RUN.layout, tp=3), trial(Outcome.OK, 1.3)) == []

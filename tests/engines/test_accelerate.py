@@ -1,0 +1,147 @@
+"""Accelerate itself, on two CPU ranks: our files train under its launcher, and a job that is another one has failed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.engines.conftest import ENGINE_ENV
+from tests.requirements import need_module
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerate")]
+
+Tune = Callable[..., subprocess.CompletedProcess[str]]
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
+"""With it the ranks that the launcher starts for GPUs make one world on CPUs."""
+TOP = "mixed_precision: 'no'\nnum_machines: 1\nnum_processes: 2\nmain_process_port: 0\n"
+FSDP = "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n"
+DEEPSPEED = "deepspeed_config:\n  zero_stage: 1\n  gradient_accumulation_steps: 2\n"
+TRANSFORMERS = """
+class HfDeepSpeedConfig:
+    def __init__(self, config):
+        self.config = config
+
+
+def unset_hf_deepspeed_config():
+    pass
+"""
+"""All that Accelerate's DeepSpeed backend calls of transformers, which it does not train without."""
+
+
+@pytest.fixture(scope="module")
+def accelerate() -> None:
+    for module in ("torch", "accelerate"):
+        need_module("engines", module)
+
+
+@pytest.fixture
+def deepspeed_env(tmp_path: Path) -> dict[str, str]:
+    """Return what DeepSpeed needs on CPUs, with a stand-in for transformers where there is none."""
+    need_module("engines", "deepspeed")
+    env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    if importlib.util.find_spec("transformers") is not None:
+        return env
+    package = tmp_path / "site" / "transformers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("AutoConfig = AutoModel = object\n")
+    (package / "integrations.py").write_text(TRANSFORMERS)
+    about = tmp_path / "site" / "transformers-5.0.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.0.0\n")
+    return {**env, "PYTHONPATH": f"{ENGINE_ENV['PYTHONPATH']}:{package.parent}"}
+
+
+def optimize(
+    zenithtune: Tune, folder: Path, config: str, *options: str, env: dict[str, str], steps: int = 6
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    path = folder / "own.yaml"
+    path.write_text(TOP + config)
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
+    script = [str(ROOT / "examples" / "accelerate_train.py"), "--steps", str(steps), "--batch_size", "2"]
+    fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
+    done = zenithtune("optimize", *fixed, *options, "--", *launcher, *script, env={**ENGINE_ENV, **env}, timeout=200)
+    study = json.loads((folder / "out" / "s" / "study.json").read_text())
+    return done, study["trials"]
+
+
+def test_plain_data_parallelism_trains_with_our_files_and_goes_on_by_hand(zenithtune: Tune, tmp_path: Path) -> None:
+    options = ("--args", "gbs=8", "--n-trials", "1")
+    done, [trial] = optimize(zenithtune, tmp_path, "distributed_type: MULTI_GPU\n", *options, env=ON_CPU)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (trial["parameters"], trial["outcome"], trial["unit"]) == ({"mbs": 2}, "ok", "samples/s")
+    assert trial["num_samples"] >= 2
+    again = subprocess.run(
+        ["bash", tmp_path / "out" / "s" / "best_command.sh"],
+        env={**os.environ, **ENGINE_ENV, **ON_CPU},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert "MULTI_CPU: DistributedDataParallel on 2 processes, 2 micro-batches of 2" in again.stdout
+    assert "step 6 loss" in again.stdout
+    assert "zenithtune-accelerate" not in again.stderr, "the hook is for trials"
+
+
+def test_deepspeed_trains_at_the_stage_and_accumulation_of_our_files(
+    zenithtune: Tune, tmp_path: Path, deepspeed_env: dict[str, str]
+) -> None:
+    options = ("--args", "search=stage", "--strategy", "grid", "--n-trials", "1")
+    config = f"distributed_type: DEEPSPEED\n{DEEPSPEED}"
+    done, [trial] = optimize(zenithtune, tmp_path, config, *options, env=deepspeed_env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (trial["parameters"]["stage"], trial["outcome"]) == (1, "ok")
+    [log] = [path.read_text() for path in (tmp_path / "out" / "s" / "trials").glob("*/log.txt")]
+    assert "DEEPSPEED: DeepSpeedEngine on 2 processes, 2 micro-batches of 2" in log
+    assert '"passes": 2' in log, "each step is of two backward passes"
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "cause"),
+    [
+        (
+            "distributed_type: MULTI_CPU\nuse_cpu: true\n",
+            {},
+            "the job ran as one process, where one job of 2 processes",
+        ),
+        (f"distributed_type: FSDP\n{FSDP}", {}, "the job ran as 2 unrelated processes, each a world of its own"),
+        (
+            f"distributed_type: FSDP\n{FSDP}",
+            ON_CPU,
+            "ran with plain data parallelism (DistributedDataParallel), where FSDP",
+        ),
+    ],
+    ids=["one process", "unrelated processes", "another backend"],
+)
+def test_a_job_that_silently_ran_as_another_has_failed(
+    zenithtune: Tune, tmp_path: Path, config: str, env: dict[str, str], cause: str
+) -> None:
+    done, [trial] = optimize(zenithtune, tmp_path, config, "--n-trials", "1", env=env, steps=4)
+    assert done.returncode == 1
+    assert (trial["outcome"], trial["value"]) == ("error", None)
+    assert cause in trial["cause"]
+    [code] = [path.read_text().strip() for path in (tmp_path / "out" / "s" / "trials").glob("*/exit_code")]
+    assert code == "0", "it said nothing itself"
+
+
+def test_a_model_that_is_left_unwrapped_has_failed(zenithtune: Tune, tmp_path: Path) -> None:
+    own = tmp_path / "train.py"
+    script = (ROOT / "examples" / "accelerate_train.py").read_text()
+    assert "handlers = []\n" in script
+    # One world without a backend: what Accelerate makes of ranks that it takes for a single machine's.
+    own.write_text(script.replace("handlers = []\n", 'handlers = [InitProcessGroupKwargs(backend="gloo")]\n'))
+    path = tmp_path / "own.yaml"
+    path.write_text(f"{TOP}distributed_type: FSDP\n{FSDP}")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--steps", "4"]
+    done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=200)
+    assert done.returncode == 2
+    assert "your own command ran to its end, but the model was left unwrapped (Sequential)" in done.stderr

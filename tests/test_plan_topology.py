@@ -1,0 +1,86 @@
+"""`zenithtune plan --topology`: tensor parallelism stays where NVLink joins the GPUs of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.plan_runs import LLAMA, Plan, as_json, planning
+
+TOPOLOGIES = ROOT / "tests" / "describe" / "topologies"
+
+
+def topology(name: str) -> tuple[str, str]:
+    return "--topology", str(TOPOLOGIES / f"{name}.txt")
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
+    return planning(capsys)
+
+
+@pytest.mark.parametrize(("name", "most"), [("l40s_pcie", 1), ("a100_pcie_pairs", 2), ("a100_two_quads", 4)])
+def test_no_planned_layout_reaches_beyond_an_island(plan: Plan, name: str, most: int) -> None:
+    shown = as_json(plan(*LLAMA, *topology(name), "--json"))
+    assert shown["best"] and max(each["layout"]["tp"] for each in shown["best"]) <= most
+    assert shown["cluster"] == f"h100x8 as {name}.txt"
+
+
+def test_without_nvlink_the_pipeline_is_taken_and_the_reason_is_printed(plan: Plan) -> None:
+    done = plan(*LLAMA, *topology("l40s_pcie"), "--top", "1")
+    assert done.code == 0
+    note = "note: no NVLink joins the GPUs (the slowest way is SYS, the link between sockets): tensor parallelism is"
+    assert done.out.startswith(f"{note} avoided, in favour of pipeline and data parallelism\n")
+    assert "\n1 PP" in done.out
+    assert as_json(plan(*LLAMA, *topology("l40s_pcie"), "--json"))["tensor_parallel_reason"] in done.out
+
+
+def test_a_node_with_a_switch_plans_as_the_catalog_does(plan: Plan) -> None:
+    with_file = as_json(plan(*LLAMA, *topology("h100_nvswitch"), "--json"))
+    without = as_json(plan(*LLAMA, "--json"))
+    assert [each["name"] for each in with_file["best"]] == [each["name"] for each in without["best"]]
+    assert "tensor_parallel_reason" not in without
+
+
+def test_where_nothing_fits_inside_an_island_larger_sizes_are_planned_and_told(plan: Plan) -> None:
+    tight = ("--model", "llama3-70b", "--cluster", "h100x16", "--gbs", "16", "--seq", "4096", "--max-cp", "1")
+    done = plan(*tight, *topology("l40s_pcie"), "--max-pp", "4")
+    assert done.code == 0 and "nothing fits within 1, so that larger sizes are planned too" in done.out
+
+
+def test_a_size_that_the_user_names_is_meant(plan: Plan) -> None:
+    shown = as_json(plan(*LLAMA, *topology("l40s_pcie"), "--fix", "tp=4", "--json"))
+    assert {each["layout"]["tp"] for each in shown["best"]} == {4}
+    assert as_json(plan(*LLAMA, *topology("l40s_pcie"), "--max-tp", "8", "--json"))["best"]
+
+
+def test_an_explained_layout_goes_over_the_links_of_the_node(plan: Plan) -> None:
+    explain = ("--explain", "TP8 mbs1 SP Z1", "--json")
+    slow = as_json(plan(*LLAMA, *topology("l40s_pcie"), *explain))
+    fast = as_json(plan(*LLAMA, *explain))
+    assert slow["estimate"]["time_parts_s"]["tp"] > 3 * fast["estimate"]["time_parts_s"]["tp"]
+
+
+def test_the_note_goes_beside_what_is_emitted(plan: Plan) -> None:
+    done = plan(*LLAMA, *topology("l40s_pcie"), "--emit", "megatron")
+    assert done.code == 0 and "note: no NVLink" in done.err and "no NVLink" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "begins with GPU0"),
+        ("GPU0 GPU1 GPU2\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4\nGPU2 NV4 NV4 X\n", "must fill nodes of 3"),
+    ],
+)
+def test_a_file_that_is_no_topology_of_it_is_one_line(
+    plan: Plan, tmp_path: Path, content: str | None, words: str
+) -> None:
+    path = tmp_path / "box.txt"
+    if content is not None:
+        path.write_text(content)
+    done = plan(*LLAMA, "--topology", str(path))
+    assert done.code == 2 and words in done.err and done.err.count("\n") == 1
