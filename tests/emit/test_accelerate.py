@@ -86,13 +86,19 @@ def test_a_megatron_layout_has_only_keys_that_the_plugin_reads() -> None:
 
 
 def test_the_context_size_is_always_written_because_its_default_is_2() -> None:
-    part = settings(target(recompute="selective"))["megatron_lm_config"]
+    part = settings(target())["megatron_lm_config"]
     assert part["megatron_lm_context_parallel_size"] == 1
-    assert part["megatron_lm_recompute_granularity"] == "selective", "its default is full"
+
+
+def test_a_run_without_recomputation_recomputes_blocks_of_no_layer() -> None:
+    part = settings(target())["megatron_lm_config"]
+    kind = [part[f"megatron_lm_recompute_{name}"] for name in ("granularity", "method", "num_layers")]
+    assert kind == ["full", "block", 0], "its default recomputes all layers"
+    assert "megatron_lm_attention_backend" not in part, "the plugin takes a switch, and fails on a name"
 
 
 def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
-    at = target(tp=4, pp=2, micro_batch=2, recompute="selective")
+    at = target(tp=4, pp=2, micro_batch=2)
     part = settings(at)["megatron_lm_config"]
     dp_degree = 64 // (part["megatron_lm_tp_degree"] * part["megatron_lm_pp_degree"])
     assert dp_degree * at.layout.micro_batch * part["megatron_lm_num_micro_batches"] == 512
@@ -102,13 +108,13 @@ def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
 @pytest.mark.parametrize(
     ("at", "part"),
     [
-        (target(pp=4, vp=5, recompute="selective"), "virtual stages"),
-        (target(cp=2, recompute="selective"), "context parallelism"),
-        (target(), "without recomputation"),
-        (target(model=LLAMA_405B, cluster="h100x2048", pp=16, recompute="selective"), "an uneven pipeline"),
-        (target(pp=32, recompute="selective"), "an uneven pipeline"),
-        (target(zero=3, recompute="selective"), "weights that are sharded"),
-        (target(precision="fp8", recompute="selective"), "no key for fp8 with MEGATRON_LM"),
+        (target(pp=4, vp=5), "virtual stages"),
+        (target(cp=2), "context parallelism"),
+        (target(recompute="selective"), "selective recomputation"),
+        (target(model=LLAMA_405B, cluster="h100x2048", pp=16), "an uneven pipeline"),
+        (target(pp=32), "an uneven pipeline"),
+        (target(zero=3), "weights that are sharded"),
+        (target(precision="fp8"), "no key for fp8 with MEGATRON_LM"),
         (target(precision="mxfp8", framework="fsdp"), "no key for mxfp8"),
     ],
 )
@@ -130,12 +136,12 @@ def test_the_other_backends_have_files_too(framework: str, kind: str, part: str,
 
 
 def test_a_mixture_says_its_expert_sizes() -> None:
-    part = settings(target(model=MIXTRAL, tp=2, ep=8, sequence_parallel=True, recompute="selective"))
+    part = settings(target(model=MIXTRAL, tp=2, ep=8, sequence_parallel=True))
     assert part["megatron_lm_config"]["megatron_lm_expert_model_parallel_size"] == 8
 
 
 def test_several_machines_are_named() -> None:
-    config = settings(target(recompute="selective"))
+    config = settings(target())
     assert (config["num_machines"], config["num_processes"]) == (8, 64)
     assert "main_process_ip" in config
 
@@ -162,9 +168,9 @@ def test_checkpointing_that_the_file_cannot_switch_on_is_noted() -> None:
 
 
 def test_a_model_that_the_megatron_plugin_cannot_build_is_noted() -> None:
-    notes = emit_accelerate(target(model=MIXTRAL, recompute="selective")).notes
+    notes = emit_accelerate(target(model=MIXTRAL)).notes
     assert any("glm4_moe only: mixtral-8x7b needs a provider" in note for note in notes)
-    assert not any("provider" in note for note in emit_accelerate(target(recompute="selective")).notes)
+    assert not any("provider" in note for note in emit_accelerate(target()).notes)
 
 
 def test_eight_bits_are_written_where_a_backend_takes_them() -> None:

@@ -93,7 +93,7 @@ def _common(target: Target, kind: str) -> Settings:
 def _megatron(target: Target) -> Settings:
     at = target.layout
     _refuse_what_accelerate_lacks(target)
-    granularity, _, method = at.recompute.partition("/")
+    _, _, method = at.recompute.partition("/")
     settings: dict[str, int | float | str | bool] = {
         "megatron_lm_tp_degree": at.tp,
         "megatron_lm_pp_degree": at.pp,
@@ -103,15 +103,13 @@ def _megatron(target: Target) -> Settings:
         "megatron_lm_sequence_parallelism": at.sequence_parallel,
         "megatron_lm_use_distributed_optimizer": at.zero > 0,
         "megatron_lm_gradient_clipping": 1.0,
-        # Left out, Accelerate takes full.
-        "megatron_lm_recompute_granularity": granularity,
-        "megatron_lm_attention_backend": "flash" if at.flash_attention else "unfused",
+        # Left out, Accelerate takes full over all layers; blocks of none are how it is told to recompute nothing.
+        "megatron_lm_recompute_granularity": "full",
+        "megatron_lm_recompute_method": method or "block",
+        "megatron_lm_recompute_num_layers": at.recompute_layers,
         "megatron_lm_expert_model_parallel_size": at.ep,
         "megatron_lm_expert_tensor_parallel_size": at.etp,
     }
-    if method:
-        settings["megatron_lm_recompute_method"] = method
-        settings["megatron_lm_recompute_num_layers"] = at.recompute_layers
     return settings
 
 
@@ -121,7 +119,9 @@ def _refuse_what_accelerate_lacks(target: Target) -> None:
         "virtual stages": at.vp > 1,
         "context parallelism, whose ranks it counts into the batch": at.cp > 1,
         "an uneven pipeline": not is_even(target.model.num_layers, pp=at.pp, vp=at.vp),
-        "a run without recomputation": at.recompute == "none",
+        "selective recomputation, to which its plugin adds a number of layers that Megatron refuses": (
+            at.recompute == "selective"
+        ),
         "gradients or weights that are sharded": at.zero > 1,
     }
     for what, lacking in lacks.items():

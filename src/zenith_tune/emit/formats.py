@@ -60,7 +60,7 @@ _FORMATS = (
         write=emit_accelerate,
         pinned={"vp": 1, "cp": 1},
         uneven_splits=False,
-        recompute=("selective", "full/uniform", "full/block"),
+        recompute=("none", "full/uniform", "full/block"),
     ),
 )
 FORMATS = {kind.name: kind for kind in _FORMATS}
