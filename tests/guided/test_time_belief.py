@@ -22,8 +22,19 @@ def at(**values: object) -> int:
 def test_before_any_trial_it_believes_the_planner() -> None:
     known = prior()
     belief = TimeBelief(known)
-    assert np.allclose(np.exp(belief.mean), known.estimate.step_s)
+    believed, fits = np.exp(belief.mean), known.log_memory < -4 * known.memory_sd
+    assert fits.any() and np.allclose(believed[fits], known.estimate.step_s[fits])
     assert (belief.sd > LEAST_SPREAD).all()
+
+
+def test_of_a_layout_that_runs_it_is_known_that_it_fits() -> None:
+    known = prior()
+    believed, planned = np.exp(TimeBelief(known).mean), known.estimate.step_s
+    over = known.log_memory > 0
+    assert over.any() and (believed[over] < 1.001 * planned[over]).all()
+    assert (believed[over] < 0.7 * planned[over]).any(), (
+        "one that runs in spite of its plan has room, and does not thrash"
+    )
 
 
 def test_what_was_measured_is_believed() -> None:
