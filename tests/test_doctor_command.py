@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from tests.command_runs import Run, as_json, running
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
-from zenith_tune.cli import main
 from zenith_tune.direction import Direction
 from zenith_tune.record.export import export
 from zenith_tune.record.study_folder import StudyFolder
@@ -35,30 +33,12 @@ LINE = " iteration {0}/ 10 | elapsed time per iteration (ms): {1} | global batch
 TOPOLOGIES = ROOT / "tests" / "describe" / "topologies"
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Doctor = Callable[..., Done]
+Doctor = Run
 
 
 @pytest.fixture
 def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
-    def run(*arguments: str) -> Done:
-        with pytest.raises(SystemExit) as ended:
-            main(["doctor", *arguments])
-        shown = capsys.readouterr()
-        return Done(int(ended.value.code or 0), shown.out, shown.err)
-
-    return run
-
-
-def as_json(done: Done) -> dict[str, Any]:
-    assert done.code == 0, done.err
-    shown: dict[str, Any] = json.loads(done.out)
-    return shown
+    return running("doctor", capsys)
 
 
 def log_of(folder: Path, *lines: str, seconds: float = 6.5) -> Path:

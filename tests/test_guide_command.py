@@ -5,39 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import pytest
 
+from tests.command_runs import Run, as_json, running
 from tests.conftest import ROOT
-from zenith_tune.cli import main
 
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Guide = Callable[..., Done]
+Guide = Run
 
 
 @pytest.fixture
 def guide(capsys: pytest.CaptureFixture[str]) -> Guide:
-    def run(*arguments: str) -> Done:
-        with pytest.raises(SystemExit) as ended:
-            main(["guide", *arguments])
-        shown = capsys.readouterr()
-        return Done(int(ended.value.code or 0), shown.out, shown.err)
-
-    return run
-
-
-def as_json(done: Done) -> dict[str, Any]:
-    assert done.code == 0, done.err
-    shown: dict[str, Any] = json.loads(done.out)
-    return shown
+    return running("guide", capsys)
 
 
 def test_the_guide_stands_beside_what_the_planner_would_choose_and_why(guide: Guide) -> None:

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 MAX_PROBES = 64
-ENOUGH = 3
-"""Ranks that a calibration is fitted to at least."""
 NUM_STEPS = 3
+"""Whole steps after the first: enough for a median, and each costs seconds."""
 
 
 @click.command(short_help="Measure a cluster's layout on one GPU: memory and work of single ranks.")
@@ -189,6 +188,7 @@ def _num_gpus(cluster: str | None) -> int | None:
 def _probed(request: _Request, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
     from rich.console import Console
 
+    from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
     from zenith_tune.measured.probed_runs import FILE_NAME
     from zenith_tune.probe.leftovers import probe_lock
     from zenith_tune.probe.probe_file import probe_object
@@ -220,7 +220,7 @@ def _probed(request: _Request, planner: Planner, layouts: list[Layout], options:
     if len(probed) > 1:
         report.ranking(ranked(probed))
     report.say(f"written: {folder / FILE_NAME}")
-    if sum(stage.probe.ok for each in probed for stage in each.stages) >= ENOUGH:
+    if sum(stage.probe.ok for each in probed for stage in each.stages) >= LEAST_RUNS:
         report.say(f"use it: zenithtune calibrate --probes {folder} --output mine.json")
     if options["as_json"]:
         content = probe_object(request.subject, probed)

@@ -16,6 +16,7 @@ from zenith_tune.presets.megatron_lm_job import Given
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.probe.prober import Prober
+from zenith_tune.probe_command import NUM_STEPS
 from zenith_tune.runners.local import LocalRunner
 from zenith_tune.trial import Outcome
 from zenith_tune.units import GIB, MIB
@@ -42,6 +43,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
             runner=runner,
             folder=tmp_path / "out",
             run_of=job.run_of,
+            num_steps=NUM_STEPS,
             timeout_s=timeout_s,
             tell=told.append,
         )

@@ -19,14 +19,15 @@ CURE = "name the cluster instead, such as h100x8, or give a file"
 
 def local_cluster(timeout_s: float = TIMEOUT_S) -> ClusterSpec:
     """Return this machine's GPUs and their links."""
-    listed = _nvidia_smi("-L", timeout_s=timeout_s)
+    listed = nvidia_smi("-L", timeout_s=timeout_s)
     if not listed_gpus(listed):
         raise _refusal(f"must have a GPU, but nvidia-smi lists none ({_words(listed)})")
-    matrix = _nvidia_smi("topo", "-m", timeout_s=timeout_s) if len(listed_gpus(listed)) > 1 else ""
+    matrix = nvidia_smi("topo", "-m", timeout_s=timeout_s) if len(listed_gpus(listed)) > 1 else ""
     return machine_cluster(f"{listed}\n{matrix}", "this machine")
 
 
-def _nvidia_smi(*args: str, timeout_s: float) -> str:
+def nvidia_smi(*args: str, timeout_s: float) -> str:
+    """Return what nvidia-smi says; raises UsageError where it is missing, fails or does not answer in time."""
     command = " ".join(["nvidia-smi", *args])
     try:
         status, said = _run(["nvidia-smi", *args], timeout_s)

@@ -24,8 +24,6 @@ from zenith_tune.trial_log import TrialLog
 
 LOOK_S = 0.5
 """How often a running rank is looked at."""
-NUM_STEPS = 3
-"""Whole steps after the first: enough for a median, and each costs seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,8 @@ class Prober:
     folder: Path
     run_of: Callable[[Layout], PretrainRun]
     """The user's run with the options of a layout."""
-    num_steps: int = NUM_STEPS
+    num_steps: int
+    """Whole steps after the first that are measured."""
     timeout_s: float | None = None
     """Of one rank."""
     tell: Callable[[str], None] = lambda line: None

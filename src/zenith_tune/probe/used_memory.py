@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 
+from zenith_tune.describe.local_cluster import nvidia_smi
+from zenith_tune.errors import UsageError
 from zenith_tune.units import MIB
 
 TIMEOUT_S = 10.0
@@ -15,21 +15,20 @@ class UsedMemory:
     """Ask again and again, and keep the most."""
 
     def __init__(self) -> None:
-        self._program = shutil.which("nvidia-smi")
+        self._answers = True
         self._most: int | None = None
 
     def look(self) -> None:
         """Ask once; a machine without an answer is not asked again."""
-        if self._program is None:
+        if not self._answers:
             return
         # A rank under probe runs on the first GPU that it can see.
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
-        query = [self._program, f"--id={first}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        query = (f"--id={first}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
         try:
-            said = subprocess.run(query, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=True)
-            used = int(said.stdout.split()[0]) * MIB
-        except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-            self._program = None
+            used = int(nvidia_smi(*query, timeout_s=TIMEOUT_S).split()[0]) * MIB
+        except (UsageError, ValueError, IndexError):
+            self._answers = False
             return
         self._most = max(used, self._most or 0)
 
