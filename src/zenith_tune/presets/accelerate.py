@@ -32,6 +32,7 @@ from zenith_tune.presets.accelerate_trial import (
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed_command import find_config
 from zenith_tune.presets.deepspeed_job import MOST
+from zenith_tune.presets.looked_up_subject import LookedUpSubject
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.zero.zero_subject import ZeroSubject
@@ -83,7 +84,7 @@ class AcceleratePreset(TuningPreset):
         self.cluster, self.search, self.mbs_max, self.check = cluster, search, mbs_max, check
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
-        self._subject: PlanSubject | UsageError | None = None
+        self._subject = self._unasked()
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -94,7 +95,7 @@ class AcceleratePreset(TuningPreset):
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max)
-        self._subject = None
+        self._subject = self._unasked()
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
@@ -104,7 +105,7 @@ class AcceleratePreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._backend.explain(params)
-        subject = self._planned()
+        subject = self._subject.get()
         if broken is None and isinstance(subject, ZeroSubject) and "mbs" in params:
             from zenith_tune.zero.feasibility import why_surely_too_large
 
@@ -117,10 +118,7 @@ class AcceleratePreset(TuningPreset):
         return self._backend.layout(params)
 
     def subject(self, command: str) -> PlanSubject:
-        subject = self._planned()
-        if isinstance(subject, UsageError):
-            raise UsageError(str(subject))
-        return subject
+        return self._subject.required()
 
     def own_point(self, command: str) -> Params | None:
         return self._backend.own_point()
@@ -164,7 +162,7 @@ class AcceleratePreset(TuningPreset):
 
         if isinstance(self._backend, DeepSpeedBackend) and "mbs" in self._backend.axes:
             return ZeroProgressiveStrategy()
-        if isinstance(self._planned(), PlanSubject):
+        if isinstance(self._subject.get(), PlanSubject):
             return GuidedStrategy()
         num_points = prod(len(choices) for choices in self._backend.axes.values())
         return GridStrategy() if num_points <= MOST_GRID_POINTS else OptunaStrategy()
@@ -194,7 +192,7 @@ class AcceleratePreset(TuningPreset):
         )
 
     def notes(self, command: str) -> list[str]:
-        planned = self._planned()
+        planned = self._subject.get()
         return accelerate_notes(self._backend, planned if isinstance(planned, UsageError) else None)
 
     @property
@@ -203,11 +201,5 @@ class AcceleratePreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its file, but has none: bind a command first")
         return self._bound
 
-    def _planned(self) -> PlanSubject | UsageError:
-        """Return what is planned for, or why that is not known; looked up once."""
-        if self._subject is None:
-            try:
-                self._subject = accelerate_subject(self._backend, self.cluster)
-            except UsageError as error:
-                self._subject = error
-        return self._subject
+    def _unasked(self) -> LookedUpSubject[PlanSubject]:
+        return LookedUpSubject(lambda: accelerate_subject(self._backend, self.cluster))

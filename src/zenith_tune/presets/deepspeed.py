@@ -16,6 +16,7 @@ from zenith_tune.presets.deepspeed_job import MOST, Given, read_job
 from zenith_tune.presets.deepspeed_plan import deepspeed_subject
 from zenith_tune.presets.deepspeed_space import DEFAULT, DeepSpeedSpace, search_names
 from zenith_tune.presets.deepspeed_trial import baseline_config, batch_of, best_config, script_options, trial_config
+from zenith_tune.presets.looked_up_subject import LookedUpSubject
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.zero.ds_config import ACCUMULATION, AUTOTUNING
@@ -60,7 +61,7 @@ class DeepSpeedPreset(TuningPreset):
         self.cluster, self.search, self.mbs_max, self.metric = cluster, search, mbs_max, metric
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
-        self._subject: ZeroSubject | UsageError | None = None
+        self._subject = self._unasked()
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -69,7 +70,7 @@ class DeepSpeedPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
-        self._subject = None
+        self._subject = self._unasked()
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {**self._space.parameters()}
@@ -79,7 +80,7 @@ class DeepSpeedPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._space.explain(params)
-        subject = self._planned()
+        subject = self._subject.get()
         if broken is not None or isinstance(subject, UsageError):
             return broken
         return why_surely_too_large(subject, params)
@@ -91,10 +92,7 @@ class DeepSpeedPreset(TuningPreset):
         return self._space.layout(params)
 
     def subject(self, command: str) -> ZeroSubject:
-        subject = self._planned()
-        if isinstance(subject, UsageError):
-            raise UsageError(str(subject))
-        return subject
+        return self._subject.required()
 
     def own_point(self, command: str) -> Params | None:
         return self._space.own_point()
@@ -151,7 +149,7 @@ class DeepSpeedPreset(TuningPreset):
         from zenith_tune.evaluators.deepspeed import DeepSpeedEvaluator
         from zenith_tune.planning.model_flops import flops_per_token
 
-        job, subject = self._space.job, self._planned() if self._metric() == "flops" else None
+        job, subject = self._space.job, self._subject.get() if self._metric() == "flops" else None
         per_sample = None
         if isinstance(subject, UsageError):
             raise UsageError(f"the metric flops needs the model, but {subject}")
@@ -175,7 +173,7 @@ class DeepSpeedPreset(TuningPreset):
         ]
         if job.config.get((AUTOTUNING,)) is not None:
             notes.append("the section autotuning gives limits and is taken out of what trials run")
-        subject = self._planned()
+        subject = self._subject.get()
         if isinstance(subject, UsageError):
             notes.append(f"memory is not reckoned before a trial: {subject}")
         return notes
@@ -186,14 +184,8 @@ class DeepSpeedPreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its JSON, but has none: bind a command first")
         return self._bound
 
-    def _planned(self) -> ZeroSubject | UsageError:
-        """Return what is planned for, or why that is not known; looked up once."""
-        if self._subject is None:
-            try:
-                self._subject = deepspeed_subject(self._space.job, self.cluster)
-            except UsageError as error:
-                self._subject = error
-        return self._subject
+    def _unasked(self) -> LookedUpSubject[ZeroSubject]:
+        return LookedUpSubject(lambda: deepspeed_subject(self._space.job, self.cluster))
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")
