@@ -11,7 +11,7 @@ SOURCE = Path(zenith_tune.__file__).parent
 
 # From the ground up: a module may import from its own layer and from those above it in this list.
 LAYERS: list[list[str]] = [
-    ["errors", "direction", "units", "parameters", "regular_file", "secret_names"],
+    ["errors", "direction", "units", "parameters", "regular_file", "secret_names", "resources"],
     ["lazy_group", "registry", "command_line", "constructor_args", "distributions", "quiet_optuna"],
     ["placeholders", "secrets"],
     ["trial", "trial_folder", "trial_log", "study"],
@@ -36,6 +36,7 @@ LAYERS: list[list[str]] = [
     ["trial_watch"],
     ["interruption", "timeouts", "study_place", "trial_execution", "evaluation"],
     ["study_session"],
+    ["alone_check", "command_check"],
     ["tuner"],
     ["dry_run"],
     ["report"],

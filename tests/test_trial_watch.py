@@ -16,7 +16,8 @@ from zenith_tune import Outcome, Trial, TuningEvaluator
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.runners.base import End, Job, JobResult, Resources
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End, Job, JobResult
 from zenith_tune.runners.local import LocalRunner
 from zenith_tune.trial_watch import TrialWatch
 

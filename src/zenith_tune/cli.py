@@ -18,7 +18,6 @@ from zenith_tune.lazy_group import LazyGroup
 if TYPE_CHECKING:
     from zenith_tune.evaluators.early_stop import EarlyStop
     from zenith_tune.events import StudyListener
-    from zenith_tune.runners.base import Runner
     from zenith_tune.tuner import PresetTuner
 
 SELECTORS = ("last", "first", "min", "max", "mean", "median")
@@ -70,6 +69,18 @@ def cli() -> None:
 @click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
 @click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
 @click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
+@click.option("--runner", metavar="NAME", help="Where trials run: local, slurm, ray or hostfile. [default: local]")
+@click.option("--runner-args", multiple=True, metavar="K=V,...", help="Arguments of the runner.")
+@click.option("--slurm", multiple=True, metavar="K=V,...",
+              help="Run each trial as a Slurm job: partition=...,nodes=2,gpus_per_node=8,time=00:20:00")  # fmt: skip
+@click.option("--ray-address", metavar="ADDRESS", help="Run each trial on a Ray cluster: auto, or HOST:PORT.")
+@click.option("--hostfile", metavar="PATH", help="Run trials over the hosts of a file: one line `name slots=8` each.")
+@click.option("--parallel", metavar="auto|N", default="1", show_default=True,
+              help="How many trials run side by side; auto: as many as there are GPUs for.")  # fmt: skip
+@click.option("--gpus-per-trial", type=click.IntRange(min=1), metavar="N",
+              help="GPUs per node that a trial needs. [default: what the command starts]")  # fmt: skip
+@click.option("--nodes-per-trial", type=click.IntRange(min=1), metavar="N",
+              help="Nodes that a trial needs. [default: what the command starts]")  # fmt: skip
 @click.option("--max-duplicates", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
               help="Stop random or optuna after N repeated points in a row.")  # fmt: skip
 @click.option("--max-prunes", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
@@ -187,7 +198,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         baseline=not options["no_baseline"],
         resume=options["resume"],
         retry_failed=options["retry_failed"],
-        runner=_runner(options),
+        **_where(options),
     )
 
 
@@ -229,12 +240,23 @@ def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
     return parse_pairs(",".join(texts), "--" + name.replace("_", "-")) if texts else {}
 
 
-def _runner(options: dict[str, Any]) -> Runner | str:
-    if options["dry_run"]:
-        return "local"
+def _where(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what the tuner is told of where trials run."""
+    from zenith_tune.runners.choice import named_runner, parallel_trials
+
+    name, args = named_runner(options, _pairs(options, "runner_args"), _pairs(options, "slurm"))
+    where = {"parallel": parallel_trials(options["parallel"]), "needs": _needs(options)}
+    if name != "local" or options["dry_run"]:
+        return {"runner": name, "runner_args": args, **where}
+    from zenith_tune.constructor_args import construct
     from zenith_tune.runners.local import LocalRunner
 
-    return LocalRunner(owns_process=True)
+    return {"runner": construct(LocalRunner, {**args, "owns_process": True}, "runner local"), **where}
+
+
+def _needs(options: dict[str, Any]) -> dict[str, int]:
+    given = {"gpus_per_node": options["gpus_per_trial"], "nodes": options["nodes_per_trial"]}
+    return {name: number for name, number in given.items() if number is not None}
 
 
 def _listener(options: dict[str, Any]) -> StudyListener:

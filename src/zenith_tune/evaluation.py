@@ -72,6 +72,8 @@ class Evaluation:
         self._prunes = 0
         self._is_closed = False
         self._lock = threading.RLock()
+        self._num_slots = num_slots
+        self._num_busy = 0
         self._slots = threading.BoundedSemaphore(num_slots)
         self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
 
@@ -86,6 +88,11 @@ class Evaluation:
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
         """Start a trial and return at once."""
         return self._answer(Point(dict(params), why), run_now=False)
+
+    def has_room(self) -> bool:
+        """Tell whether a point would start at once; by then every trial that made the room has its result."""
+        with self._lock:
+            return self._num_busy < self._num_slots
 
     def drain(self) -> None:
         """Wait for everything that was submitted; raises the first error that came of it."""
@@ -116,6 +123,7 @@ class Evaluation:
                 return self._recalled(identity)
             self._take_from_budget()
             future = self._answered[identity] = Future()
+            self._num_busy += 1
         if run_now:
             self._fulfil(future, point, identity)
         else:
@@ -130,11 +138,15 @@ class Evaluation:
             with self._slots:  # also for a strategy that mixes `run` and `submit`
                 trial = self._run_point(point.params, identity, point.why)
         except BaseException as error:
-            future.set_exception(error)
+            with self._lock:
+                future.set_exception(error)
+                self._num_busy -= 1
             if not isinstance(error, Exception):
                 raise
             return
-        future.set_result(trial)
+        with self._lock:  # whoever sees the room must see the result that made it
+            future.set_result(trial)
+            self._num_busy -= 1
 
     def _pruned(self, params: Params, reason: str) -> Trial:
         self._study.num_pruned += 1
@@ -178,6 +190,7 @@ class Evaluation:
         """Forget a trial that the strategy cancelled before it started."""
         with self._lock:
             self._num_counted -= 1
+            self._num_busy -= 1
             self._answered.pop(identity, None)
 
     def _recalled(self, identity: str) -> Future[Trial]:

@@ -65,6 +65,9 @@ class StudyListener:
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         """Hear of a trial that starts, and why it was picked where the strategy says so."""
 
+    def trial_state(self, number: int, state: str) -> None:
+        """Hear what a trial waits for, or where it runs: `pending (Resources)`, `running on n1`."""
+
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         """Hear of a trial that ended."""
 

@@ -21,6 +21,8 @@ from zenith_tune.record.lock import StudyLock
 from zenith_tune.record.peek import peek_header
 from zenith_tune.record.storage import database_path, full_disk_is_clear
 from zenith_tune.record.study_record import HEADER_KEY, StudyHeader, StudyRecord
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import Job
 from zenith_tune.secrets import mask, mask_environment
 from zenith_tune.study import Study
 from zenith_tune.study_place import StudyPlace
@@ -53,7 +55,9 @@ class StudySession:
         secrets: list[str],
         listener: Callable[[], StudyListener],
         interruption: Interruption,
+        resources: Resources | None = None,
     ) -> None:
+        self._resources = resources or Resources()
         self.place = place
         self.header = header
         self.study = Study(direction)
@@ -69,6 +73,8 @@ class StudySession:
         self._telling = threading.Lock()
         self._lock = StudyLock(database_path(place.database_url) or place.folder.path / "study", place.study_name)
         self._record: StudyRecord | None = None
+        self._left_running: dict[str, tuple[Trial, Job]] = {}
+        """Jobs of a tuner that was killed, by identity: they go on, and are waited for when they are asked for."""
 
     def open(self) -> None:
         """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
@@ -109,6 +115,7 @@ class StudySession:
     def close(self) -> None:
         """Let go of the study."""
         if self._record is not None:
+            self._end_left_running()
             self._record.close()
         self._lock.release()
 
@@ -158,29 +165,34 @@ class StudySession:
     def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
         record = self._require_record()
-        number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why)
-        folder = self.place.folder.trial(number)
+        started, job = self._left_running.pop(identity, (None, None))
+        if started is None:
+            number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why)
+            started = Trial(
+                params=params,
+                outcome=Outcome.CANCELLED,
+                number=number,
+                identity=identity,
+                folder=self.place.folder.trial(number).path,
+                is_baseline=is_baseline,
+                why=why,
+            )
+        folder = TrialFolder(started.folder or self.place.folder.path)
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
         label = "your command" if is_baseline else self._preset.label(params)
         with self._telling:
-            self._listener().trial_started(number, label, self._execution.first_log(folder), limit_s, why)
-        started = Trial(
-            params=params,
-            outcome=Outcome.CANCELLED,
-            number=number,
-            identity=identity,
-            folder=folder.path,
-            is_baseline=is_baseline,
-            why=why,
-        )
-        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s))
+            log = self._execution.first_log(folder)
+            self._listener().trial_started(started.number or 0, label, log, limit_s, started.why)
+        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         self._finish(record, trial, label)
-        if trial.outcome is Outcome.CANCELLED:
+        if trial.outcome is Outcome.CANCELLED and trial.failure is None:
             self._interruption.check()
             raise TrialExhausted("the study is ending")
         return trial
 
-    def _attempt(self, started: Trial, command: str, folder: TrialFolder, limit_s: float | None) -> Trial:
+    def _attempt(
+        self, started: Trial, command: str, folder: TrialFolder, limit_s: float | None, job: Job | None
+    ) -> Trial:
         """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
         try:
             request = TrialRequest(
@@ -192,8 +204,12 @@ class StudySession:
                 is_baseline=started.is_baseline,
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
+                resources=self._resources,
+                on_state=lambda state: self._tell_state(started.number or 0, state),
             )
             with full_disk_is_clear(folder.path):
+                if job is not None:
+                    return self._execution.follow(job, request, folder, limit_s)
                 return self._execution.run(request, folder, limit_s)
         except OSError as error:
             # The system could not start it, for one because its command is too long: that is the trial's failure.
@@ -204,6 +220,10 @@ class StudySession:
         except BaseException as error:
             self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
             raise
+
+    def _tell_state(self, number: int, state: str) -> None:
+        with self._telling:
+            self._listener().trial_state(number, state)
 
     def _in_one_unit(self, trial: Trial) -> Trial:
         """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""
@@ -216,14 +236,17 @@ class StudySession:
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
         record.finish(trial)
         with self._telling:
-            if trial.outcome is not Outcome.CANCELLED:
+            if trial.outcome is not Outcome.CANCELLED or trial.failure is not None:
                 self.study.add(trial)
             self._listener().trial_finished(trial, label, self.study)
 
     def _recover(self, record: StudyRecord) -> None:
-        """End what a killed tuner left running; keep what had finished by itself."""
+        """End what a killed tuner left running, unless it may go on; keep what had finished by itself."""
         for left in record.unfinished():
             folder = TrialFolder(left.folder or self.place.folder.path)
+            if (job := self._find(left, folder)) is not None:
+                self._left_running[left.identity] = (left, job)
+                continue
             command = folder.read(folder.command).partition("\n")[2].strip()
             request = TrialRequest(
                 number=left.number or 0,
@@ -237,6 +260,21 @@ class StudySession:
             what = f"trial {left.number}, left by a tuner that was killed,"
             self._listener().noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
             record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
+
+    def _find(self, left: Trial, folder: TrialFolder) -> Job | None:
+        number = left.number or 0
+        job = self._execution.find(folder, self._timeouts.fixed_s, lambda state: self._tell_state(number, state))
+        if job is not None:
+            self._listener().noted(f"trial {number}, left by a tuner that was killed, still runs: it goes on")
+        return job
+
+    def _end_left_running(self) -> None:
+        """End the jobs of a killed tuner that were not asked for again."""
+        for left, job in self._left_running.values():
+            job.cancel()
+            cause = "the tuner was killed, and its run was not asked for again"
+            self._require_record().finish(replace(left, outcome=Outcome.CANCELLED, cause=cause, value=None))
+        self._left_running.clear()
 
     def _load(self, record: StudyRecord) -> None:
         # Of a run that was tried again, the last time counts.

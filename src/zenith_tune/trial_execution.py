@@ -19,7 +19,8 @@ from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidd
 from zenith_tune.parameters import Value
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full, is_disk_full
-from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.secrets import mask, mask_file
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
@@ -28,6 +29,11 @@ from zenith_tune.trial_watch import EarlyEnd, TrialWatch
 
 _FULL_DISK_BYTES = 64 * 1024
 _CANNOT_BE_JUDGED = (FailureKind.METRIC, FailureKind.DISK_FULL)
+_NOT_THE_COMMANDS_FAULT = {
+    End.LOST: (Outcome.ERROR, FailureKind.LOST),
+    # Cancelled, so that a study that is resumed runs it again.
+    End.REVOKED: (Outcome.CANCELLED, FailureKind.REVOKED),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,8 @@ class TrialRequest:
     why: str = ""
     best: Trial | None = None
     """The best run so far; one that surely cannot beat it is ended early."""
+    resources: Resources = field(default_factory=Resources)
+    on_state: OnState = nobody_listens
 
 
 class TrialExecution:
@@ -71,21 +79,48 @@ class TrialExecution:
         for index in range(1, self._repeats + 1):
             files = folder.run(index, self._repeats)
             files.path.mkdir(parents=True, exist_ok=True)
-            job = self._runner.submit(request.command, files.path, Resources(), timeout_s=timeout_s)
-            try:
-                result, early = self._wait(job, request)
-            except BaseException:
-                job.cancel()  # whatever went wrong, nothing may be left running
-                raise
-            trials.append(self._read(request, files, result, early))
+            job = self._submit(request, files, timeout_s)
+            trials.append(self._followed(job, request, files, timeout_s))
             if not trials[-1].ok:
                 return self._close(folder, trials[-1])
         return self._close(folder, _merge(trials))
 
+    def find(self, folder: TrialFolder, timeout_s: float | None, on_state: OnState) -> Job | None:
+        """Return the job of a trial that a killed tuner left and that goes on; one of several repeats does not."""
+        if self._repeats > 1:
+            return None
+        return self._runner.find(folder.path, timeout_s=timeout_s, on_state=on_state)
+
+    def follow(self, job: Job, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
+        """Wait for a job that an earlier tuner started, and read it as if this one had."""
+        return self._close(folder, self._followed(job, request, folder, timeout_s))
+
+    def _submit(self, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Job:
+        return self._runner.submit(
+            request.command, files.path, request.resources, timeout_s=timeout_s, on_state=request.on_state
+        )
+
+    def _followed(self, job: Job, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Trial:
+        """Wait for a job and read what it left; one whose machine failed is started once more, elsewhere."""
+        result, early = self._wait(job, request)
+        if result.end is not End.LOST:
+            return self._read(request, files, result, early)
+        request.on_state(f"{result.reason}: starts once more")
+        files.forget_run("lost")
+        elsewhere = replace(request.resources, avoid=tuple(name for name in result.place.split(",") if name))
+        job = self._submit(replace(request, resources=elsewhere), files, timeout_s)
+        again, early = self._wait(job, request)
+        trial = self._read(request, files, again, early)
+        return replace(trial, extra={**trial.extra, "lost": result.reason})
+
     def _wait(self, job: Job, request: TrialRequest) -> tuple[JobResult, EarlyEnd | None]:
-        if self._early_stop is None:
-            return job.wait(), None
-        return TrialWatch(self._evaluator, self._early_stop, _metadata(request), request.best).wait(job)
+        try:
+            if self._early_stop is None:
+                return job.wait(), None
+            return TrialWatch(self._evaluator, self._early_stop, _metadata(request), request.best).wait(job)
+        except BaseException:
+            job.cancel()  # whatever went wrong, nothing may be left running
+            raise
 
     def first_log(self, folder: TrialFolder) -> Path:
         """Return where the log of a trial begins."""
@@ -93,12 +128,12 @@ class TrialExecution:
 
     def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
         """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
-        codes = [(files, self._runner.recover(files.path)) for files in folder.runs()]
-        for files, code in codes:
-            if code is None:  # the others are masked as they are read
+        ends = [(files, self._runner.recover(files.path)) for files in folder.runs()]
+        for files, result in ends:
+            if result is None:  # the others are masked as they are read
                 self._mask_log(files)
-        done = [(files, code) for files, code in codes if code is not None]
-        readings = [self._read_result(request, files, _result_from_files(files, code)) for files, code in done]
+        done = [(files, result) for files, result in ends if result is not None]
+        readings = [self._read_result(request, files, result) for files, result in done]
         if any(failure is not None and failure.kind in _CANNOT_BE_JUDGED for _, failure in readings):
             return None
         failed = [trial for trial, _ in readings if not trial.ok]
@@ -129,6 +164,10 @@ class TrialExecution:
         self._mask_log(files)
         if result.end is End.CANCELLED:
             return self._trial(request, files, result, Outcome.CANCELLED, cause="interrupted"), None
+        if result.end in _NOT_THE_COMMANDS_FAULT:
+            outcome, kind = _NOT_THE_COMMANDS_FAULT[result.end]
+            cause = mask(result.reason or str(result.end), self._secrets)
+            return self._trial(request, files, result, outcome, cause=cause, failure=str(kind)), None
         text = TrialLog(files.log).text() if early is None else early.log
         exit_code = result.exit_code if early is None else 0
         failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT)
@@ -164,6 +203,7 @@ class TrialExecution:
     def _trial(
         self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
     ) -> Trial:
+        place = {"place": result.place} if result.place else {}
         return Trial(
             params=request.params,
             outcome=outcome,
@@ -174,7 +214,7 @@ class TrialExecution:
             duration_s=result.duration_s,
             is_baseline=request.is_baseline,
             why=request.why,
-            **fields,
+            **{**fields, "extra": {**fields.get("extra", {}), **place}},
         )
 
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
@@ -205,14 +245,6 @@ def _checked(measured: Measurement) -> Measurement:
     measured = replace(measured, value=value)
     json.dumps({name: getattr(measured, name) for name in measured.__slots__}, allow_nan=False)
     return measured
-
-
-def _result_from_files(files: TrialFolder, exit_code: int) -> JobResult:
-    try:
-        duration_s = files.exit_code.stat().st_mtime - files.process.stat().st_mtime
-    except OSError:
-        duration_s = 0.0
-    return JobResult(end=End.EXITED, exit_code=exit_code, duration_s=max(duration_s, 0.0))
 
 
 def _is_full(files: TrialFolder) -> bool:

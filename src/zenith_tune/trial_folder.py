@@ -24,6 +24,8 @@ class TrialFolder:
         """Which process runs it: boot id, pid and start time, written by the trial itself."""
         self.exit_code = path / "exit_code"
         """How the command exited, written by the trial itself: it outlives a killed tuner."""
+        self.job = path / "job.json"
+        """Which job of a scheduler runs it, written as soon as it is submitted."""
 
     def run(self, index: int, num_runs: int) -> TrialFolder:
         """Return the folder of one of several repeats; a single run lives in the trial's own folder."""
@@ -32,6 +34,20 @@ class TrialFolder:
     def runs(self) -> list[TrialFolder]:
         """Return the folders in which something may have run."""
         return [self, *(TrialFolder(path) for path in sorted(self.path.glob("run-*")))]
+
+    def forget_run(self, why: str) -> None:
+        """Put the log of a run that does not count aside, so that the next one begins anew."""
+        if self.log.exists():
+            self.log.replace(self.log.with_name(f"log.{why}.txt"))
+        for path in (self.process, self.exit_code, self.job):
+            path.unlink(missing_ok=True)
+
+    def noted_duration_s(self) -> float:
+        """Return how long the trial ran by what it wrote itself when it began and when it ended."""
+        try:
+            return max(self.exit_code.stat().st_mtime - self.process.stat().st_mtime, 0.0)
+        except OSError:
+            return 0.0
 
     def read(self, path: Path) -> str:
         """Return a file's text, or nothing if there is no such file."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.alone_check import AloneCheck
+from zenith_tune.command_check import check_command, check_program, own_placeholders
 from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import construct, typed
 from zenith_tune.errors import StudyInterrupted, StudyLimitReached, UsageError
@@ -21,11 +22,13 @@ from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
-from zenith_tune.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
+from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.recognition import recognised_preset
 from zenith_tune.record.study_record import StudyHeader
-from zenith_tune.registry import PresetRegistry, RunnerRegistry, StrategyRegistry
+from zenith_tune.registry import PresetRegistry, StrategyRegistry
 from zenith_tune.runners.base import Runner
+from zenith_tune.runners.choice import check_runner, make_runner
 from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.tuned_job import TunedJob
@@ -60,6 +63,9 @@ class PresetTuner:
         strategy_args: Mapping[str, Any] | None = None,
         evaluator_args: Mapping[str, Any] | None = None,
         runner: str | Runner = "local",
+        runner_args: Mapping[str, Any] | None = None,
+        parallel: int | None = 1,
+        needs: Mapping[str, Any] | None = None,
         timeouts: Timeouts | None = None,
         limits: Limits | None = None,
         repeats: int = 1,
@@ -81,13 +87,15 @@ class PresetTuner:
         self.evaluator = choose_evaluator(
             evaluator, evaluator_args, objective, own=self.preset.evaluator, defaults=self._tune_args
         )
-        self._runner = runner
         if isinstance(runner, str):
-            RunnerRegistry.get(runner)  # an unknown one is refused now, not when the study begins
+            check_runner(runner, runner_args)  # a mistake is told now, not when the study begins
+        self._runner, self._runner_args, self._parallel = runner, runner_args, parallel
+        self.resources = replace(self.preset.resources(command), **(needs or {}))
         # A framework prints its configuration, and whatever that holds, into the log.
         texts = [command, *self.preset.baseline_files().values()]
         self.secrets = list(dict.fromkeys(secret for text in texts for secret in find_secrets(text)))
         self._study: Study | None = None
+        self._runner_notes: list[str] = []
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or Limits()
@@ -99,20 +107,29 @@ class PresetTuner:
             raise UsageError("--retry-failed goes with --resume: give both")
         place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
         self._place = replace(place, retry_failed=retry_failed)
-        self._check_command()
+        check_command(self.preset, command, self._place.folder.path)
 
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
         limits = self.budget(n_trials)
         self.check_program()
-        self.strategy.prepare(self.tuned_job(self._num_slots(), self._place.folder.path))
+        runner = self._runner if isinstance(self._runner, Runner) else make_runner(self._runner, self._runner_args)
+        try:
+            return self._optimize(limits, runner)
+        finally:
+            if runner is not self._runner:  # one that was given belongs to whoever gave it
+                runner.close()
+
+    def _optimize(self, limits: Limits, runner: Runner) -> tuple[float | None, Params | None]:
+        runner.prepare(self.resources, self._parallel)
+        self._runner_notes = runner.notes()
+        self.strategy.prepare(self.tuned_job(runner.num_slots, self._place.folder.path))
         header = StudyHeader(
             preset=self.preset_name,
             args={name: str(value) for name, value in sorted(self._preset_args.items())},
             command=mask(self.command, self.secrets),
             evaluator=self.evaluator.describe(),
         )
-        runner = self._runner if isinstance(self._runner, Runner) else RunnerRegistry.get(self._runner)()
         runner.reset()
         interruption = Interruption(runner.interrupt, lambda: runner.num_running > 0)
         session = StudySession(
@@ -125,6 +142,7 @@ class PresetTuner:
             self.secrets,
             lambda: self.listener,  # made when there is something to hear: most mistakes are told before
             interruption,
+            self.resources,
         )
         try:
             with interruption:
@@ -134,8 +152,6 @@ class PresetTuner:
                 self._run(session, limits, interruption, runner)
         finally:
             session.close()
-            if runner is not self._runner:  # one that was given belongs to whoever gave it
-                runner.close()
         best = session.study.best
         return (best.value, dict(best.params)) if best else (None, None)
 
@@ -173,10 +189,6 @@ class PresetTuner:
             tell=lambda line: self.listener.noted(line),
         )
 
-    def _num_slots(self) -> int:
-        runner = self._runner
-        return (runner if isinstance(runner, Runner) else RunnerRegistry.get(runner)).num_slots
-
     def _run(self, session: StudySession, limits: Limits, interruption: Interruption, runner: Runner) -> None:
         evaluation = Evaluation(
             preset=self.preset,
@@ -198,6 +210,9 @@ class PresetTuner:
             if self.runs_baseline:
                 session.run_baseline(self.command)
             why = self._search(evaluation)
+            if runner.shares_machine and runner.num_slots > 1:
+                for line in AloneCheck(session, self.render).run():
+                    self.listener.noted(line)
         except BaseException as error:
             if isinstance(error, StudyInterrupted):
                 why = f"interrupted by {signal.Signals(error.signum).name}"
@@ -273,7 +288,7 @@ class PresetTuner:
 
     def notes(self) -> list[str]:
         """Return what the user should know before the first trial."""
-        notes = [*self.preset.notes(self.command), *self._line.warnings()]
+        notes = [*self.preset.notes(self.command), *self._line.warnings(), *self._runner_notes]
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self._baseline and not self.runs_baseline:
@@ -284,11 +299,7 @@ class PresetTuner:
     @property
     def runs_baseline(self) -> bool:
         """Tell whether the user's own command runs first; one that holds placeholders cannot."""
-        return self._baseline and not placeholder_names(self.command, self._placeholders)
-
-    @property
-    def _placeholders(self) -> set[str]:
-        return {*self.preset.placeholder_names(), "trial_folder"}
+        return self._baseline and not placeholder_names(self.command, own_placeholders(self.preset))
 
     def budget(self, n_trials: int | None) -> Limits:
         """Return the limits of a study of `n_trials`, or of the strategy's own length."""
@@ -301,21 +312,11 @@ class PresetTuner:
     def _make_preset(self, preset: str | TuningPreset | None) -> tuple[str, TuningPreset]:
         if isinstance(preset, TuningPreset):
             return type(preset).__name__, preset
-        name = preset or self._recognise()
+        name = preset or recognised_preset(self.command)
         cls = PresetRegistry.get(name)
         # Typed, so that a resumed study may write n_gpus=08 for 8.
         self._preset_args = typed(cls, self._tune_args, f"preset {name}")
         return name, construct(cls, self._preset_args, f"preset {name}")
-
-    def _recognise(self) -> str:
-        for name, cls in PresetRegistry.loadable().items():
-            if cls.recognises(self.command):
-                return name
-        known = ", ".join(PresetRegistry.names())
-        raise UsageError(
-            f"no preset recognises the command {mask(self.command, find_secrets(self.command))!r}: choose one by "
-            f"--preset ({known}), or write your own (docs/plugs.md)"
-        )
 
     def _make_strategy(
         self, strategy: str | TuningStrategy | None, args: Mapping[str, Any] | None
@@ -328,19 +329,9 @@ class PresetTuner:
         chosen = strategy or self.preset.get_recommended_strategy()
         return StrategyRegistry.name_of(type(chosen)), chosen
 
-    def _check_command(self) -> None:
-        """Find out before the first trial what would fail every one of them."""
-        first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
-        if (misspelt := misspelt_placeholder(self.command, self._placeholders)) is not None:
-            name, meant = misspelt
-            raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
-        fill_placeholders(self.render(first), {"trial_folder": str(self._place.folder.path)})
-
     def check_program(self) -> None:
         """Refuse a command whose program is not there; a dry run does without it."""
-        program = self._line.program
-        if program is not None and "{" not in program and shutil.which(program) is None:
-            raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")
+        check_program(self._line)
 
 
 def _terminal() -> StudyListener:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.probe.rank_script import marked_processes
 from zenith_tune.probe.leftovers import end_leftovers, probe_lock
-from zenith_tune.runners.base import Resources
+from zenith_tune.resources import Resources
 from zenith_tune.runners.local import LocalRunner
 from zenith_tune.trial_folder import TrialFolder
 

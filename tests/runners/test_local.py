@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import skip
-from zenith_tune.runners.base import End, Resources
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End
 from zenith_tune.runners.local import LocalRunner
 from zenith_tune.testing import RunnerContract
 
@@ -120,7 +121,7 @@ def test_an_orphan_of_a_killed_tuner_is_recognised_and_ended(tmp_path: Path) -> 
     folder.mkdir()
     code = (
         "import sys, time; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
-        "from zenith_tune.runners.base import Resources; "
+        "from zenith_tune.resources import Resources; "
         "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
     )
     tuner = subprocess.Popen([sys.executable, "-c", code, command, str(folder)])

@@ -28,6 +28,8 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     METRIC = "metric"
     CRASH = "crash"
+    LOST = "lost machine"
+    REVOKED = "cancelled from outside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Parameter, Params, Value
+from zenith_tune.resources import Resources
 from zenith_tune.strategies.base import TuningStrategy
 
 NUMERIC_POINTS = 5
@@ -110,6 +111,12 @@ class TuningPreset(ABC):
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str | None:
         """Return the command that trains with what is left in the study's `folder`; None: the trial's own will do."""
         return None
+
+    def resources(self, command: str) -> Resources:
+        """Return what one run of `command` needs: nodes, and GPUs of each."""
+        from zenith_tune.presets.launched_resources import launched_resources
+
+        return launched_resources(command)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words, for a table's cell."""

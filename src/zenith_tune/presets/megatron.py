@@ -15,6 +15,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.launched_resources import launched_resources
 from zenith_tune.presets.megatron_command import (
     OPTIONS,
     SEQUENCE_PARALLEL,
@@ -27,6 +28,7 @@ from zenith_tune.presets.megatron_plan import batch_notes, layout_in, megatron_s
 from zenith_tune.presets.megatron_rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
 from zenith_tune.presets.megatron_swift import interleaving, says_false, swift_version, with_underscores
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.resources import Resources
 from zenith_tune.strategies.base import TuningStrategy
 
 SIZES = ("tp", "pp", "cp", "ep", "etp")
@@ -197,6 +199,9 @@ class MegatronPreset(TuningPreset):
         if self.rules.num_experts is not None or int(params.get("ep", 1)) > 1:
             return True
         return runs_ms_swift(command) and not says_false(command, SEQUENCE_PARALLEL)
+
+    def resources(self, command: str) -> Resources:
+        return launched_resources(command, self.n_gpus)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or as it is by default, goes without saying."""

@@ -16,7 +16,8 @@ from zenith_tune.probe.stage_plan import stage_plans
 from zenith_tune.probe.stage_probe import StageProbe
 from zenith_tune.probe.step_record import StepRecord, read_log, read_record
 from zenith_tune.probe.used_memory import UsedMemory
-from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End, Job, JobResult, Runner
 from zenith_tune.secrets import find_secrets, mask, mask_file
 from zenith_tune.trial import Outcome
 from zenith_tune.trial_folder import TrialFolder, write_json

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import overload
+from typing import TypeAlias, overload
+
+from zenith_tune.resources import Resources
+
+OnState: TypeAlias = Callable[[str], None]
+"""Hears, in a few words, what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """Say what a trial needs."""
-
-    nodes: int = 1
-    gpus_per_node: int | None = None
-    """None: whatever the command finds by itself."""
+def nobody_listens(state: str) -> None:
+    """Hear of a job's state and do nothing."""
 
 
 class End(StrEnum):
@@ -26,6 +27,10 @@ class End(StrEnum):
     CANCELLED = "cancelled"
     STOPPED = "stopped"
     """Ended because it had told enough; what it printed until then counts."""
+    LOST = "lost"
+    """The machine under it failed, which says nothing of the command."""
+    REVOKED = "revoked"
+    """Somebody else ended it: a person, or the scheduler for another job's sake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,11 @@ class JobResult:
     end: End
     exit_code: int | None
     duration_s: float
+    """Seconds that it ran, without those that it waited for its machine."""
+    place: str = ""
+    """Where it ran: `n1,n2`, or `GPU 2,3`."""
+    reason: str = ""
+    """Why it ended, in one line, where something other than the command knows."""
 
 
 class Job(ABC):
@@ -75,16 +85,44 @@ class Runner(ABC):
     """How many jobs may run side by side."""
     num_running: int = 0
     """How many jobs run right now."""
+    shares_machine: bool = False
+    """True: jobs side by side run on one machine and may slow one another."""
+
+    def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
+        """Hear what each trial of a study needs, and how many may run side by side (None: as many as there is room).
+
+        Sets `num_slots`, which the study then keeps to. Raises UsageError where such a trial can never start.
+        """
+        self.num_slots = parallel or 1
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of where the trials run, one line each; after `prepare`."""
+        return []
 
     @abstractmethod
-    def submit(self, command: str, folder: Path, resources: Resources, *, timeout_s: float | None = None) -> Job:
-        """Start `command` with its log in `folder`; `wait` and `poll` end it once `timeout_s` have passed."""
+    def submit(
+        self,
+        command: str,
+        folder: Path,
+        resources: Resources,
+        *,
+        timeout_s: float | None = None,
+        on_state: OnState = nobody_listens,
+    ) -> Job:
+        """Start `command` with its log in `folder`; `wait` and `poll` end it once it has run for `timeout_s`."""
+
+    def find(self, folder: Path, *, timeout_s: float | None = None, on_state: OnState = nobody_listens) -> Job | None:
+        """Return the job that an earlier, killed tuner left in `folder`, if it still waits or runs and may go on.
+
+        None where there is none, and where the runner would rather end it, which `recover` does.
+        """
+        return None
 
     @abstractmethod
-    def recover(self, folder: Path) -> int | None:
+    def recover(self, folder: Path) -> JobResult | None:
         """Deal with a job that an earlier, killed tuner left in `folder`.
 
-        Ends whatever of it still runs. Returns its exit code if it had finished by itself, else None.
+        Ends whatever of it still runs. Returns how it ended if it had finished by itself, else None.
         """
 
     @abstractmethod

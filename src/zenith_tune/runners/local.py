@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import overload
 
 from zenith_tune.command_line import CommandLine
 from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobResult, Resources, Runner
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
+from zenith_tune.runners.local_room import LocalRoom, Seat
 from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree, adopt_orphans, end_adopted
 from zenith_tune.trial_folder import TrialFolder
 
@@ -34,7 +37,9 @@ _MAX_EXIT_CODE = 255
 
 @RunnerRegistry.register("local")
 class LocalRunner(Runner):
-    """Run trials as process groups of this machine, one at a time."""
+    """Run trials as process groups of this machine, one at a time or side by side on GPUs of their own."""
+
+    shares_machine = True
 
     def __init__(self, *, grace_s: float = 5.0, owns_process: bool = False) -> None:
         self.grace_s = grace_s
@@ -45,13 +50,38 @@ class LocalRunner(Runner):
             adopt_orphans()
         self.starting_or_ending = threading.Lock()
         """Held while the number of running jobs changes, so that no job starts while stragglers are ended."""
+        self.room = LocalRoom([], 1)
+        self._note = ""
         self._stop_reader, self._stop_writer = os.pipe()
         os.set_blocking(self._stop_reader, False)
         self._interrupts = 0
         self._is_closed = False
 
-    def submit(self, command: str, folder: Path, resources: Resources, *, timeout_s: float | None = None) -> Job:
-        return LocalJob(self, command, folder, timeout_s)
+    def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
+        self.room, self._note = LocalRoom.of(resources, parallel, os.environ)
+        self.num_slots = self.room.num_seats
+
+    def notes(self) -> list[str]:
+        return [self._note] if self._note else []
+
+    def submit(
+        self,
+        command: str,
+        folder: Path,
+        resources: Resources,
+        *,
+        timeout_s: float | None = None,
+        on_state: OnState = nobody_listens,
+    ) -> Job:
+        seat = self.room.take()
+        try:
+            job = LocalJob(self, command, folder, timeout_s, seat)
+        except BaseException:
+            self.room.give_back(seat)
+            raise
+        if seat.place:
+            on_state(f"running on {seat.place}")
+        return job
 
     def interrupt(self) -> None:
         self._interrupts += 1
@@ -67,7 +97,7 @@ class LocalRunner(Runner):
         """Tell whether the user asked twice: then nothing gets time to end by itself."""
         return self._interrupts > 1
 
-    def recover(self, folder: Path) -> int | None:
+    def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder)
         identity = ProcessIdentity.parse(files.read(files.process))
         leader = identity.pid if identity and identity.is_alive() else None
@@ -75,7 +105,7 @@ class LocalRunner(Runner):
         code = files.read(files.exit_code).strip()
         ProcessTree(folder, leader).end(self.grace_s)
         is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
-        return int(code) if is_code else None
+        return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s()) if is_code else None
 
     def end_stragglers(self) -> None:
         """End what shed the trial's mark, once no trial runs that it could belong to."""
@@ -108,15 +138,16 @@ class LocalRunner(Runner):
 class LocalJob(Job):
     """Stand for one process group."""
 
-    def __init__(self, runner: LocalRunner, command: str, folder: Path, timeout_s: float | None) -> None:
+    def __init__(self, runner: LocalRunner, command: str, folder: Path, timeout_s: float | None, seat: Seat) -> None:
         self._runner = runner
+        self._seat = seat
         files = TrialFolder(folder)
         self.log_path = files.log
         self._start = time.monotonic()
         self._deadline = None if timeout_s is None else self._start + timeout_s
         self._result: JobResult | None = None
         with runner.starting_or_ending:
-            self._process = _start(command, files)
+            self._process = _start(seat.command(command), files, seat.environment())
             runner.num_running += 1
         self._tree = ProcessTree(folder, self._process.pid)
 
@@ -173,7 +204,9 @@ class LocalJob(Job):
         with self._runner.starting_or_ending:
             self._runner.num_running -= 1
             self._runner.end_stragglers()
-        self._result = JobResult(end=end, exit_code=code if end is End.EXITED else None, duration_s=duration_s)
+        self._runner.room.give_back(self._seat)
+        exit_code = code if end is End.EXITED else None
+        self._result = JobResult(end=end, exit_code=exit_code, duration_s=duration_s, place=self._seat.place)
 
 
 class _Pidfd:
@@ -189,9 +222,9 @@ class _Pidfd:
         os.close(self._fd)
 
 
-def _start(command: str, files: TrialFolder) -> subprocess.Popen[bytes]:
+def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     line = CommandLine(command)
-    environment = {**os.environ, MARK: str(files.path)}
+    environment = {**os.environ, **variables, MARK: str(files.path)}
     if line.needs_shell:
         argv = _shell_argv(command)
     else:

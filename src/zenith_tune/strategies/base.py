@@ -26,6 +26,10 @@ class EvalFunction(Protocol):
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
         """Start a trial and return at once, so that several run side by side where the runner has room."""
 
+    def has_room(self) -> bool:
+        """Tell whether a submitted point would start at once; by then what made the room has its result."""
+        return True
+
 
 class TuningStrategy(ABC):
     """Pick the points to try.

@@ -11,6 +11,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.parameters import Parameter, Value
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.trials_under_way import side_by_side, single
 
 
 @StrategyRegistry.register("grid")
@@ -31,8 +32,8 @@ class GridStrategy(TuningStrategy):
         self.grid_points = grid_points
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        for values in self._points(search_space):
-            eval_fn(dict(zip(search_space, values, strict=True)))
+        points = (dict(zip(search_space, values, strict=True)) for values in self._points(search_space))
+        side_by_side(eval_fn, map(single, points))
 
     def max_trials(self, search_space: Mapping[str, Parameter]) -> int:
         return math.prod(len(axis) for axis in self._axes(search_space))

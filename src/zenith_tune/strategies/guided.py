@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from zenith_tune.parameters import Parameter
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.trials_under_way import TrialsUnderWay
 from zenith_tune.strategies.tuned_job import TunedJob
 from zenith_tune.trial import Trial
 
@@ -127,17 +127,17 @@ class _Search:
 
     def run(self, eval_fn: EvalFunction) -> None:
         """Pick and learn until nothing is worth a trial."""
-        running: dict[Future[Trial], Pick] = {}
+        under_way: TrialsUnderWay[Pick] = TrialsUnderWay(eval_fn)
         while True:
-            while len(running) < self._job.num_slots and (pick := self.picker.pick()) is not None:
-                if self._job.num_slots == 1:
-                    self._learn(pick, eval_fn.run(self.candidates.points[pick.index], pick.why))
-                else:
-                    running[eval_fn.submit(self.candidates.points[pick.index], pick.why)] = pick
-            if not running:
+            has_room, ended = under_way.look()
+            for pick, trial in ended:
+                self._learn(pick, trial)
+            if has_room and (pick_next := self.picker.pick()) is not None:
+                under_way.start(pick_next, self.candidates.points[pick_next.index], pick_next.why)
+            elif under_way:
+                under_way.wait()
+            else:
                 break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                self._learn(running.pop(future), future.result())
         self._is_over = True
 
     def keep(self) -> None:

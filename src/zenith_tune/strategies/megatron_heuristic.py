@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.trials_under_way import side_by_side, single
+from zenith_tune.trial import Trial
 
 SEARCHED = ("tp", "ep", "mbs")
 """Parallel sizes and the micro-batch, taken from the search space's own choices."""
@@ -46,16 +48,14 @@ class MegatronHeuristicStrategy(TuningStrategy):
         self.n_gpus = n_gpus
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        climb = _Climb(eval_fn, _choices(search_space), direction)
-        best_ep = {}
-        for tp, eps in self._pairs(climb.choices).items():
-            ep = climb.best({ep: climb.run(tp=tp, ep=ep, mbs=1, recompute_granularity="full") for ep in eps})
-            if ep is not None:
-                best_ep[tp] = ep
-        for tp, ep in best_ep.items():
-            best_mbs = climb.raise_mbs(tp=tp, ep=ep, granularity="selective", start=1)
-            # Stage 1 ran micro-batch 1 with full recomputation.
-            climb.raise_mbs(tp=tp, ep=ep, granularity="full", start=max(best_mbs or 1, 2))
+        climb = _Climb(_choices(search_space), direction)
+        pairs = [(tp, ep) for tp, eps in self._pairs(climb.choices).items() for ep in eps]
+        points = [climb.point(tp=tp, ep=ep, mbs=1, recompute_granularity="full") for tp, ep in pairs]
+        values: dict[int, dict[int, float | None]] = {}
+        for (tp, ep), trial in zip(pairs, side_by_side(eval_fn, map(single, points)), strict=True):
+            values.setdefault(tp, {})[ep] = trial.value
+        best_ep = {tp: climb.best(of_tp) for tp, of_tp in values.items()}
+        side_by_side(eval_fn, (climb.walk(tp, ep) for tp, ep in best_ep.items() if ep is not None))
 
     def max_trials(self, search_space: Mapping[str, Parameter]) -> int:
         choices = _choices(search_space)
@@ -70,24 +70,29 @@ class MegatronHeuristicStrategy(TuningStrategy):
 
 
 class _Climb:
-    """Run points of one search space and remember which are better."""
+    """Make points of one search space and tell which are better."""
 
-    def __init__(self, eval_fn: EvalFunction, choices: Mapping[str, tuple[Value, ...]], direction: Direction) -> None:
-        self.eval_fn = eval_fn
+    def __init__(self, choices: Mapping[str, tuple[Value, ...]], direction: Direction) -> None:
         self.choices = choices
         self.direction = direction
 
-    def run(self, **searched: Value) -> float | None:
-        """Try the point that has these values, the fixed ones, and the first choice of any other parameter."""
+    def point(self, **searched: Value) -> Params:
+        """Return the point that has these values, the fixed ones, and the first choice of any other parameter."""
         known = {**FIXED, **searched}
-        point: Params = {name: known.get(name, choices[0]) for name, choices in self.choices.items()}
-        return self.eval_fn(point)
+        return {name: known.get(name, choices[0]) for name, choices in self.choices.items()}
 
-    def raise_mbs(self, *, tp: int, ep: int, granularity: str, start: int) -> int | None:
+    def walk(self, tp: int, ep: int) -> Generator[Params, Trial, None]:
+        """Raise the micro-batch of one pair, first with selective recomputation, then with full."""
+        best_mbs = yield from self._raise_mbs(tp=tp, ep=ep, granularity="selective", start=1)
+        # Stage 1 ran micro-batch 1 with full recomputation.
+        yield from self._raise_mbs(tp=tp, ep=ep, granularity="full", start=max(best_mbs or 1, 2))
+
+    def _raise_mbs(self, *, tp: int, ep: int, granularity: str, start: int) -> Generator[Params, Trial, int | None]:
         """Raise the micro-batch from `start` until a trial fails, and return the best one."""
         values: dict[int, float | None] = {}
         for mbs in _from(start, self.choices["mbs"]):
-            values[mbs] = self.run(tp=tp, ep=ep, mbs=mbs, recompute_granularity=granularity)
+            trial = yield self.point(tp=tp, ep=ep, mbs=mbs, recompute_granularity=granularity)
+            values[mbs] = trial.value
             if values[mbs] is None:
                 break
         return self.best(values)

@@ -21,6 +21,7 @@ from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
+from zenith_tune.strategies.trials_under_way import TrialsUnderWay
 
 if TYPE_CHECKING:
     import optuna
@@ -56,12 +57,19 @@ class OptunaStrategy(TuningStrategy):
         with _quiet():
             study = optuna.create_study(sampler=self._make_sampler(), direction=direction.value)
         teller = _Teller(study)
-        while not teller.exhausted:
+        under_way: TrialsUnderWay[optuna.Trial] = TrialsUnderWay(eval_fn)
+        while True:
+            has_room, ended = under_way.look()
             with _quiet():
-                trial = study.ask(distributions)
-            value = eval_fn({name: trial.params[name] for name in search_space})
-            with _quiet():
-                teller.tell(trial, value)
+                for asked, told in ended:
+                    teller.tell(asked, told.value)
+                if teller.exhausted:
+                    return
+                trial = study.ask(distributions) if has_room else None
+            if trial is None:
+                under_way.wait()
+            else:
+                under_way.start(trial, {name: trial.params[name] for name in search_space})
 
     def _make_sampler(self) -> BaseSampler:
         import optuna

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.parameters import Parameter
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.trials_under_way import side_by_side, single
 
 
 @StrategyRegistry.register("random")
@@ -21,8 +23,8 @@ class RandomStrategy(TuningStrategy):
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         rng = random.Random(self.seed)
-        while True:
-            eval_fn({name: parameter.sample(rng) for name, parameter in search_space.items()})
+        drawn = ({name: parameter.sample(rng) for name, parameter in search_space.items()} for _ in itertools.count())
+        side_by_side(eval_fn, map(single, drawn))
 
 
 def checked_seed(seed: int) -> int:
