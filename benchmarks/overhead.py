@@ -96,11 +96,33 @@ def tuned(num_trials: int) -> list[tuple[float, float]]:
     return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(marks)]
 
 
+def side_by_side(num_trials: int, num_slots: int, sleep_s: float = 1.0) -> float:
+    """Return the wall seconds per trial that trials side by side take beyond their own, which they sleep."""
+    command = f"/bin/sh -c 'exec sleep {sleep_s}' trial"
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = PresetTuner(
+            command,
+            TruePreset(num_trials),
+            output_dir=folder,
+            study_name="overhead",
+            baseline=False,
+            listener=clock,
+            parallel=num_slots,
+        )
+        start = time.perf_counter()
+        tuner.optimize()
+    # The last one is the best, run once more alone.
+    makespan = clock.marks[num_trials - 1][0] - start
+    return (makespan - sleep_s * num_trials / num_slots) / num_trials
+
+
 def main() -> None:
     """Print the figures, and write them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--growth", type=int, default=0, metavar="N", help="also run N trials and compare both ends")
+    parser.add_argument("--slots", type=int, default=4, metavar="N", help="how many trials run side by side")
     parser.add_argument("--output", type=Path, help="write the figures and raw rows as JSON")
     options = parser.parse_args()
     wall_bare, cpu_bare = bare(options.trials)
@@ -114,6 +136,9 @@ def main() -> None:
         "overhead_wall_ms": (statistics.fmean(wall for wall, _ in rows) - wall_bare) * 1e3,
         "overhead_cpu_ms": (statistics.fmean(cpu for _, cpu in rows) - cpu_bare) * 1e3,
     }
+    if options.slots > 1:
+        figures["side_by_side_slots"] = options.slots
+        figures["side_by_side_wall_ms"] = side_by_side(options.slots * 10, options.slots) * 1e3
     if options.growth:
         long = tuned(options.growth)
         early, late = long[10:110], long[-100:]

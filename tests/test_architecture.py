@@ -34,7 +34,7 @@ LAYERS: list[list[str]] = [
     ["runners", "record"],
     ["probe", "doctor"],
     ["trial_watch"],
-    ["interruption", "timeouts", "study_place", "trial_execution", "evaluation"],
+    ["interruption", "timeouts", "study_place", "trial_execution", "evaluation", "study_telling"],
     ["study_session"],
     ["alone_check", "command_check"],
     ["tuner"],

@@ -68,6 +68,9 @@ class StudyListener:
     def trial_state(self, number: int, state: str) -> None:
         """Hear what a trial waits for, or where it runs: `pending (Resources)`, `running on n1`."""
 
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        """Hear how far a trial is: its iterations, and its value by those that are steady."""
+
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         """Hear of a trial that ended."""
 

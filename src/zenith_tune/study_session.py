@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,19 +13,24 @@ from zenith_tune.evaluators.failures import FailureKind, names_unknown_option
 from zenith_tune.events import StudyListener
 from zenith_tune.interruption import Interruption
 from zenith_tune.layouts.axis_words import named_axes
+from zenith_tune.left_trials import LeftTrials
 from zenith_tune.parameters import Params
 from zenith_tune.placeholders import fill_placeholders
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import export
 from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.other_tuners import OtherTuners, TakenOver
 from zenith_tune.record.peek import peek_header
+from zenith_tune.record.server_url import shown
 from zenith_tune.record.storage import database_path, full_disk_is_clear
+from zenith_tune.record.study_control import StudyControl
 from zenith_tune.record.study_record import HEADER_KEY, StudyHeader, StudyRecord
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import Job
 from zenith_tune.secrets import mask, mask_environment
 from zenith_tune.study import Study
 from zenith_tune.study_place import StudyPlace
+from zenith_tune.study_telling import StudyTelling
 from zenith_tune.timeouts import Timeouts
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_execution import TrialExecution, TrialRequest
@@ -33,6 +38,7 @@ from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
 
 _MAX_RUNS_WITHOUT_METRIC = 3
 _MAX_ALIKE_FAILURES = 3
+_PAUSE_S = 0.5
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -68,32 +74,56 @@ class StudySession:
         self._execution = execution
         self._timeouts = timeouts
         self._secrets = secrets
-        self._listener = listener
         self._interruption = interruption
-        self._telling = threading.Lock()
-        self._lock = StudyLock(database_path(place.database_url) or place.folder.path / "study", place.study_name)
+        self._telling = StudyTelling(listener)
+        self._control = StudyControl(place.folder.control)
+        database = database_path(place.database_url)
+        self._lock = StudyLock(database, place.study_name) if database is not None else None
         self._record: StudyRecord | None = None
-        self._left_running: dict[str, tuple[Trial, Job]] = {}
-        """Jobs of a tuner that was killed, by identity: they go on, and are waited for when they are asked for."""
+        self._left = LeftTrials(execution, self._telling, place.folder.path, lambda: timeouts.fixed_s)
+        self.others: OtherTuners | None = None
+        """Who else tunes this study; None where a file lock keeps everybody off."""
 
     def open(self) -> None:
         """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
         folder = self.place.folder
         self._look_first()
         folder.create()
-        self._lock.acquire()
+        if self._lock is not None:
+            self._lock.acquire()
+        self._control.forget()
         with full_disk_is_clear(folder.path):
-            record = self._record = StudyRecord(self.place.database_url, self.place.study_name, folder)
-            if not record.exists():
-                if self.place.resume:
-                    self._listener().noted(f"there is no study {self.place.study_name!r} to resume: it begins now")
-                record.create(self.header, self.study.direction)
-            elif self.place.resume:
-                record.reopen(self.header)
-                self._recover(record)
-                self._load(record)
-            else:
-                raise self._exists_already()
+            url, name = self.place.database_url, self.place.study_name
+            record = self._record = StudyRecord(url, name, folder, self._telling.noted)
+            with record.opening():
+                is_new = not record.exists()
+                if is_new:
+                    if self.place.resume:
+                        self._telling.noted(f"there is no study {name!r} to resume: it begins now")
+                    record.create(self.header, self.study.direction)
+                elif self.place.resume:
+                    record.reopen(self.header)
+                else:
+                    raise self._exists_already()
+            self._take_up(record, is_new=is_new)
+
+    def _take_up(self, record: StudyRecord, *, is_new: bool) -> None:
+        """Deal with what killed tuners left, load what is finished, and join those who tune the study too."""
+        if record.claims is None:
+            for left in [] if is_new else record.unfinished():
+                self._left.recover(left, record)
+            self._load([] if is_new else record.finished(), record)
+            return
+        self.others = OtherTuners(
+            record,
+            take_in=lambda trial: self._telling.recalled(trial, self._label(trial), self.study),
+            recover=lambda left: self._left.recover(left, record),
+            check=self._interruption.check,
+        )
+        self.others.recover_left()
+        finished = record.finished()
+        self._load(finished, record)
+        self.others.begin(trial.number or 0 for trial in finished)
 
     def _look_first(self) -> None:
         """Tell what is wrong with the study, if anything is, before Optuna is loaded to open it."""
@@ -108,25 +138,40 @@ class StudySession:
 
     def _exists_already(self) -> StudyError:
         return StudyError(
-            f"study {self.place.study_name!r} is in {self.place.database_url} already: "
+            f"study {self.place.study_name!r} is in {shown(self.place.database_url)} already: "
             "go on with it by --resume, or choose another --study-name"
         )
 
     def close(self) -> None:
         """Let go of the study."""
-        if self._record is not None:
-            self._end_left_running()
-            self._record.close()
-        self._lock.release()
+        try:
+            if self._record is not None:
+                self._left.end(self._record)
+        finally:
+            if self.others is not None:
+                self.others.close()
+            if self._record is not None:
+                self._record.close()
+            if self._lock is not None:
+                self._lock.release()
 
     def run_baseline(self, command: str) -> None:
         """Run the user's own command, unless an earlier run of the study did."""
         if self.study.baseline is not None:
             return
-        run = self._preset.baseline_command(command)
-        trial = self._run({}, run, mask(command, self._secrets), is_baseline=True)
+        identity = mask(command, self._secrets)
+        trial = self._baseline_elsewhere(identity)
+        if trial is None:
+            trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True)
         if trial.failure == FailureKind.METRIC:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
+
+    def _baseline_elsewhere(self, identity: str) -> Trial | None:
+        """Return the user's own command as another tuner ran it; None where this one has to run it."""
+        answer = self.others.ask(identity, is_baseline=True) if self.others is not None else None
+        if answer is not None and not answer.done():
+            self._telling.noted("another tuner runs your own command: waiting for it")
+        return None if answer is None else answer.result()
 
     def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
         """Run a point that was never run."""
@@ -139,6 +184,8 @@ class StudySession:
         """Write CSV, JSON and the best command."""
         with full_disk_is_clear(self.place.folder.path):
             self.place.folder.create()  # a trial may have removed it
+            if self.others is not None:
+                self.others.catch_up_if_possible()
             export(self.study, self.header, self.place.folder, self.best_command())
             if (params := self._best_params()) is not None:
                 for name, text in self._preset.result_files(params).items():
@@ -164,10 +211,13 @@ class StudySession:
 
     def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
+        self._wait_while_paused()
         record = self._require_record()
-        started, job = self._left_running.pop(identity, (None, None))
+        started, job = self._left.pop(identity)
         if started is None:
             number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why)
+            if self.others is not None:
+                self.others.own(number)
             started = Trial(
                 params=params,
                 outcome=Outcome.CANCELLED,
@@ -179,10 +229,8 @@ class StudySession:
             )
         folder = TrialFolder(started.folder or self.place.folder.path)
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
-        label = "your command" if is_baseline else self._preset.label(params)
-        with self._telling:
-            log = self._execution.first_log(folder)
-            self._listener().trial_started(started.number or 0, label, log, limit_s, started.why)
+        label = self._label(started)
+        self._telling.started(started, label, self._execution.first_log(folder), limit_s)
         trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED and trial.failure is None:
@@ -205,7 +253,9 @@ class StudySession:
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
                 resources=self._resources,
-                on_state=lambda state: self._tell_state(started.number or 0, state),
+                on_state=lambda state: self._telling.state(started.number or 0, state),
+                on_progress=lambda progress: self._telling.progress(started.number or 0, progress),
+                is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
             )
             with full_disk_is_clear(folder.path):
                 if job is not None:
@@ -221,9 +271,15 @@ class StudySession:
             self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
             raise
 
-    def _tell_state(self, number: int, state: str) -> None:
-        with self._telling:
-            self._listener().trial_state(number, state)
+    def _wait_while_paused(self) -> None:
+        """Start no trial while somebody asked for a pause; those that run go on."""
+        if not self._control.is_paused():
+            return
+        self._telling.noted("paused: no further trial starts until the study is told to go on")
+        while self._control.is_paused():
+            self._interruption.check()
+            time.sleep(_PAUSE_S)
+        self._telling.noted("the study goes on")
 
     def _in_one_unit(self, trial: Trial) -> Trial:
         """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""
@@ -234,53 +290,22 @@ class StudySession:
         return replace(trial, outcome=Outcome.ERROR, value=None, cause=cause, failure=str(FailureKind.METRIC))
 
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
-        record.finish(trial)
-        with self._telling:
-            if trial.outcome is not Outcome.CANCELLED or trial.failure is not None:
-                self.study.add(trial)
-            self._listener().trial_finished(trial, label, self.study)
+        if not record.finish(trial):
+            law = f"trial {trial.number} was taken over by a tuner that had not heard of this one for too long"
+            self._telling.noted(f"{law}: what it measured is left out")
+            raise TakenOver(law)
+        counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
+        self._telling.finished(trial, label, self.study, counts=counts)
 
-    def _recover(self, record: StudyRecord) -> None:
-        """End what a killed tuner left running, unless it may go on; keep what had finished by itself."""
-        for left in record.unfinished():
-            folder = TrialFolder(left.folder or self.place.folder.path)
-            if (job := self._find(left, folder)) is not None:
-                self._left_running[left.identity] = (left, job)
-                continue
-            command = folder.read(folder.command).partition("\n")[2].strip()
-            request = TrialRequest(
-                number=left.number or 0,
-                params=left.params,
-                command=command,
-                identity=left.identity,
-                is_baseline=left.is_baseline,
-                why=left.why,
-            )
-            trial = self._execution.recover(request, folder)
-            what = f"trial {left.number}, left by a tuner that was killed,"
-            self._listener().noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
-            record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
+    def _label(self, trial: Trial) -> str:
+        return "your command" if trial.is_baseline else self._preset.label(trial.params)
 
-    def _find(self, left: Trial, folder: TrialFolder) -> Job | None:
-        number = left.number or 0
-        job = self._execution.find(folder, self._timeouts.fixed_s, lambda state: self._tell_state(number, state))
-        if job is not None:
-            self._listener().noted(f"trial {number}, left by a tuner that was killed, still runs: it goes on")
-        return job
-
-    def _end_left_running(self) -> None:
-        """End the jobs of a killed tuner that were not asked for again."""
-        for left, job in self._left_running.values():
-            job.cancel()
-            cause = "the tuner was killed, and its run was not asked for again"
-            self._require_record().finish(replace(left, outcome=Outcome.CANCELLED, cause=cause, value=None))
-        self._left_running.clear()
-
-    def _load(self, record: StudyRecord) -> None:
+    def _load(self, finished: list[Trial], record: StudyRecord) -> None:
         # Of a run that was tried again, the last time counts.
-        last = {(trial.is_baseline, trial.identity): trial for trial in record.finished() if trial.outcome in _FINISHED}
+        last = {(trial.is_baseline, trial.identity): trial for trial in finished if trial.outcome in _FINISHED}
         for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
             if self.place.retry_failed and trial.outcome is Outcome.ERROR:
+                record.free_failed(trial)
                 continue
             self.study.add(trial)
             if not trial.is_baseline:

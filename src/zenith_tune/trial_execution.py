@@ -7,13 +7,13 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.parameters import Value
@@ -51,6 +51,8 @@ class TrialRequest:
     """The best run so far; one that surely cannot beat it is ended early."""
     resources: Resources = field(default_factory=Resources)
     on_state: OnState = nobody_listens
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    is_cancelled: Callable[[], bool] = lambda: False
 
 
 class TrialExecution:
@@ -114,10 +116,16 @@ class TrialExecution:
         return replace(trial, extra={**trial.extra, "lost": result.reason})
 
     def _wait(self, job: Job, request: TrialRequest) -> tuple[JobResult, EarlyEnd | None]:
+        watch = TrialWatch(
+            self._evaluator,
+            self._early_stop,
+            _metadata(request),
+            request.best,
+            on_progress=request.on_progress,
+            is_cancelled=request.is_cancelled,
+        )
         try:
-            if self._early_stop is None:
-                return job.wait(), None
-            return TrialWatch(self._evaluator, self._early_stop, _metadata(request), request.best).wait(job)
+            return watch.wait(job)
         except BaseException:
             job.cancel()  # whatever went wrong, nothing may be left running
             raise

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.base import Progress, TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.runners.base import End, Job, JobResult
 from zenith_tune.trial import Trial
@@ -15,6 +15,8 @@ from zenith_tune.trial_log import TrialLog
 
 FIRST_LOOK_S = 1.0
 """A trial of a fraction of a second is over before anything is saved by ending it."""
+CANCELLED_BY_HAND = "cancelled by hand"
+_SLICE_S = 1.0
 _MIN_PAUSE_S = 0.2
 _MAX_PAUSE_S = 10.0
 _PAUSE_SHARE = 0.01
@@ -37,12 +39,16 @@ class TrialWatch:
     def __init__(
         self,
         evaluator: TuningEvaluator,
-        early_stop: EarlyStop,
+        early_stop: EarlyStop | None,
         metadata: Mapping[str, Any],
         best: Trial | None = None,
         *,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        is_cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._on_progress = on_progress
+        self._is_cancelled = is_cancelled
         self._evaluator = evaluator
         self._early_stop = early_stop
         self._metadata = metadata
@@ -51,13 +57,13 @@ class TrialWatch:
 
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
         """Block as `Job.wait` does; a job that has told enough is ended, and why is returned with its result."""
-        start, pause_s = self._clock(), FIRST_LOOK_S
-        while (result := job.wait(pause_s)) is None:
+        start, pause_s, looks = self._clock(), FIRST_LOOK_S, self._evaluator.shows_progress
+        while (result := self._pause(job, pause_s)) is None:
             began = self._clock()
             try:
-                early = self._look(job, began - start)
+                early = self._look(job, began - start) if looks else None
             except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are told
-                return job.wait(), None
+                early, looks = None, False
             if early is not None:
                 job.stop()
                 result = job.wait()
@@ -65,11 +71,28 @@ class TrialWatch:
             pause_s = _pause_s(began - start, self._clock() - began)
         return result, None
 
+    def _pause(self, job: Job, pause_s: float) -> JobResult | None:
+        """Wait between two looks, ready to end the job within a second of being asked to."""
+        until = self._clock() + pause_s
+        while (left_s := until - self._clock()) > 0:
+            result = job.wait(min(left_s, _SLICE_S))
+            if result is None and self._is_cancelled():
+                job.stop()
+                result = job.wait()
+                if result.end is End.STOPPED:
+                    return replace(result, end=End.REVOKED, reason=CANCELLED_BY_HAND)
+            if result is not None:
+                return result
+        return None
+
     def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
         text = TrialLog(job.log_path).text()
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
         progress = self._evaluator.progress(log, {**self._metadata, "duration": elapsed_s})
         if progress is None:
+            return None
+        self._on_progress(progress)
+        if self._early_stop is None:
             return None
         best = self._best if self._best is not None and self._best.unit == progress.unit else None
         reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction)

@@ -30,6 +30,8 @@ class StudyFolder:
         self.json = self.path / "study.json"
         self.best_command = self.path / "best_command.sh"
         self.environment = self.path / "environment.json"
+        self.control = self.path / "control.json"
+        """What was asked of the study while it runs."""
 
     def create(self) -> None:
         """Make the folder, or say in one line why it cannot be made."""

@@ -32,6 +32,15 @@ class JsonLinesReporter(StudyListener):
         self._write("trial_started", started)
         self._people.trial_started(number, label, log_path, limit_s, why)
 
+    def trial_state(self, number: int, state: str) -> None:
+        self._write("trial_state", {"number": number, "state": state})
+        self._people.trial_state(number, state)
+
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        progress = {"number": number, "num_iterations": num_iterations, "value": value, "unit": unit}
+        self._write("trial_progress", progress)
+        self._people.trial_progress(number, num_iterations, value, unit)
+
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         best = study.fastest
         self._write(

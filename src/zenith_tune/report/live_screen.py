@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.text import Text
 from zenith_tune.report.trial_table import STYLES, in_short, shown_number
 from zenith_tune.study import Study
 from zenith_tune.trial import Trial
-from zenith_tune.units import format_seconds, format_value
+from zenith_tune.units import format_bytes, format_seconds, format_value
 
 _ROWS = 10
 
@@ -22,7 +23,7 @@ class LiveScreen:
     def __init__(self) -> None:
         self._study: Study | None = None
         self._max_trials: int | None = None
-        self._running: dict[int, tuple[str, float]] = {}
+        self._running: dict[int, _Running] = {}
         self._recent: list[tuple[Trial, str]] = []
 
     def begin(self, max_trials: int | None, study: Study) -> None:
@@ -30,9 +31,19 @@ class LiveScreen:
         self._max_trials = max_trials
         self._study = study
 
-    def start(self, number: int, label: str) -> None:
+    def start(self, number: int, label: str, why: str = "") -> None:
         """Take in a trial that starts."""
-        self._running[number] = (label, time.monotonic())
+        self._running[number] = _Running(label=label, why=why)
+
+    def state(self, number: int, state: str) -> None:
+        """Take in what a trial waits for, or where it runs."""
+        if (running := self._running.get(number)) is not None:
+            running.state = state
+
+    def progress(self, number: int, num_iterations: int, value: float | None) -> None:
+        """Take in how far a trial is."""
+        if (running := self._running.get(number)) is not None:
+            running.num_iterations, running.value = num_iterations, value
 
     def finish(self, trial: Trial, label: str) -> None:
         """Take in a trial that ended."""
@@ -59,14 +70,52 @@ class LiveScreen:
         """Return the screen."""
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         table.add_column("trial", no_wrap=True, min_width=5)
-        table.add_column("layout", no_wrap=True, min_width=24)
-        table.add_column("state", no_wrap=True, min_width=9)
-        # Only the last column gives way where the terminal is narrow.
-        table.add_column("value", no_wrap=True, overflow="ellipsis", ratio=1)
-        for trial, label in self._recent:
-            state = Text(str(trial.outcome), style=STYLES.get(trial.outcome, ""))
-            table.add_row(Text(shown_number(trial)), Text(label), state, Text(in_short(trial)))
-        for number, (label, start) in list(self._running.items()):
-            elapsed = format_seconds(time.monotonic() - start)
-            table.add_row(Text(str(number)), Text(label), Text("running", style="cyan"), Text(elapsed))
+        table.add_column("layout", no_wrap=True, min_width=16, max_width=32, overflow="ellipsis")
+        table.add_column("state", no_wrap=True, min_width=9, max_width=24, overflow="ellipsis")
+        for name, width in (("iter", 4), ("value", 6), ("memory", 8)):
+            table.add_column(name, no_wrap=True, justify="right", min_width=width)
+        # Only the last column gives way where the terminal is narrow; why a trial runs was printed when it began.
+        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+        for trial, label in list(self._recent):
+            table.add_row(*_ended_cells(trial, label))
+        for number, running in list(self._running.items()):
+            table.add_row(Text(str(number)), *running.cells())
         return Group(table, Text(self.status(), style="bold", overflow="ellipsis", no_wrap=True))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """Hold what is known of a trial that runs."""
+
+    label: str
+    why: str
+    state: str = "running"
+    num_iterations: int | None = None
+    value: float | None = None
+    start: float = field(default_factory=time.monotonic)
+
+    def cells(self) -> list[Text]:
+        """Return its row, without its number."""
+        elapsed = format_seconds(time.monotonic() - self.start)
+        return [
+            Text(self.label),
+            Text(self.state, style="cyan"),
+            Text("" if self.num_iterations is None else str(self.num_iterations)),
+            Text("" if self.value is None else format_value(self.value)),
+            Text(""),
+            Text(f"{elapsed}  {self.why}".rstrip()),
+        ]
+
+
+def _ended_cells(trial: Trial, label: str) -> list[Text]:
+    memory = format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""
+    rest = trial.early or trial.why if trial.value is not None else in_short(trial)
+    return [
+        Text(shown_number(trial)),
+        Text(label),
+        Text(str(trial.outcome), style=STYLES.get(trial.outcome, "")),
+        Text("" if trial.num_samples is None else str(trial.num_samples)),
+        Text("" if trial.value is None else format_value(trial.value)),
+        Text(memory),
+        Text(rest),
+    ]

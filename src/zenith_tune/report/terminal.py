@@ -60,10 +60,18 @@ class TerminalReporter(StudyListener):
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         self._labels[number] = label
-        self._screen.start(number, label)
+        self._screen.start(number, label, why)
         if why:
             # Above the live screen too: the reasons are what is left to read once it is gone.
             self._say(f"trial {number:>4}  {label}: {why}")
+
+    def trial_state(self, number: int, state: str) -> None:
+        self._screen.state(number, state)
+        if self._live is None:
+            self._say(f"trial {number:>4}  {self._labels.get(number, '')}: {state}")
+
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        self._screen.progress(number, num_iterations, value)
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         self._screen.finish(trial, label)

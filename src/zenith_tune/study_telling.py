@@ -1,0 +1,49 @@
+"""Tells the listener what happens in a study, one thing at a time, whichever thread it happens in."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from zenith_tune.evaluators.base import Progress
+from zenith_tune.events import StudyListener
+from zenith_tune.study import Study
+from zenith_tune.trial import Trial
+
+
+class StudyTelling:
+    """Stand between the threads of a study and its listener, which need not be safe for several."""
+
+    def __init__(self, listener: Callable[[], StudyListener]) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+
+    def noted(self, line: str) -> None:
+        """Tell something that the user should know."""
+        with self._lock:
+            self._listener().noted(line)
+
+    def started(self, trial: Trial, label: str, log_path: Path, limit_s: float | None) -> None:
+        """Tell of a trial that starts."""
+        with self._lock:
+            self._listener().trial_started(trial.number or 0, label, log_path, limit_s, trial.why)
+
+    def state(self, number: int, state: str) -> None:
+        """Tell what a trial waits for, or where it runs."""
+        with self._lock:
+            self._listener().trial_state(number, state)
+
+    def progress(self, number: int, progress: Progress) -> None:
+        """Tell how far a trial is."""
+        value = statistics.median(progress.values) if progress.values else None
+        with self._lock:
+            self._listener().trial_progress(number, progress.num_iterations, value, progress.unit)
+
+    def finished(self, trial: Trial, label: str, study: Study, *, counts: bool) -> None:
+        """Take a trial into the study, where it counts, and tell of it."""
+        with self._lock:
+            if counts:
+                study.add(trial)
+            self._listener().trial_finished(trial, label, study)

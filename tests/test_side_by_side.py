@@ -1,0 +1,141 @@
+"""Whole studies whose trials run side by side on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runners.fake_nvidia_smi import put_on_path
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from zenith_tune.errors import UsageError
+from zenith_tune.strategies.grid import GridStrategy
+
+NOTED = "sh -c 'echo $CUDA_VISIBLE_DEVICES $MASTER_PORT $(date +%s%N) >> {log}; sleep 0.3; " + (
+    "echo $CUDA_VISIBLE_DEVICES end $(date +%s%N) >> {log}; echo value: {x}'"
+)
+
+
+@pytest.fixture
+def eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_on_path(tmp_path, monkeypatch, num_gpus=8)
+
+
+def intervals(log: Path) -> dict[str, list[tuple[int, int]]]:
+    """Return when each set of GPUs was in use, by what the trials themselves noted."""
+    begun: dict[str, int] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
+    for line in log.read_text().splitlines():
+        gpus, what, at = line.split()
+        if what == "end":
+            found.setdefault(gpus, []).append((begun.pop(gpus), int(at)))
+        else:
+            assert gpus not in begun, f"GPUs {gpus} were given twice"
+            begun[gpus] = int(at)
+    return found
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_four_trials_of_two_gpus_share_a_node_of_eight(tmp_path: Path) -> None:
+    log, witness = tmp_path / "used", Witness()
+    command = NOTED.replace("{log}", str(log))
+    preset, needs = ToyPreset(range(1, 13)), {"gpus_per_node": 2}
+    tuner = tune(tmp_path, command, preset, strategy=GridStrategy(), listener=witness, parallel=None, needs=needs)
+    value, params = tuner.optimize()
+    assert (value, params) == (12.0, {"x": 12})
+    assert len({trial.params["x"] for trial in witness.trials}) == 12
+    used = intervals(log)
+    assert set(used) == {"0,1", "2,3", "4,5", "6,7"}
+    spans = sorted(span for of_set in used.values() for span in of_set)
+    most = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
+    assert most >= 3
+    assert {trial.extra["place"] for trial in witness.trials} >= {"GPU 0,1", "GPU 6,7"}
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
+    witness = Witness()
+    options: dict[str, Any] = {
+        "parallel": 4,
+        "needs": {"gpus_per_node": 2},
+        "listener": witness,
+        "strategy": GridStrategy(),
+    }
+    tune(tmp_path, preset=ToyPreset(range(1, 6)), **options).optimize()
+    assert [trial.params["x"] for trial in witness.trials][-1] == 5
+    assert witness.trials[-1].identity.endswith("# alone")
+    [line] = [note for note in witness.notes if "alone" in note]
+    assert "did not slow one another" in line
+    again = Witness()
+    tune(tmp_path, preset=ToyPreset(range(1, 6)), resume=True, **{**options, "listener": again}).optimize()
+    assert again.trials == []
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_neighbours_that_cost_time_are_told_and_contenders_run_alone(tmp_path: Path) -> None:
+    # A trial is slower while another one holds its own file.
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    command = (
+        f"sh -c 'touch {busy}/{{x}}; sleep 0.2; n=$(ls {busy} | wc -l); sleep 0.2; rm {busy}/{{x}}; "
+        "echo value: $((100000 * {x} / (10 + n)))'"
+    )
+    witness = Witness()
+    options: dict[str, Any] = {
+        "parallel": 4,
+        "needs": {"gpus_per_node": 2},
+        "listener": witness,
+        "strategy": GridStrategy(),
+    }
+    tune(tmp_path, command, ToyPreset(range(10, 14)), **options).optimize()
+    [line] = [note for note in witness.notes if "alone" in note]
+    assert "slow one another" in line and "it stays the best" in line
+    alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
+    assert alone[0] == 13 and len(alone) > 1
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_more_trials_than_the_machine_has_gpus_for_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="5 trials of 2 GPUs need 10"):
+        tune(tmp_path, parallel=5, needs={"gpus_per_node": 2}).optimize()
+
+
+def test_the_same_best_as_in_sequence(tmp_path: Path) -> None:
+    found = []
+    for parallel in (1, 4):
+        folder = tmp_path / str(parallel)
+        found.append(
+            tune(folder, preset=ToyPreset(range(1, 21)), strategy=GridStrategy(), parallel=parallel).optimize()
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum: signal.Signals) -> None:
+    command = [sys.executable, "-m", "zenith_tune.cli", "optimize", "--preset", "demo", "--strategy", "grid"]
+    command += ["--parallel", "3", "--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-baseline"]
+    command += ["--", "sh", "-c", f"touch {tmp_path}/$$; sleep 60; echo {{tp}} {{mbs}} {{recompute}} {{gbs}}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signum)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signum, output
+    started = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert len(started) == 3
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in started)  # noqa: PTH110 - /proc
+    stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
+    assert stored["trials"] == []

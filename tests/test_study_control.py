@@ -1,0 +1,85 @@
+"""What another process may ask of a study that runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from zenith_tune.record.study_control import StudyControl
+from zenith_tune.trial import Outcome
+
+SLOW = "sh -c 'touch {trial_folder}/begun; sleep {x}; echo value: {x}'"
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def test_a_trial_is_ended_by_hand_and_the_study_goes_on(tmp_path: Path) -> None:
+    witness = Witness()
+    tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), listener=witness, baseline=False)
+    thread = threading.Thread(target=tuner.optimize)
+    thread.start()
+    folder = tmp_path / "out" / "s"
+    wait_for(folder / "trials" / "0000" / "begun")
+    StudyControl(folder / "control.json").cancel(0)
+    thread.join(30)
+    assert not thread.is_alive()
+    first, second = witness.trials
+    assert (first.outcome, first.cause, first.failure) == (
+        Outcome.CANCELLED,
+        "cancelled by hand",
+        "cancelled from outside",
+    )
+    assert second.value == 0.1
+    assert witness.end is not None and len(witness.end.study.trials) == 2
+
+
+def test_a_trial_ended_by_hand_runs_again_when_the_study_is_resumed(tmp_path: Path) -> None:
+    test_a_trial_is_ended_by_hand_and_the_study_goes_on(tmp_path)
+    again = Witness()
+    tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), listener=again, baseline=False, resume=True)
+    thread = threading.Thread(target=tuner.optimize)
+    thread.start()
+    wait_for(tmp_path / "out" / "s" / "trials" / "0002" / "begun")
+    StudyControl(tmp_path / "out" / "s" / "control.json").cancel(2)
+    thread.join(30)
+    assert [trial.params["x"] for trial in again.trials] == [60]
+
+
+def test_a_paused_study_starts_nothing_until_it_is_told_to_go_on(tmp_path: Path) -> None:
+    witness = Witness()
+    tuner = tune(tmp_path, SLOW, ToyPreset([1, 0.1]), listener=witness, baseline=False)
+    thread = threading.Thread(target=tuner.optimize)
+    thread.start()
+    folder = tmp_path / "out" / "s"
+    control = StudyControl(folder / "control.json")
+    wait_for(folder / "trials" / "0000" / "begun")
+    control.pause()
+    time.sleep(2)
+    assert [trial.params["x"] for trial in witness.trials] == [1]
+    assert not (folder / "trials" / "0001").exists()
+    control.pause(False)
+    thread.join(30)
+    assert [trial.params["x"] for trial in witness.trials] == [1, 0.1]
+    assert [note.partition(":")[0] for note in witness.notes] == ["paused", "the study goes on"]
+
+
+def test_a_file_that_holds_anything_is_no_wish(tmp_path: Path) -> None:
+    path = tmp_path / "control.json"
+    control = StudyControl(path)
+    assert not control.is_paused() and not control.is_cancelled(1)
+    for text in ("", "[1]", "{", '{"paused": "yes", "cancelled": 5}', '"x"', "\x00"):
+        path.write_text(text)
+        assert not control.is_paused() and not control.is_cancelled(5), text
+    control.cancel(5)
+    control.pause()
+    assert control.is_cancelled(5) and StudyControl(path).is_paused()
+    control.forget()
+    assert not control.is_cancelled(5)
