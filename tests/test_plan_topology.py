@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.plan_runs import LLAMA, Plan, as_json, planning
+from tests.runners.fake_nvidia_smi import put_on_path
 
 TOPOLOGIES = ROOT / "tests" / "describe" / "topologies"
 
@@ -84,3 +85,11 @@ def test_a_file_that_is_no_topology_of_it_is_one_line(
         path.write_text(content)
     done = plan(*LLAMA, "--topology", str(path))
     assert done.code == 2 and words in done.err and done.err.count("\n") == 1
+
+
+def test_this_machines_own_links_cap_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    put_on_path(tmp_path, monkeypatch, num_gpus=8, link="SYS")
+    local = [each if each != "h100x8" else "local" for each in LLAMA]
+    done = plan(*local, "--json")
+    assert {each["layout"]["tp"] for each in as_json(done)["best"]} == {1}
+    assert "no NVLink joins the GPUs" in as_json(done)["tensor_parallel_reason"]

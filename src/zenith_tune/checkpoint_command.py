@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -110,9 +111,15 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
         extension=options["extension"],
         vocab_divisor=options["vocab_divisible_by"],
     )
-    source = folder.resolve()
-    place = output or source.with_name(f"{source.name}-tp{target.tp}-pp{target.pp}")
+    place = output or _beside(folder, f"-tp{target.tp}-pp{target.pp}")
     return _told(place, options, lambda: run(folder, place, target, _shape(options), force=options["force"]))
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    source = Path(os.path.realpath(folder))
+    if not source.name:
+        raise UsageError(f"{folder} has no name that a new folder could have with {ending}: give --output DIR")
+    return source.with_name(f"{source.name}{ending}")
 
 
 def _told(place: Path, options: Options, run: Callable[[], Written]) -> int:

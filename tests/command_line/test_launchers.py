@@ -54,6 +54,8 @@ DISTRIBUTED = [
     "accelerate launch --config-file a.yaml -m package.train",
     "accelerate launch --option_from_tomorrow train.py",
     "accelerate-launch --zero3_init_flag true train.py",
+    "accelerate launch --megatron_lm_context_parallel_size 2 --parallelism_config_tp_size 2 train.py",
+    "accelerate launch --fsdp_activation_checkpointing_offload true --fp8_pad_inner_dim false -m package.train",
 ]
 CLUSTER = [
     "srun -n 2 -N1 --gpus-per-node=8 -lu python train.py",

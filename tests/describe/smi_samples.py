@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+Machine = dict[str, Any]
+
 LEGEND = """
 Legend:
 
@@ -15,23 +22,60 @@ Legend:
 """
 
 
-def listed(name: str, count: int) -> str:
-    """Return what `nvidia-smi -L` prints."""
-    lines = [f"GPU {i}: {name} (UUID: GPU-{i:08x}-0000-0000-0000-000000000000)\n" for i in range(count)]
-    return "".join(lines)
+COLUMNS = {"CPU Affinity": "0-31,64-95", "NUMA Affinity": "0", "GPU NUMA ID": "\tN/A"}
 
 
-def matrix(cells: list[list[str]], *, colours: bool = False, nics: int = 0) -> str:
+def listed(name: str, count: int, instances: tuple[str, ...] = ()) -> str:
+    """Return what `nvidia-smi -L` prints, each GPU cut into these MIG instances."""
+    cut = [f"  MIG {kind:12}Device {i:2}: (UUID: MIG-{i:08x})\n" for i, kind in enumerate(instances)]
+    lines = [[f"GPU {i}: {name} (UUID: GPU-{i:08x}-0000-0000-0000-000000000000)\n", *cut] for i in range(count)]
+    return "".join(itertools.chain(*lines))
+
+
+def matrix(
+    cells: list[list[str]],
+    *,
+    colours: bool = False,
+    nics: int = 0,
+    cards: tuple[str, ...] | None = None,
+    columns: tuple[str, ...] = tuple(COLUMNS),
+) -> str:
     """Return what `nvidia-smi topo -m` prints for these cells between GPUs."""
     gpus = [f"GPU{i}" for i in range(len(cells))]
-    cards = [f"NIC{i}" for i in range(nics)]
-    titles = [*gpus, *cards, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
+    cards = tuple(f"NIC{i}" for i in range(nics)) if cards is None else cards
+    titles = "\t".join([*gpus, *cards, *columns])
     # Drivers since 2022 underline the header.
-    header = "\t\x1b[4m" + "\t".join(titles) + "\x1b[0m" if colours else "\t" + "\t".join(titles)
-    rows = ["\t".join([gpus[i], *row, *["PXB"] * nics, "0-31,64-95", "0", "N/A"]) for i, row in enumerate(cells)]
-    rows += ["\t".join([card, *["PXB"] * (len(gpus) + nics)]) for card in cards]
-    names = "\nNIC Legend:\n\n" + "".join(f"  {card}: mlx5_{i}\n" for i, card in enumerate(cards)) if nics else ""
+    header = f"\t\x1b[4m{titles}\x1b[0m" if colours else f"\t{titles}"
+    ends = ["PXB"] * len(cards) + [COLUMNS[column] for column in columns]
+    rows = ["\t".join([gpus[i], *row, *ends]) for i, row in enumerate(cells)]
+    rows += ["\t".join([card, *["PXB"] * (len(gpus) + len(cards))]) for card in cards]
+    numbered = [f"  {card}: mlx5_{i}\n" for i, card in enumerate(cards) if card.startswith("NIC")]
+    names = "\nNIC Legend:\n\n" + "".join(numbered) if numbered else ""
     return "\n".join([header, *rows]) + "\n" + LEGEND + names
+
+
+def reported_machines() -> dict[str, Machine]:
+    """Return the machines that their owners reported, by name."""
+    return tomllib.loads((Path(__file__).parent / "topologies" / "reported.toml").read_text(encoding="utf-8"))
+
+
+def reported_matrix(machine: Machine) -> str:
+    """Return what nvidia-smi said on a reported machine, in the form in which it was reported."""
+    cells = uniform(machine["num_gpus"], machine["others"])
+    for pair, link in machine["links"].items():
+        a, b = map(int, pair.split("-"))
+        cells[a][b] = cells[b][a] = link
+    text = matrix(cells, cards=tuple(machine["cards"]), columns=tuple(machine["columns"]))
+    if machine.get("is_run_together"):
+        header, line_end, rest = text.partition("\n")
+        text = "\t    " + header.replace("\t", "") + line_end + rest
+    if "peer_access" in machine:
+        text += "\n" + matrix(uniform(machine["num_gpus"], machine["peer_access"]), cards=(), columns=())
+    if "listed" in machine:
+        text = listed(machine["listed"], machine["num_gpus"], tuple(machine["instances"])) + text
+    if machine.get("has_spaces"):  # a terminal's
+        text = text.expandtabs(8)
+    return "".join(" " * machine.get("indent", 0) + line for line in text.splitlines(keepends=True))
 
 
 def uniform(count: int, link: str) -> list[list[str]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.describe.fake_smi import install, install_machine
 from tests.describe.smi_samples import listed, matrix, uniform
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.local_cluster import local_cluster
@@ -16,17 +17,6 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put an empty folder before all others on PATH and return where its nvidia-smi goes."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path / "nvidia-smi"
-
-
-def install(smi: Path, script: str) -> None:
-    smi.write_text(f"#!/bin/sh\n{script}\n")
-    smi.chmod(0o755)
-
-
-def install_machine(smi: Path, gpus: str, links: str) -> None:
-    (smi.parent / "gpus").write_text(gpus)
-    (smi.parent / "links").write_text(links)
-    install(smi, f"cd '{smi.parent}'; if [ \"$1\" = -L ]; then cat gpus; else cat links; fi")
 
 
 def refusal(timeout_s: float = 20.0) -> str:

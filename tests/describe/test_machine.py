@@ -54,6 +54,11 @@ def test_a_mesh_of_six_links_has_the_rate_of_six() -> None:
     assert (cluster.gpu.name, cluster.fast_domain, cluster.fast_link.bytes_per_s) == ("v100-16", 8, 150e9)
 
 
+def test_a_switch_with_links_down_has_the_rate_of_those_that_are_left() -> None:
+    cluster = machine(H100, uniform(8, "NV16"))
+    assert (cluster.name, cluster.fast_domain, cluster.fast_link.bytes_per_s) == ("h100x8 as box.txt", 8, 400e9)
+
+
 def test_one_gpu_needs_no_matrix() -> None:
     cluster = machine_cluster(listed("NVIDIA H200", 1), "box.txt")
     assert (cluster.name, cluster.num_gpus, cluster.fast_domain) == ("h200x1", 1, 1)
@@ -76,6 +81,12 @@ def test_a_matrix_without_names_says_how_to_save_them() -> None:
 def test_a_matrix_of_another_machine_is_refused() -> None:
     message = refusal(listed(H100, 4) + matrix(uniform(8, "NV18")))
     assert "must have one line in the matrix for each of its 4 GPUs, but has 8" in message
+
+
+def test_a_matrix_that_cannot_be_read_is_told_with_its_file() -> None:
+    cut = listed(H100, 4) + matrix(uniform(4, "NV18")).partition("GPU3\tNV18")[0]
+    assert refusal(cut).startswith("box.txt: topology: the matrix must have a line for each of its 4 GPUs, but has 3")
+    assert refusal(listed(H100, 2)).startswith("box.txt: topology: the matrix must have a line that begins with GPU0")
 
 
 def test_gpus_of_two_kinds_are_refused() -> None:

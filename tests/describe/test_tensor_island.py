@@ -96,6 +96,13 @@ def test_a_cluster_takes_the_links_of_a_saved_node() -> None:
     assert (rack.gpus_per_node, rack.fast_domain) == (4, 72)
 
 
+def test_a_gpu_that_the_catalog_does_not_know_keeps_the_rate_of_its_own_cluster() -> None:
+    usual = load_cluster("a100x8")
+    mine = replace(usual, gpu=replace(usual.gpu, name="mine"))
+    cluster = with_topology(mine, read_topology(file("a100_two_quads")), "quads")
+    assert (cluster.fast_domain, cluster.fast_link.bytes_per_s) == (4, usual.fast_link.bytes_per_s)
+
+
 def test_a_job_of_fewer_gpus_has_the_first_ones_of_the_node() -> None:
     cluster = with_topology(load_cluster("a100x2"), read_topology(file("a100_pcie_pairs")), "pairs")
     assert (cluster.num_gpus, cluster.gpus_per_node, cluster.fast_domain) == (2, 2, 2)

@@ -19,7 +19,7 @@ def test_a_dgx_a100_is_one_island_of_eight() -> None:
 def test_a_box_without_nvlink_has_no_island_and_tells_its_slowest_path() -> None:
     topology = parse_topology(matrix(islands([2, 2], "PIX", "SYS")))
     assert topology.islands == [[0], [1], [2], [3]]
-    assert (topology.fast_domain, topology.nvlinks_per_gpu, topology.slowest_path) == (1, 0, Path.SYS)
+    assert (topology.fast_domain, topology.nvlinks_per_gpu(12), topology.slowest_path) == (1, 0, Path.SYS)
 
 
 @pytest.mark.parametrize("link", ["PIX", "PXB", "PHB", "NODE", "SYS"])
@@ -34,7 +34,7 @@ def test_the_old_name_of_the_way_between_sockets_is_understood() -> None:
 def test_two_islands_of_four_are_told_apart() -> None:
     topology = parse_topology(matrix(islands([4, 4], "NV4", "SYS")))
     assert topology.islands == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert (topology.fast_domain, topology.nvlinks_per_gpu) == (4, 12)
+    assert (topology.fast_domain, topology.nvlinks_per_gpu(12)) == (4, 12)
 
 
 def test_pairs_behind_bridges_need_not_be_neighbours() -> None:
@@ -50,13 +50,39 @@ def test_a_lone_gpu_beside_an_island_leaves_no_fast_domain() -> None:
 
 def test_a_mesh_without_a_switch_is_one_island_with_all_its_links() -> None:
     topology = parse_topology(matrix(DGX_1))
-    assert (topology.fast_domain, topology.nvlinks_per_gpu, topology.slowest_path) == (8, 6, Path.SYS)
+    assert (topology.fast_domain, topology.nvlinks_per_gpu(6), topology.slowest_path) == (8, 6, Path.SYS)
+
+
+def test_a_switch_with_links_down_has_those_that_are_left() -> None:
+    assert parse_topology(matrix(uniform(8, "NV18"))).nvlinks_per_gpu(18) == 18
+    assert parse_topology(matrix(uniform(8, "NV16"))).nvlinks_per_gpu(18) == 16
+    one_bad = uniform(8, "NV18")
+    one_bad[0][1:] = ["NV12"] * 7
+    for row in one_bad[1:]:
+        row[0] = "NV12"
+    assert parse_topology(matrix(one_bad)).nvlinks_per_gpu(18) == 12
+
+
+def test_a_matrix_of_peer_access_behind_that_of_the_links_is_left_out() -> None:
+    links = matrix(uniform(3, "NV4"))
+    for access in ("OK", "NS"):
+        assert parse_topology(links + matrix(uniform(3, access))) == parse_topology(links)
+    with pytest.raises(UsageError, match="must have a line for each of its 3 GPUs, but has 7"):
+        parse_topology(links + matrix(uniform(3, "SYS")))
+    lone = matrix(uniform(1, "OK"))
+    assert parse_topology(lone + lone).num_gpus == 1
 
 
 def test_underlined_headers_and_windows_line_ends_change_nothing() -> None:
     plain = parse_topology(matrix(uniform(8, "NV18"), nics=4))
     assert parse_topology(matrix(uniform(8, "NV18"), nics=4, colours=True)) == plain
     assert parse_topology(matrix(uniform(8, "NV18"), nics=4).replace("\n", "\r\n")) == plain
+
+
+def test_what_only_a_terminal_would_show_changes_nothing() -> None:
+    text = matrix(uniform(4, "NV4"))
+    drawn = "\x1b]0;a title\x07" + text.replace("GPU1", "\x1b[1;38;5;12mGPU1\x1b[K\x1b[0m")
+    assert parse_topology(drawn) == parse_topology(text)
 
 
 def test_one_gpu_is_a_machine_too() -> None:
@@ -69,6 +95,13 @@ def test_one_gpu_is_a_machine_too() -> None:
     [
         ("", "must have a line that begins with GPU0"),
         ("nonsense\n\x00\xff", "must have a line that begins with GPU0"),
+        ("GPU0GPU1GPU2mlx5_0\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4", "must have a line for each of its 3 GPUs, but has 2"),
+        ("GPU0 GPU0\nGPU0 X NV4\nGPU0 NV4 X", "must be GPU0 to GPU1, but are not, or not in that order"),
+        ("GPU1 GPU0\nGPU1 X NV4\nGPU0 NV4 X", "must be GPU0 to GPU1, but are not"),
+        ("GPU0 GPU2\nGPU0 X NV4\nGPU2 NV4 X", "must be GPU0 to GPU1, but are not"),
+        ("GPU0 GPU1\nGPU0 X nv4\nGPU1 nv4 X", "but is 'nv4'"),
+        ("GPU0 GPU1\nGPU0 X NV\u0661\nGPU1 NV\u0661 X", "a cell must be X"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU0 NV4 X", "must have a line for each of its 2 GPUs, but has 2"),
         ("GPU0 GPU1\nGPU0 X NV4", "must have a line for each of its 2 GPUs, but has 1"),
         ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4", "GPU1 must have 2 cells, but its line is shorter"),
         ("GPU0 GPU1\nGPU0 X WAT\nGPU1 WAT X", "but is 'WAT'"),

@@ -50,6 +50,14 @@ def test_ways_that_fit_come_first_and_those_that_are_not_to_be_had_say_why() -> 
     assert why["tensor parallelism"] == "every GPU holds another part of the model already"
 
 
+def test_ways_that_a_rule_forbids_say_which_one() -> None:
+    found = diagnose(case("TP2 EP8 mbs1 Z1 selective", model="qwen3-30b-a3b", measured=OOM))
+    why = {remedy.name: remedy.why_not for remedy in found.remedies}
+    rule = "a mixture of experts with tp above 1 needs sequence parallelism, but got tp {} without"
+    assert why["recomputation"] == rule.format(2) and why["tensor parallelism"] == rule.format(4)
+    assert why["sharding"] == "the optimizer is sharded already"
+
+
 def test_tensor_parallelism_is_no_way_out_where_nvlink_does_not_reach() -> None:
     found = diagnose(case("PP4 mbs2 Z1", cluster="l40sx8", seq_len=8192, measured=OOM))
     (wider,) = (remedy for remedy in found.remedies if remedy.name == "tensor parallelism")

@@ -16,6 +16,7 @@ import yaml
 from tests.engines.conftest import ENGINE_ENV
 from tests.presets.accelerate_jobs import bound, command, point, write
 from tests.requirements import need_module
+from zenith_tune.command_line.launcher_catalog import LAUNCHERS
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.parameters import Params
 from zenith_tune.presets.accelerate import AcceleratePreset
@@ -101,6 +102,23 @@ def test_the_names_are_those_of_the_installed_release() -> None:
         option.lstrip("-").replace("-", "_") for each in actions if each.nargs == 0 for option in each.option_strings
     }
     assert bare == SWITCHES
+
+
+def test_the_options_that_take_a_value_are_those_of_the_installed_launcher() -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    values, flags = set(), set()
+    for action in launch_command_parser()._actions:
+        names = {option.lstrip("-").replace("_", "-") for option in action.option_strings}
+        if action.nargs == 0:
+            flags |= names
+        else:
+            assert not names or action.nargs is None, "a value is one word"
+            values |= names
+    known = LAUNCHERS["accelerate"]
+    assert values <= known.values.keys() and flags - {"h", "help"} <= known.flags
+    assert set(known.values) - values == {"fsdp-backward-prefetch-policy", "mpirun-ccl"}, "of older releases"
+    assert known.flags - flags == {"ipex", "use-xpu"}, "of older releases"
 
 
 @pytest.mark.parametrize("kind", ["MEGATRON_LM", "DEEPSPEED", "FSDP", "MULTI_GPU"])

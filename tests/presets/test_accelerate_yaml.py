@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zenith_tune.presets.accelerate_yaml import YamlError, read_yaml
@@ -16,7 +16,11 @@ WORDS = st.one_of(
 )
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(-1e6, 1e6, width=32), WORDS)
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that is busy with other tests draws slowly."""
 
+
+@unhurried
 @given(
     st.dictionaries(KEYS, st.one_of(SCALARS, st.dictionaries(KEYS, SCALARS), st.lists(SCALARS, max_size=3)), min_size=1)
 )
@@ -29,6 +33,7 @@ def test_what_pyyaml_writes_is_read_as_pyyaml_reads_it_or_refused(values: dict[s
     assert found == yaml.safe_load(text)
 
 
+@unhurried
 @given(
     st.dictionaries(KEYS, st.one_of(st.booleans(), st.integers(0, 10**6), st.sampled_from(["no", "bf16", "10.0.0.1"])))
 )

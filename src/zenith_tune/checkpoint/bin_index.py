@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +45,10 @@ def read_bin(path: Path) -> ShardContent:
 
 def _loaded(torch: Any, path: Path) -> dict[Any, Any]:
     try:
-        open_regular(path.resolve()).close()  # a pipe would be waited for
-        loaded = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+        open_regular(Path(os.path.realpath(path))).close()  # a pipe would be waited for
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is refused below, torch speaks twice
+            loaded = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged or hostile file may fail in any part of the unpickler
         reason = " ".join(str(error).split())
         if "Unsupported" in reason or "weights_only" in reason.lower() or "WeightsUnpickler" in reason:

@@ -40,7 +40,7 @@ class Piece:
     def read_into(self, block: Bytes) -> None:
         """Fill a block with as many rows as it has."""
         try:
-            with open_regular(self.path.resolve()) as file:
+            with open_regular(Path(os.path.realpath(self.path))) as file:
                 if self.width == self.stride and block.flags.c_contiguous:
                     self._read(file.fileno(), block.reshape(-1), self.offset)
                 elif self.width == self.stride:

@@ -45,7 +45,8 @@ def refuse_folder(path: Path, source: Path, *, force: bool) -> None:
 
 
 def _refuse_place(path: Path, source: Path) -> None:
-    here, there = path.resolve(), source.resolve()
+    # Not Path.resolve(), which raises RuntimeError where links go round in a circle.
+    here, there = Path(os.path.realpath(path)), Path(os.path.realpath(source))
     if here.is_relative_to(there):
         raise UsageError(f"--output {path} is in the checkpoint's own folder {source}: give another place")
     if there.is_relative_to(here):
@@ -56,7 +57,7 @@ def _refuse_place(path: Path, source: Path) -> None:
 
 def refuse_full_disk(path: Path, num_bytes: int) -> None:
     """Refuse what has no room, before hours are spent on it."""
-    free = shutil.disk_usage(path.resolve().parent).free
+    free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     if num_bytes > free:
         law = f"--output {path} needs {format_bytes(num_bytes)}, but the disk has {format_bytes(free)} left"
         raise DiskFullError(f"{law}: nothing was written; free some or give another place")
@@ -102,7 +103,7 @@ def publish(temporary: Path, path: Path) -> None:
         _exchange(temporary, path)
     else:
         temporary.replace(path)
-    _sync(path.resolve().parent)
+    _sync(Path(os.path.realpath(path)).parent)
 
 
 def _exchange(temporary: Path, path: Path) -> None:

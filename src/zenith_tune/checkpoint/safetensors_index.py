@@ -29,7 +29,7 @@ def read_safetensors(path: Path) -> ShardContent:
         return UsageError(f"shard {path} {law}: copy or save it again")
 
     try:
-        with open_regular(path.resolve()) as file:
+        with open_regular(Path(os.path.realpath(path))) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if size < LENGTH_BYTES or length > size - LENGTH_BYTES:

@@ -91,11 +91,23 @@ _ACCELERATE_VALUES = """
     fsdp-version fsdp-offload-params fsdp-min-num-params fsdp-sharding-strategy fsdp-reshard-after-forward
     fsdp-auto-wrap-policy fsdp-transformer-layer-cls-to-wrap fsdp-backward-prefetch-policy fsdp-backward-prefetch
     fsdp-state-dict-type fsdp-forward-prefetch fsdp-use-orig-params fsdp-cpu-ram-efficient-loading
-    fsdp-sync-module-states fsdp-activation-checkpointing megatron-lm-tp-degree megatron-lm-pp-degree
-    megatron-lm-num-micro-batches megatron-lm-sequence-parallelism megatron-lm-recompute-activations
-    megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping fp8-backend fp8-margin fp8-interval
-    fp8-format fp8-amax-history-len fp8-amax-compute-algo fp8-override-linear-precision fp8-opt-level
-    aws-access-key-id aws-secret-access-key mpirun-hostfile mpirun-ccl
+    fsdp-sync-module-states fsdp-activation-checkpointing fsdp-activation-checkpointing-offload
+    megatron-lm-tp-degree megatron-lm-pp-degree megatron-lm-num-micro-batches megatron-lm-sequence-parallelism
+    megatron-lm-recompute-activations megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping
+    megatron-lm-attention-backend megatron-lm-attention-dropout megatron-lm-attention-softmax-in-fp32
+    megatron-lm-calculate-per-token-loss megatron-lm-context-parallel-size
+    megatron-lm-decoder-last-pipeline-num-layers megatron-lm-eod-mask-loss megatron-lm-expert-model-parallel-size
+    megatron-lm-expert-tensor-parallel-size megatron-lm-hidden-dropout megatron-lm-no-load-optim
+    megatron-lm-no-save-optim megatron-lm-optimizer-cpu-offload megatron-lm-overlap-cpu-optimizer-d2h-h2d
+    megatron-lm-recompute-granularity megatron-lm-recompute-method megatron-lm-recompute-num-layers
+    megatron-lm-use-custom-fsdp megatron-lm-use-precision-aware-optimizer megatron-lm-use-rotary-position-embeddings
+    parallelism-config-cp-backend parallelism-config-cp-comm-strategy parallelism-config-cp-size
+    parallelism-config-dp-replicate-size parallelism-config-dp-shard-size parallelism-config-sp-attn-implementation
+    parallelism-config-sp-backend parallelism-config-sp-seq-length parallelism-config-sp-seq-length-is-variable
+    parallelism-config-sp-size parallelism-config-tp-size fp8-backend fp8-margin fp8-interval fp8-format
+    fp8-amax-history-len fp8-amax-compute-algo fp8-override-linear-precision fp8-opt-level
+    fp8-enable-fsdp-float8-all-gather fp8-pad-inner-dim aws-access-key-id aws-secret-access-key mpirun-hostfile
+    mpirun-ccl
 """
 _ACCELERATE_FLAGS = """
     q quiet cpu multi-gpu tpu ipex enable-cpu-affinity dynamo-use-fullgraph dynamo-use-dynamic

@@ -57,14 +57,23 @@ def gpu_spec(name: str) -> GpuSpec:
     return GpuSpec(name=name, memory_bytes=round(entry["memory_gib"] * GIB), **rates)
 
 
-def nvlink_bytes_per_s(name: str, nvlinks: int) -> float:
-    """Return what one GPU sends over so many NVLinks, or over all that it has where they lead to a switch.
+def num_nvlinks(name: str) -> int:
+    """Return how many NVLinks a GPU has, 0 where the catalog knows of none.
 
-    >>> nvlink_bytes_per_s("h100", 18 * 7)
-    450000000000.0
+    >>> num_nvlinks("h100"), num_nvlinks("l40s"), num_nvlinks("mine")
+    (18, 0, 0)
     """
-    entry = _catalog()["gpus"][name]
-    return float(min(nvlinks, entry.get("nvlinks", 0)) * entry.get("nvlink_bytes_per_s", 0.0))
+    return int(_catalog()["gpus"].get(name, {}).get("nvlinks", 0))
+
+
+def nvlink_bytes_per_s(name: str, nvlinks: int) -> float:
+    """Return what one GPU sends over so many of its NVLinks, 0 where the catalog knows of none.
+
+    >>> nvlink_bytes_per_s("h100", 16)
+    400000000000.0
+    """
+    entry = _catalog()["gpus"].get(name, {})
+    return float(min(nvlinks, num_nvlinks(name)) * entry.get("nvlink_bytes_per_s", 0.0))
 
 
 def node_fields(name: str) -> dict[str, Any]:

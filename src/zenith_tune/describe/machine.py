@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
-from zenith_tune.describe.gpu_catalog import gpu_spec, known_gpus, match_gpu, node_fields, nvlink_bytes_per_s
+from zenith_tune.describe.gpu_catalog import (
+    gpu_spec,
+    known_gpus,
+    match_gpu,
+    node_fields,
+    num_nvlinks,
+    nvlink_bytes_per_s,
+)
 from zenith_tune.describe.topology import Topology, cut_gpus, parse_topology
 from zenith_tune.errors import UsageError
 
@@ -43,7 +50,7 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
         raise UsageError(f"{law}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
     gpu = _one_kind(names, source)
     # The list is left out of what is parsed as a matrix; a machine with one GPU needs none.
-    topology = parse_topology(_LISTED.sub("", text)) if len(names) > 1 else None
+    topology = _topology(_LISTED.sub("", text), source) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
         law = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
         raise UsageError(f"{law}, but has {topology.num_gpus}: save it anew with `{SAVE}`")
@@ -54,6 +61,13 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
         # By its plain name it would be taken for the catalog's wherever its number of GPUs is changed.
         name += f" as {Path(source).name}"
     return ClusterSpec(name=name, gpu=gpu_spec(gpu), num_gpus=len(names), **fields)
+
+
+def _topology(text: str, source: str) -> Topology:
+    try:
+        return parse_topology(text)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
 
 
 def _links(gpu: str, topology: Topology | None) -> dict[str, Any]:
@@ -68,7 +82,8 @@ def links_of(gpu: str, topology: Topology, usual: dict[str, Any]) -> dict[str, A
     """Return the fields of ClusterSpec that a node's matrix decides, beside those that are usual for it."""
     if topology.fast_domain == 1:
         return {"gpus_per_node": topology.num_gpus, "fast_domain": 1, "fast_link": usual["node_link"]}
-    rate = nvlink_bytes_per_s(gpu, topology.nvlinks_per_gpu) or usual["fast_link"].bytes_per_s
+    nvlinks = topology.nvlinks_per_gpu(num_nvlinks(gpu))
+    rate = nvlink_bytes_per_s(gpu, nvlinks) or usual["fast_link"].bytes_per_s
     # A rack of nodes that NVLink joins shows each of them its own GPUs alone.
     is_rack = usual["fast_domain"] > usual["gpus_per_node"] and len(topology.islands) == 1
     return {

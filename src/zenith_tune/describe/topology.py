@@ -9,13 +9,16 @@ import re
 import reprlib
 from dataclasses import dataclass
 
+from zenith_tune.describe.terminal_text import plain_text
 from zenith_tune.errors import UsageError
 
 MAX_GPUS = 1024
 """More than any machine has; a matrix of more is not one that nvidia-smi wrote."""
 CURE = "save it anew with `nvidia-smi topo -m`"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU[0-9]+", re.ASCII)
+_BEGIN = re.compile(r"GPU[0-9]+(?:$|GPU[0-9])", re.ASCII)
+_TITLES = re.compile(r"(?:GPU[0-9]+\s*)+", re.ASCII)
+"""The GPUs in the header; what copied them from a page may have lost the tabs between them."""
 _NVLINK = re.compile(r"NV([0-9]{1,3})", re.ASCII)
 _LISTED = re.compile(r"^GPU ([0-9]{1,4}): |^ +(MIG) ", re.ASCII | re.MULTILINE)
 """The lines of `nvidia-smi -L`: a GPU, and further in the instances that it is cut into."""
@@ -42,6 +45,8 @@ class Path(enum.IntEnum):
 
 _CELLS = {"X": Path.SELF, "SOC": Path.SYS} | {path.name: path for path in Path if path >= Path.PIX}
 """Drivers before 2018 wrote SOC for SYS."""
+_PEER_ACCESS = {"X", "OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
+"""The cells of `nvidia-smi topo -p2p`, whose matrix is often saved behind that of the links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +89,13 @@ class Topology:
         paths = tuple(row[:num_gpus] for row in self.paths[:num_gpus])
         return Topology(paths=paths, nvlinks=tuple(row[:num_gpus] for row in self.nvlinks[:num_gpus]))
 
-    @property
-    def nvlinks_per_gpu(self) -> int:
-        """NVLinks of the GPU that has the fewest, those behind a switch counted once for each other GPU."""
-        return min(sum(row) for row in self.nvlinks)
+    def nvlinks_per_gpu(self, most: int) -> int:
+        """Return the NVLinks in use of the GPU that uses the fewest, where a GPU has `most` of them.
+
+        More than that in a row are those to a switch, which every pair shows anew: a switch with a link down shows one
+        less in each cell.
+        """
+        return min(sum(row) if sum(row) <= most else min(cell for cell in row if cell) for row in self.nvlinks)
 
     @property
     def slowest_path(self) -> Path:
@@ -101,7 +109,7 @@ def parse_topology(text: str) -> Topology:
     >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
     [[0, 1]]
     """
-    cells = _cells(_COLOURS.sub("", text))
+    cells = _cells(plain_text(text))
     for gpu in cut_gpus(text):
         # An instance has no way to another but through the host's memory, whatever links its GPU has.
         for a, b in [(gpu, b) for b in range(len(cells)) if gpu < len(cells) and gpu != b]:
@@ -133,12 +141,17 @@ def cut_gpus(text: str) -> list[int]:
 
 def _cells(text: str) -> list[list[str]]:
     """Return the cells between GPUs; network cards and affinities stand behind them and are left out."""
-    lines = [words for line in text.splitlines() if (words := line.split()) and _GPU.fullmatch(words[0])]
+    lines = [words for line in text.splitlines() if (words := line.split()) and _BEGIN.match(words[0])]
     if not lines:
         raise _refusal("the matrix must have a line that begins with GPU0, but has none")
-    header, rows = list(itertools.takewhile(_GPU.fullmatch, lines[0])), lines[1:]
+    header = _titles(lines[0])
     if len(header) > MAX_GPUS:
         raise _refusal(f"the matrix must have at most {MAX_GPUS} GPUs, but has {len(header)}")
+    if header != [f"GPU{number}" for number in range(len(header))]:
+        raise _refusal(
+            f"the GPUs of the header must be GPU0 to GPU{len(header) - 1}, but are not, or not in that order"
+        )
+    rows = _links_alone(header, lines[1:])
     if [row[0] for row in rows] != header:
         raise _refusal(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(rows)}")
     cells = [row[1 : len(header) + 1] for row in rows]
@@ -146,6 +159,21 @@ def _cells(text: str) -> list[list[str]]:
     if short:
         raise _refusal(f"{short} must have {len(header)} cells, but its line is shorter")
     return cells
+
+
+def _titles(words: list[str]) -> list[str]:
+    """Return the GPUs that a header names."""
+    match = _TITLES.match(" ".join(words))
+    return _GPU.findall(match[0]) if match else []
+
+
+def _links_alone(header: list[str], lines: list[list[str]]) -> list[list[str]]:
+    """Return the rows of the first matrix where all that follows is a matrix of peer access."""
+    again = next((i for i, words in enumerate(lines) if i and _titles(words) == header and words[1:2] != ["X"]), None)
+    if again is None:
+        return lines
+    others = [words[1 : len(header) + 1] for words in lines[again:] if _titles(words) != header or words[1:2] == ["X"]]
+    return lines[:again] if _PEER_ACCESS.issuperset(itertools.chain(*others)) else lines
 
 
 def _num_nvlinks(cell: str) -> int:

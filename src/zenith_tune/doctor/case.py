@@ -18,12 +18,23 @@ from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner import Planner
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.planning.risk import RISK
+from zenith_tune.units import format_bytes
 
 ROOM = 0.9
 """What a change may need at most of a GPU that ran out of memory: how much more than all was needed, nobody knows."""
+MOST_FULL = 1.05
+"""Boards of one kind differ a little in the memory that the driver leaves."""
 COUNTS = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
 WORLD_RULES = ("world", "expert_world", "batch")
 """Rules without which nothing can be reckoned."""
+
+
+def _refuse_peak(cluster: ClusterSpec, measured: Measured | None) -> None:
+    """Refuse a peak that the named GPU could not have held: it was measured on another."""
+    peak, memory = measured.peak_bytes if measured else None, cluster.gpu.memory_bytes
+    if peak is not None and peak > memory * MOST_FULL:
+        law = f"the run reserved {format_bytes(peak)} on a GPU, but one of {cluster.name} has {format_bytes(memory)}"
+        raise UsageError(f"{law}: name the --cluster that it ran on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,7 @@ class Case:
         fatal = next((reason for rule, reason in broken if rule.name in WORLD_RULES), None)
         if fatal is not None:
             raise UsageError(f"the run cannot be reckoned, because {fatal}: give the GPUs and the batch that it has")
+        _refuse_peak(planner.cluster, measured)
         return cls(
             planner=planner,
             layout=layout,
@@ -119,6 +131,11 @@ class Case:
         model, job = self.planner.model, self.planner.job
         kept = [layout for layout in dict.fromkeys(layouts) if layout != self.layout]
         return self.planner.evaluate([layout for layout in kept if not broken_rules(model, job, layout)])
+
+    def refusal(self, layout: Layout) -> str | None:
+        """Return why the framework does not take a layout, or None where it does."""
+        broken = broken_rules(self.planner.model, self.planner.job, layout)
+        return broken[0][1] if broken else None
 
     def fits(self, planned: PlannedLayout) -> bool:
         """Tell whether a layout is taken to fit, its memory being off by as much as that of the run was."""

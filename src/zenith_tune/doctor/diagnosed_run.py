@@ -20,7 +20,7 @@ from zenith_tune.presets.megatron_lm_job import Given, read_job
 from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.registry import PresetRegistry
 
-MEGATRON_LM = "megatron-lm"
+MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
 WORDS = {
     "preset megatron-lm": "the doctor",
@@ -63,6 +63,10 @@ def from_command(command: str, told: Told) -> DiagnosedRun:
         name = told.preset or recognised(command)
         if name == MEGATRON_LM:
             return megatron_lm_run(command, told)
+        if name == MEGATRON:
+            from zenith_tune.doctor.megatron_run import megatron_run
+
+            return megatron_run(command, told)
         preset = made_preset(name, told.all_args)
         preset.bind(command)
         point = preset.own_point(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from zenith_tune.describe.terminal_text import plain_text
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     DiagnosedRun,
@@ -26,7 +27,7 @@ from zenith_tune.evaluators.megatron import MegatronEvaluator
 
 def from_log(path: Path, command: str | None, told: Told) -> DiagnosedRun:
     """Read what a log measured, and the run from its command or else from the arguments that the log dumps."""
-    log = read_bytes(path).decode("utf-8", errors="replace")
+    log = plain_text(read_bytes(path).decode("utf-8", errors="replace"))
     if command is not None:
         run, evaluator = from_command(command, told), _evaluator(command, told)
     else:

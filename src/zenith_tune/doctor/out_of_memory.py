@@ -29,9 +29,12 @@ def remedies(case: Case) -> tuple[Remedy, ...]:
 
 
 def _remedy(case: Case, name: str, layouts: Iterator[Layout], why_none: str) -> Remedy:
-    legal = case.legal(layouts)
+    offered = list(layouts)
+    legal = case.legal(offered)
     if not legal:
-        return Remedy(name=name, change="", planned=None, fits=False, cost=None, why_not=why_none)
+        # What rules forbid is told by its rule: mostly one that the run itself breaks.
+        why_not = case.refusal(offered[0]) if offered else None
+        return Remedy(name=name, change="", planned=None, fits=False, cost=None, why_not=why_not or why_none)
     fitting = [planned for planned in legal if case.fits(planned)]
     chosen = min(fitting, key=case.step_s) if fitting else min(legal, key=lambda planned: planned.memory_bytes)
     cost = (case.step_s(chosen) if fitting else chosen.roomy_s) / case.planned.roomy_s - 1
@@ -84,4 +87,4 @@ def _why_not_wider(case: Case) -> str:
         return "every GPU holds another part of the model already"
     if size <= at.tp:
         return f"NVLink joins {size} GPUs, and TP is {at.tp}" if size > 1 else "no NVLink joins the GPUs"
-    return "heads and batch allow no larger size"
+    return f"no size above {at.tp} fits into {size} GPUs that NVLink joins"

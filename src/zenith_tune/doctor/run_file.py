@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
@@ -14,9 +15,9 @@ MAX_BYTES = 256 * MIB
 def read_bytes(path: Path) -> bytes:
     """Return what a file holds."""
     try:
-        with open_regular(path.resolve()) as file:
+        with open_regular(Path(os.path.realpath(path))) as file:
             data: bytes = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         law = f"the doctor needs a study's folder, a log or -- COMMAND, but {str(path)!r} cannot be read ({reason})"
         raise UsageError(f"{law}: check the path") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Valu
 from zenith_tune.placeholders import fill_placeholders
 from zenith_tune.presets.accelerate_backend import DEFAULT, Backend, FsdpBackend, PlainBackend
 from zenith_tune.presets.accelerate_deepspeed import DeepSpeedBackend
+from zenith_tune.presets.accelerate_island import TensorIsland, tensor_island
 from zenith_tune.presets.accelerate_job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, Given, read_job
 from zenith_tune.presets.accelerate_launch import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
 from zenith_tune.presets.accelerate_megatron import MegatronBackend
@@ -85,6 +87,7 @@ class AcceleratePreset(TuningPreset):
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
         self._subject = self._unasked()
+        self._island = self._unseen()
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -96,6 +99,7 @@ class AcceleratePreset(TuningPreset):
         job = read_job(command, self._given)
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max)
         self._subject = self._unasked()
+        self._island = self._unseen()
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
@@ -110,9 +114,17 @@ class AcceleratePreset(TuningPreset):
             from zenith_tune.zero.feasibility import why_surely_too_large
 
             return why_surely_too_large(subject, params)
-        if broken is None and isinstance(self._backend, MegatronBackend) and isinstance(subject, PlanSubject):
-            return self._backend.explain_model(params, subject)
+        if broken is None and isinstance(self._backend, MegatronBackend):
+            return self._explain_megatron(self._backend, params, subject)
         return broken
+
+    def _explain_megatron(
+        self, backend: MegatronBackend, params: Mapping[str, Value], subject: PlanSubject | UsageError
+    ) -> str | None:
+        of_model = backend.explain_model(params, subject) if isinstance(subject, PlanSubject) else None
+        if of_model is not None or int(params["tp"]) == 1 or (island := self._island()) is None:
+            return of_model
+        return island.explain(int(params["tp"]), int(backend.axes["tp"][0]))
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._backend.layout(params)
@@ -193,7 +205,9 @@ class AcceleratePreset(TuningPreset):
 
     def notes(self, command: str) -> list[str]:
         planned = self._subject.get()
-        return accelerate_notes(self._backend, planned if isinstance(planned, UsageError) else None)
+        notes = accelerate_notes(self._backend, planned if isinstance(planned, UsageError) else None)
+        island = self._island() if isinstance(self._backend, MegatronBackend) else None
+        return notes if island is None else [*notes, island.reason]
 
     @property
     def _backend(self) -> Backend:
@@ -203,3 +217,6 @@ class AcceleratePreset(TuningPreset):
 
     def _unasked(self) -> LookedUpSubject[PlanSubject]:
         return LookedUpSubject(lambda: accelerate_subject(self._backend, self.cluster))
+
+    def _unseen(self) -> Callable[[], TensorIsland | None]:
+        return functools.cache(lambda: tensor_island(self._backend.job, self.cluster, self._subject.get()))

@@ -90,11 +90,12 @@ def read_job(command: str, given: Given) -> AccelerateJob:
     carriers = frozenset(placeholder_names(command, ("mbs", "gas", "recompute")))
     mbs_option = given.mbs_option or next((name for name in MBS_OPTIONS if line.has(name)), None)
     gas_option = given.gas_option or _gas_option(line, mbs_option)
+    num_gpus = _num_gpus(settings, given, launch)
     return AccelerateJob(
         settings=settings,
         backend=backend,
-        num_gpus=_num_gpus(settings, given, launch),
-        num_machines=settings.whole("num_machines") or 1,
+        num_gpus=num_gpus,
+        num_machines=_num_machines(settings, num_gpus),
         own_accumulation=_accumulation(settings, ds_config, line, gas_option, backend),
         own_micro_batch=_micro_batch(line, ds_config, mbs_option),
         given_batch=given.gbs,
@@ -107,6 +108,14 @@ def read_job(command: str, given: Given) -> AccelerateJob:
         model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
         seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _count(line, name))), None),
     )
+
+
+def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
+    found = settings.whole("num_machines") or 1
+    if num_gpus % found:
+        law = f"{settings.source}: num_processes must be a multiple of num_machines, but got {num_gpus} and {found}"
+        raise UsageError(f"{law}: Accelerate would start {num_gpus // found} on each; correct one of them")
+    return found
 
 
 def _refuse_unknown(launch: Launch) -> None:

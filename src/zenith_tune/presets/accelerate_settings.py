@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,8 +117,8 @@ def _checked(values: Yaml, source: str) -> AccelerateSettings:
     for key in values:
         if key not in TOP | OLD:
             close = difflib.get_close_matches(key, TOP, n=1)
-            guess = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{source}: Accelerate knows no key {key!r}{guess} Correct it")
+            cure = f"; did you mean {close[0]!r}?" if close else ": take it out"
+            raise UsageError(f"{source}: Accelerate knows no key {reprlib.repr(key)}{cure}")
     if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         law = "the preset accelerate starts jobs on machines of your own"
         raise UsageError(f"{source}: {law}, but compute_environment is {values['compute_environment']}: change it")

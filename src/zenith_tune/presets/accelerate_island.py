@@ -1,0 +1,47 @@
+"""How far tensor parallelism may reach on the machines that a job runs on, where they are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.accelerate_job import AccelerateJob
+
+if TYPE_CHECKING:
+    from zenith_tune.describe.cluster_spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorIsland:
+    """Hold how many GPUs of a machine NVLink joins, where that is not all of them."""
+
+    size: int
+    reason: str
+
+    def explain(self, tp: int, own_tp: int) -> str | None:
+        """Return why a degree is not tried; what the job itself has always is."""
+        return None if tp in (1, own_tp) or tp <= self.size else f"tp must stay within {self.size}: {self.reason}"
+
+
+def tensor_island(job: AccelerateJob, cluster: str | None, subject: PlanSubject | UsageError) -> TensorIsland | None:
+    """Return the island, or None where every GPU of a machine is joined or nothing is known of the machines."""
+    machines = _machines(job, cluster, subject)
+    # A machine with fewer GPUs than the job takes of each, such as a login node, is not where it runs.
+    if machines is None or not machines.fast_domain < job.gpus_per_machine <= machines.gpus_per_node:
+        return None
+    from zenith_tune.describe.tensor_island import tensor_reason
+
+    return TensorIsland(size=machines.fast_domain, reason=tensor_reason(machines))
+
+
+def _machines(job: AccelerateJob, cluster: str | None, subject: PlanSubject | UsageError) -> ClusterSpec | None:
+    if isinstance(subject, PlanSubject):
+        return subject.cluster
+    from zenith_tune.presets.job_cluster import job_cluster
+
+    try:
+        return job_cluster(cluster, job.num_gpus)
+    except UsageError:
+        return None
