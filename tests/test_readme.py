@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -85,18 +86,49 @@ def test_the_readme_names_make_targets_that_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_documented_preset_passes_its_contract(folder: Path) -> None:
-    preset, contract = blocks("docs/plugs.md", "python")
-    (folder / "test_mine.py").write_text(preset + contract)
-    done = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"], folder)
-    assert done.returncode == 0, done.stdout
+def test_the_first_studys_commands_work_as_written(folder: Path) -> None:
+    commands = [block for block in blocks("docs/first-study.md", "sh") if not block.startswith("make ")]
+    assert len(commands) >= 5
+    said = ""
+    for command in commands:
+        done = run(["bash", "-ec", command], folder)
+        assert done.returncode == 0, f"{command}{done.stderr}"
+        said += done.stdout
+    page = (ROOT / "docs/first-study.md").read_text()
+    for line in ("31 trials: 25 ok, 2 error, 4 oom", "gain: +43.3% over your command (221.1 TFLOP/s/GPU)"):
+        assert line in said and line in page, "the page shows another result"
+    assert "32 trials would run, 4 points pruned" in said and "note: resumed: 31 finished trials kept" in said
 
 
-NAMES = "study outcomes planner calibration plugs probe deepspeed presets guided checkpoints mimo doctor accelerate"
-PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES.split()))
+def test_the_megatron_page_quotes_what_was_measured() -> None:
+    page = (ROOT / "docs/megatron.md").read_text()
+    measured = json.loads((ROOT / "benchmarks/h200-optimize-2026-11-15.json").read_text())["studies"]["dense"]
+    base = measured[0]["value"]
+    for trial in measured:
+        gain = "" if trial["is_baseline"] else f"{100 * (trial['value'] / base - 1):+.1f}%"
+        row = f"{trial['value']:,.0f} | {gain}"
+        assert f"| {row.strip()} | {trial['step_s']:.2f} s | {trial['peak_memory_bytes'] / 2**30:.1f} GiB |" in page, (
+            row
+        )
+
+
+PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are made on GitHub."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_between_pages_leads_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text()):
-        assert (ROOT / page).parent.joinpath(target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", (ROOT / page).read_text()):
+        linked = (ROOT / page).parent / target if target else ROOT / page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+def test_the_index_of_the_documentation_names_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}

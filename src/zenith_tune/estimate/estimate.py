@@ -16,9 +16,9 @@ class Estimate:
 
     step_s: FloatArray
     time_parts: dict[str, FloatArray]
-    """Seconds of a step by cause: compute, recompute, tp, cp, ep, bubble, p2p, dp, optimizer, overhead."""
+    """Seconds of a step by cause: compute, recompute, memory, tp, cp, ep, bubble, p2p, dp, optimizer, overhead."""
     memory_bytes: FloatArray
-    """Peak allocated memory of the fullest pipeline stage, with what the allocator holds in reserve."""
+    """Peak of the fullest pipeline stage as the device sees it: allocated, the allocator's reserve, the CUDA context."""
     memory_parts: dict[str, FloatArray]
     """Bytes on the fullest stage by cause: weights, gradients, optimizer, activations, logits, buffers, reserve..."""
     step_spread: FloatArray

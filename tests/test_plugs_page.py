@@ -1,0 +1,42 @@
+"""The preset, strategy, evaluator and runner of docs/plugs.md, held to their contracts as the page writes them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_readme import blocks, run
+from zenith_tune import testing
+from zenith_tune.runners.base import Job, Runner
+
+PAGE = "docs/plugs.md"
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_example_of_the_page_passes_its_contract(tmp_path: Path) -> None:
+    code = "\n\n".join(blocks(PAGE, "python"))
+    (tmp_path / "test_page.py").write_text(code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = run([sys.executable, "-m", "pytest", "-q", "-rA", "-W", "error", "-p", "no:cacheprovider", "."], tmp_path)
+    assert done.returncode == 0, done.stdout
+    suites = [name for name in testing.__all__ if name.endswith("Contract")]
+    held = set(re.findall(r"class Test\w+\((\w+)\)", code))
+    assert held == set(suites), "the page leaves a contract out"
+    for suite in suites:
+        (subject,) = re.findall(rf"class (Test\w+)\({suite}\)", code)
+        assert f"::{subject}::" in done.stdout, f"nothing of {subject} ran"
+    assert "PASSED test_page.py::test_a_study_with_all_of_them" in done.stdout
+
+
+def test_the_page_names_every_method_that_a_runner_and_a_job_must_have() -> None:
+    page = (ROOT / PAGE).read_text()
+    for cls in (Runner, Job):
+        needed = [name for name, _ in inspect.getmembers(cls, inspect.isroutine) if not name.startswith("_")]
+        assert len(needed) >= 4
+        assert [name for name in needed if not re.search(rf"`{name}\b|def {name}\(", page)] == []
