@@ -18,7 +18,7 @@ class Estimate:
     time_parts: dict[str, FloatArray]
     """Seconds of a step by cause: compute, recompute, memory, tp, cp, ep, bubble, p2p, dp, optimizer, overhead."""
     memory_bytes: FloatArray
-    """Peak of the fullest pipeline stage as the device sees it: allocated, the allocator's reserve, the CUDA context."""
+    """Peak of the fullest pipeline stage as the device sees it: allocated, allocator's reserve, CUDA context."""
     memory_parts: dict[str, FloatArray]
     """Bytes on the fullest stage by cause: weights, gradients, optimizer, activations, logits, buffers, reserve..."""
     step_spread: FloatArray

@@ -1,7 +1,8 @@
 """Peak memory of each layout: the fullest stage, at the fullest moment of a step.
 
 The moments are the loss going forward, the loss going backward, the attention and the feed-forward part of the first
-layer to go backward, the last layer to go backward (where gradients are freed after each step), and the optimizer's step; the peak is the largest of them.
+layer to go backward, the last layer to go backward (where gradients are freed after each step), and the optimizer's
+step; the peak is the largest of them.
 """
 
 from __future__ import annotations
