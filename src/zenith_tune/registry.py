@@ -140,5 +140,9 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
 RunnerRegistry: Registry[Runner] = Registry(
     "runner",
     "zenith_tune.runners",
-    {"local": "zenith_tune.runners.local"},
+    {
+        "hostfile": "zenith_tune.runners.hostfile",
+        "local": "zenith_tune.runners.local",
+        "ray": "zenith_tune.runners.ray",
+    },
 )

@@ -56,3 +56,9 @@ def test_options_are_taken_out() -> None:
 def test_inside_quotes_the_inner_command_is_edited() -> None:
     launcher = found("bash -c 'cd /a && torchrun t.py' | tee log")
     assert launcher.with_options({"--master-port": "4"}) == "bash -c 'cd /a && torchrun --master-port 4 t.py' | tee log"
+
+
+def test_a_flag_in_front_of_the_script_does_not_swallow_it() -> None:
+    launcher = found("torchrun --standalone train.py --lr 1")
+    assert launcher.option("--standalone") == ""
+    assert launcher.with_options({}, without=("--standalone",)) == "torchrun train.py --lr 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from zenith_tune.command_line.launcher_catalog import LAUNCHERS
 from zenith_tune.command_line.launchers import program_name
 from zenith_tune.command_line.option_words import canonical
 from zenith_tune.command_line.shell_target import Target, find_target
@@ -45,6 +46,7 @@ class RankLauncher:
         self.kind = span.kind
         self._first = span.first
         self._words = target.words[span.first : target.first]
+        self._flags = LAUNCHERS[span.kind].flags
 
     @classmethod
     def find(cls, command: str) -> RankLauncher | None:
@@ -86,7 +88,8 @@ class RankLauncher:
                 continue
             _, equals, value = word.value.partition("=")
             follow = self._words[index + 1 : index + 2]
-            takes = not equals and bool(follow) and not follow[0].value.startswith("-")
+            is_flag = _name(word).removeprefix("--") in self._flags
+            takes = not equals and not is_flag and bool(follow) and not follow[0].value.startswith("-")
             found.append((word, value if equals else follow[0].value if takes else "", follow if takes else ()))
         return found
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zenith_tune.command_line import CommandLine
+from zenith_tune.describe.hostfile import read_hostfile
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.presets.deepspeed_command import LAUNCHERS, PRESET, launcher_option, launcher_words
 from zenith_tune.regular_file import open_regular
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 """Where DeepSpeed's launcher looks unless it is told otherwise."""
-_HOST = re.compile(r"^(\S+)\s+slots=(\d{1,6})")
 _YAML_PROCESSES = re.compile(r"^num_processes:\s*(\d{1,6})\s*$", re.MULTILINE)
 MAX_BYTES = 1 << 20
 
@@ -67,17 +67,10 @@ def _filtered(hosts: dict[str, int], include: str, exclude: str) -> int | None:
 
 def _hosts(path: str | None) -> dict[str, int]:
     """Return the slots of each host of a hostfile; the launcher goes on without one that is not there."""
-    found: dict[str, int] = {}
-    for number, line in enumerate(_lines(path or DEFAULT_HOSTFILE), start=1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        match = _HOST.match(text)
-        if match is None or match[1] in found:
-            law = "a hostfile must have one line `name slots=8` for each host"
-            raise UsageError(f"{law}, but line {number} of {path or DEFAULT_HOSTFILE} is {text[:80]!r}: correct it")
-        found[match[1]] = int(match[2])
-    return found
+    try:
+        return read_hostfile(path or DEFAULT_HOSTFILE)
+    except OSError:
+        return {}
 
 
 def _accelerate_file(words: list[str]) -> int | None:

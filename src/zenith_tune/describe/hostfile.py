@@ -1,0 +1,39 @@
+"""The hosts of a hostfile as DeepSpeed and MPI write it: one line `name slots=8` for each."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from zenith_tune.errors import UsageError
+from zenith_tune.regular_file import open_regular
+
+_HOST = re.compile(r"^(\S+)\s+slots=(\d{1,6})")
+_MAX_BYTES = 1 << 20
+
+
+def read_hostfile(path: str) -> dict[str, int]:
+    """Return the slots of each host, in the order of the file; raises OSError where it cannot be read."""
+    with open_regular(Path(os.path.realpath(path))) as file:
+        text = file.read(_MAX_BYTES).decode("utf-8", errors="replace")
+    return parse_hostfile(text, path)
+
+
+def parse_hostfile(text: str, path: str) -> dict[str, int]:
+    """Return the slots of each host that the text names; `path` is what a message calls it.
+
+    >>> parse_hostfile("n1 slots=8\\n# spare\\nn2 slots=4\\n", "hosts")
+    {'n1': 8, 'n2': 4}
+    """
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        match = _HOST.match(entry)
+        if match is None or match[1] in found:
+            law = "a hostfile must have one line `name slots=8` for each host"
+            raise UsageError(f"{law}, but line {number} of {path} is {entry[:80]!r}: correct it")
+        found[match[1]] = int(match[2])
+    return found

@@ -1,0 +1,93 @@
+"""One command for all nodes of a trial, whose launcher is told which node it is on and where they meet."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from zenith_tune.command_line.option_words import canonical
+from zenith_tune.command_line.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
+from zenith_tune.command_line.shell_target import find_target
+from zenith_tune.errors import CommandError, UsageError
+
+NODE_RANK = "ZENITHTUNE-NODE-RANK"
+"""Stands in the command for the number of the node."""
+_TORCH_MEETING = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf")
+_NAMES_HOSTS = ("--include", "-i", "--exclude", "-e")
+
+
+def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
+    """Return the command that each node starts; NODE_RANK in it is to be replaced by the node's own number.
+
+    >>> gang_command("torchrun train.py", 2, "n1", 29511)
+    'torchrun --nnodes 2 --node-rank ZENITHTUNE-NODE-RANK --master-addr n1 --master-port 29511 train.py'
+    """
+    launcher = RankLauncher.find(command)
+    meeting = {"nodes": str(num_nodes), "rank": NODE_RANK, "address": shlex.quote(address), "port": str(port)}
+    if launcher is not None and launcher.kind == TORCHRUN:
+        return _torchrun(launcher, command, meeting)
+    if num_nodes == 1:
+        return command
+    if launcher is not None and launcher.kind == ACCELERATE:
+        names = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+        return launcher.with_options(dict(zip(names, meeting.values(), strict=True)))
+    if launcher is None and not _reads_its_rank(command):
+        law = f"a command on {num_nodes} nodes must start its ranks by torchrun, deepspeed or accelerate"
+        raise UsageError(f"{law}, or read $NODE_RANK, $NNODES, $MASTER_ADDR and $MASTER_PORT, but this one does not")
+    return command
+
+
+def gang_environment(num_nodes: int, rank: int, address: str, port: int) -> dict[str, str]:
+    """Return the variables by which a script knows its node and its peers."""
+    names = {"NNODES": num_nodes, "NODE_RANK": rank, "MASTER_ADDR": address, "MASTER_PORT": port}
+    return {name: str(value) for name, value in names.items()}
+
+
+def is_deepspeed(command: str) -> bool:
+    """Tell whether DeepSpeed's launcher starts the ranks."""
+    launcher = RankLauncher.find(command)
+    return launcher is not None and launcher.kind == DEEPSPEED
+
+
+def deepspeed_command(
+    command: str, options: Mapping[str, str], *, flags: Sequence[str] = (), without: Sequence[str] = ()
+) -> str:
+    """Return a deepspeed command with these options and flags, and without those by which it names its hosts."""
+    launcher = RankLauncher.find(command)
+    if launcher is None or launcher.kind != DEEPSPEED:
+        raise UsageError("the command must start deepspeed, but it does not")
+    for name in _NAMES_HOSTS:
+        if (hosts := launcher.option(name)) is not None:
+            law = f"a trial's hosts are given out by the runner, but the command names its own by {name} {hosts[:60]}"
+            raise UsageError(f"{law}: take it out")
+    added = {name: shlex.quote(value) for name, value in options.items()}
+    added |= {flag: "" for flag in flags if launcher.option(canonical(flag)) is None}
+    return launcher.with_options(added, without=("-H", "--hostfile", "--num-nodes", "--master-addr", *without))
+
+
+def check_gang_command(command: str, num_nodes: int) -> None:
+    """Raise UsageError for a command that cannot be started on so many nodes."""
+    if is_deepspeed(command):
+        deepspeed_command(command, {})
+    else:
+        gang_command(command, num_nodes, "", 0)
+
+
+def _torchrun(launcher: RankLauncher, command: str, meeting: dict[str, str]) -> str:
+    if launcher.option("--standalone") is not None:
+        if meeting["nodes"] == "1":
+            return command
+        law = "torchrun --standalone keeps a job on one node"
+        raise UsageError(f"{law}, but it is to run on {meeting['nodes']}: take --standalone out")
+    names = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
+    return launcher.with_options(dict(zip(names, meeting.values(), strict=True)), without=_TORCH_MEETING)
+
+
+def _reads_its_rank(command: str) -> bool:
+    """Tell whether a command without a launcher can know which node it is on."""
+    if "NODE_RANK" in command:
+        return True
+    try:
+        return find_target(command).by_shell
+    except CommandError:
+        return False

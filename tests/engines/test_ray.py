@@ -1,0 +1,203 @@
+"""The Ray runner on a real cluster of two nodes, which are both on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.marked_processes import marked
+from tests.requirements import need_module
+from zenith_tune.errors import UsageError
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End, Job
+from zenith_tune.runners.ray import RayRunner
+from zenith_tune.testing import RunnerContract
+
+NODE = {"num_cpus": 8, "num_gpus": 8, "object_store_memory": 80 << 20}
+
+
+HEAD = {
+    "include_dashboard": False,
+    "_system_config": {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500},  # a dead node is known soon
+}
+
+
+@dataclass(kw_only=True)
+class TwoNodes:
+    runner: RayRunner
+    address: str
+    second: Any
+    cluster: Any
+
+    def run(self, folder: Path, command: str, resources: Resources, states: list[str] | None = None) -> Job:
+        folder.mkdir()
+        hears = (lambda state: None) if states is None else states.append
+        return self.runner.submit(command, folder, resources, on_state=hears)
+
+
+def at_the_second_try(start: Callable[[], Any]) -> Any:
+    """Start a node; Ray gives it up after 30 s, which a busy machine may miss."""
+    try:
+        return start()
+    except Exception:
+        return start()
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[TwoNodes]:
+    need_module("engines", "ray")
+    cluster_utils: Any = importlib.import_module("ray.cluster_utils")
+    cluster = at_the_second_try(lambda: cluster_utils.Cluster(initialize_head=True, head_node_args={**NODE, **HEAD}))
+    runner = RayRunner(address=cluster.address, grace_s=0.5)
+    try:
+        second = at_the_second_try(lambda: cluster.add_node(**NODE))
+        yield TwoNodes(runner=runner, address=cluster.address, second=second, cluster=cluster)
+    finally:
+        runner.close()
+        cluster.shutdown()
+
+
+def wait_for(text: str, job: Job, times: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while not job.log_path.exists() or job.log_path.read_text().count(text) < times:
+        assert time.monotonic() < deadline and job.poll() is None, job.poll()
+        time.sleep(0.05)
+
+
+class TestRayRunner(RunnerContract):
+    @pytest.fixture(autouse=True)
+    def _shared(self, ray_nodes: TwoNodes) -> None:
+        self._runner = ray_nodes.runner
+        self._runner.reset()
+
+    def make(self) -> RayRunner:
+        return self._runner
+
+
+def test_a_gang_spans_both_nodes_and_knows_its_ranks(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    states: list[str] = []
+    command = "echo $NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT on $CUDA_VISIBLE_DEVICES"
+    job = ray_nodes.run(tmp_path / "trial", command, Resources(nodes=2, gpus_per_node=8), states)
+    result = job.wait()
+    first, second = sorted(job.log_path.read_text().splitlines(), key=lambda line: line.startswith("["))
+    other = result.place.split(",")[1]
+    assert (result.end, result.exit_code) == (End.EXITED, 0)
+    assert first.startswith("0 of 2 at ") and first.endswith(" on 0,1,2,3,4,5,6,7")
+    assert second == f"[{other}] 1{first[1:]}", "the same place to meet, and all GPUs of another node"
+    assert len(set(result.place.split(","))) == 2
+    assert states[-1] == f"running on {result.place}"
+
+
+def test_trials_side_by_side_have_gpus_of_their_own_and_one_too_many_waits(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    four, states = Resources(gpus_per_node=4), list[str]()
+    jobs = [
+        ray_nodes.run(tmp_path / str(number), "echo up $CUDA_VISIBLE_DEVICES; sleep 100", four) for number in range(4)
+    ]
+    for job in jobs:
+        wait_for("up", job)
+    waiting = ray_nodes.run(tmp_path / "waiting", "true", four, states)
+    assert waiting.wait(1.5) is None
+    assert states == ["pending (Ray has no room for 4 GPUs yet)"]
+    assert ray_nodes.runner.num_running == 5
+    for job in jobs:
+        job.cancel()
+    results = [job.wait() for job in jobs]
+    given = {(result.place, job.log_path.read_text()) for job, result in zip(jobs, results, strict=True)}
+    assert len(given) == 4 and {text for _, text in given} == {"up 0,1,2,3\n", "up 4,5,6,7\n"}
+    assert {result.end for result in results} == {End.CANCELLED}
+    assert waiting.wait().exit_code == 0
+    assert not any(marked(tmp_path / str(number)) for number in range(4))
+
+
+def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    (tmp_path / "trial").mkdir()
+    program = (
+        "import sys, time; from pathlib import Path; from zenith_tune.resources import Resources\n"
+        "from zenith_tune.runners.ray import RayRunner\n"
+        "command = 'trap \"\" TERM; setsid sleep 1000 & echo up; wait'\n"
+        "job = RayRunner(address=sys.argv[1], grace_s=0.2).submit(command, Path(sys.argv[2]), Resources())\n"
+        "print(job.wait())\n"
+    )
+    tuner = subprocess.Popen([sys.executable, "-c", program, ray_nodes.address, str(tmp_path / "trial")])
+    log = tmp_path / "trial" / "log.txt"
+    while not log.exists() or "up" not in log.read_text():
+        assert tuner.poll() is None
+        time.sleep(0.1)
+    assert len(marked(tmp_path / "trial")) >= 2
+    os.kill(tuner.pid, signal.SIGKILL)
+    tuner.wait()
+    deadline = time.monotonic() + 30
+    while marked(tmp_path / "trial") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert marked(tmp_path / "trial") == []
+    assert ray_nodes.runner.recover(tmp_path / "trial") is None
+
+
+def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    # A program of this name that tells its arguments: the launcher itself takes a while to start.
+    program = tmp_path / "bin" / "deepspeed"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho told "$@"\n')
+    program.chmod(0o755)
+    held = ray_nodes.run(tmp_path / "held", "echo up $NODE_RANK; sleep 100", Resources(nodes=2, gpus_per_node=3))
+    wait_for("up", held, times=2)
+    job = ray_nodes.run(tmp_path / "trial", f"{program} --num_gpus 2 train.py", Resources(nodes=2, gpus_per_node=4))
+    result = job.wait()
+    held.cancel()
+    log, hostfile = job.log_path.read_text(), tmp_path / "trial" / "hostfile"
+    assert result.exit_code == 0 and hostfile.read_text() == "node-0 slots=5\nnode-1 slots=5\n", log
+    for rank in (0, 1):
+        assert f"told --hostfile {hostfile} --node_rank {rank} --master_addr" in log
+    assert log.count("--include node-0:3,4@node-1:3,4 --no_ssh train.py") == 2
+    with pytest.raises(UsageError, match="given out by the runner"):
+        ray_nodes.run(tmp_path / "refused", "deepspeed --include n1 train.py", Resources(nodes=2))
+
+
+def test_what_can_never_fit_is_refused_in_one_line(ray_nodes: TwoNodes) -> None:
+    runner = ray_nodes.runner
+    runner.prepare(Resources(gpus_per_node=2), None)
+    assert (runner.num_slots, runner.notes()) == (
+        8,
+        ["Ray cluster of 2 nodes: 8 trials side by side, each on 2 GPUs"],
+    )
+    with pytest.raises(UsageError, match="needs 3 nodes of 8 GPUs, but of the Ray cluster 2 of its 2 nodes"):
+        runner.prepare(Resources(nodes=3, gpus_per_node=8), None)
+    with pytest.raises(UsageError, match="0 of its 2 nodes have 9 GPUs"):
+        runner.prepare(Resources(gpus_per_node=9), None)
+    with pytest.raises(UsageError, match="room for 2: give --parallel auto, or at most 2"):
+        runner.prepare(Resources(gpus_per_node=8), 3)
+
+
+def test_a_killed_node_is_told_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    job = ray_nodes.run(tmp_path / "trial", "echo up $NODE_RANK; sleep 1000", Resources(nodes=2, gpus_per_node=8))
+    wait_for("up", job, times=2)
+    ray_nodes.cluster.remove_node(ray_nodes.second, allow_graceful=False)
+    result = job.wait(60)
+    lost = ray_nodes.second.node_id[:6]
+    assert result is not None and (result.end, result.exit_code) == (End.LOST, None)
+    assert result.place.endswith(f"#{lost}") and f"#{lost} was lost" in result.reason
+    assert marked(tmp_path / "trial") == []
+    again = ray_nodes.run(tmp_path / "again", "true", Resources(avoid=(result.place,))).wait()
+    assert (again.end, again.exit_code) == (End.EXITED, 0) and lost not in again.place
+
+
+def test_without_ray_the_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from zenith_tune.resources import Resources; from zenith_tune.runners.ray import RayRunner\n"
+        "from zenith_tune.errors import UsageError\n"
+        "try: RayRunner().prepare(Resources())\n"
+        "except UsageError as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "runner ray needs Ray: pip install 'zenith-tune[ray]'\n", ran.stderr
