@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 ENCODER = "vision"
 
 
-def read_options() -> argparse.Namespace:
-    """Read the command line."""
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, or the words that are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     degrees = dict.fromkeys(["encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp"], 1)
     steps = {"micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "log-interval": 1, "seed": 0}
@@ -48,8 +49,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--llm-recompute", action="store_true", help="recompute the language model's activations")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="go on from a checkpoint, of whatever layout")
+    parser.add_argument(
+        "--device-flops",
+        type=float,
+        metavar="F",
+        help="pace every rank like a device of F FLOP/s: it sleeps until its passes have taken FLOPs / F",
+    )
     parser.add_argument("--timeout-s", type=float, default=300.0, help="how long a rank waits for another")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def layout_of(options: argparse.Namespace) -> MimoLayout:
@@ -91,6 +98,14 @@ def images_of(options: argparse.Namespace) -> list[int]:
     return [counts[index % len(counts)] for index in range(options.global_batch_size)]
 
 
+def pace_of(options: argparse.Namespace) -> float | None:
+    """Return the speed that every rank is paced to, if any."""
+    flops: float | None = options.device_flops
+    if flops is not None and not 0 < flops < float("inf"):
+        raise UsageError(f"--device-flops must be a number above 0, but got {flops:g}: correct it.")
+    return flops
+
+
 def iteration_line(options: argparse.Namespace, iteration: int, step_s: float, tflops: float, done: StepResult) -> str:
     """Return one line as Megatron prints it."""
     fields = [
@@ -116,6 +131,8 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
     from zenith_tune.mimo.mimo_model import MimoModel
     from zenith_tune.mimo.mimo_optimizer import get_mimo_optimizer
     from zenith_tune.mimo.optimizer_config import OptimizerConfig
+    from zenith_tune.mimo.paced_rank import PacedRank
+    from zenith_tune.mimo.schedule import unwatched
     from zenith_tune.mimo.topology import Topology
     from zenith_tune.mimo.trainer import Trainer
 
@@ -123,6 +140,7 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
         lr=options.lr, clip_grad=options.clip_grad, use_distributed_optimizer=options.use_distributed_optimizer
     )
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    flops_per_s = pace_of(options)
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
     model = MimoModel(config_of(options), topology, device=device)
     return Trainer(
@@ -130,6 +148,7 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
         get_mimo_optimizer(model, optimizer_config),
         micro_batch_size=options.micro_batch_size,
         global_batch_size=options.global_batch_size,
+        around=unwatched if flops_per_s is None else PacedRank(model, flops_per_s),
     )
 
 
@@ -180,6 +199,7 @@ def main() -> int:
         layout = layout_of(options)
         config_of(options)
         images_of(options)
+        pace_of(options)
         if "RANK" in os.environ:
             train_as_one_rank(options)
             return 0

@@ -112,6 +112,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "demo": "zenith_tune.presets.demo",
         "megatron": "zenith_tune.presets.megatron",
         "megatron-lm": "zenith_tune.presets.megatron_lm",
+        "mimo": "zenith_tune.presets.mimo",
     },
 )
 StrategyRegistry: Registry[TuningStrategy] = Registry(
@@ -123,6 +124,7 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "optuna": "zenith_tune.strategies.optuna",
         "guided": "zenith_tune.strategies.guided",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
+        "mimo-ranked": "zenith_tune.strategies.mimo_ranked",
         "zero-progressive": "zenith_tune.strategies.zero_progressive",
     },
 )

@@ -51,6 +51,7 @@ def test_torchrun_starts_its_ranks_too(start: Start) -> None:
         ("--encoder-dp 2", "1 * 1 = 1 and 2"),
         ("--llm-offset 3", "without gap or overlap"),
         ("--images 1,x", "--images takes counts such as 2,1,3,0, but got '1,x'"),
+        ("--device-flops 0", "--device-flops must be a number above 0, but got 0"),
         ("--llm-hidden 30", "hidden size must be a multiple of the heads, but got 30 and 4"),
     ],
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,13 @@ from zenith_tune.mimo.stage_links import HIDDEN, StageLinks
 
 ReadMicroBatch = Callable[[str, int], MicroBatch]
 """Gives the micro-batch of that number that this rank's lane of that module reads."""
+AroundPass = Callable[[Mapping[str, MicroBatch], bool], contextlib.AbstractContextManager[None]]
+"""Opens around the arithmetic of a pass of these modules, forward or (True) backward; messages stay outside."""
+
+
+def unwatched(batches: Mapping[str, MicroBatch], is_backward: bool) -> contextlib.AbstractContextManager[None]:
+    """Let a pass run as it is."""
+    return contextlib.nullcontext()
 
 
 @dataclass(slots=True)
@@ -31,13 +39,14 @@ class LossSum:
 class PipelineSchedule:
     """1F1B: a stage begins with as many forwards as stages follow it, then takes turns, then drains."""
 
-    def __init__(self, model: MimoModel) -> None:
+    def __init__(self, model: MimoModel, around: AroundPass = unwatched) -> None:
+        self._around = around
         (self._role,) = model.topology.roles.values()
         self._module = model.parts[self._role.name]
         self._links = StageLinks(model, self._role)
         self._device, self._dtype = model.device, model.dtype
         self._num_ahead = model.topology.layout.stages_after(self._role.name, self._role.pp_rank)
-        self._in_flight: deque[tuple[dict[str, Tensor], Tensor]] = deque()
+        self._in_flight: deque[tuple[MicroBatch, dict[str, Tensor], Tensor]] = deque()
 
     def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
@@ -55,34 +64,37 @@ class PipelineSchedule:
         """Have nothing of its own to give back."""
 
     def _run_forward(self, batch: MicroBatch, total: LossSum, loss_scale: float) -> None:
+        name = self._role.name
         inputs = self._links.receive_forward()
-        if self._role.name != LANGUAGE:
-            items = batch.items[self._role.name].to(self._device, self._dtype)
-            output = self._module(inputs.get(HIDDEN, items))
-            self._links.send_forward(output, batch.rows_per_sample[self._role.name])
-        else:
-            hidden = inputs.get(HIDDEN)
-            if hidden is None:
-                hidden = self._module.embed(batch.tokens.to(self._device), inputs)
-            output = self._module(hidden)
-            if self._role.is_last_stage:
+        with self._around({name: batch}, False):
+            output = self._forward(batch, inputs)
+            if name == LANGUAGE and self._role.is_last_stage:
                 output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
-            else:
-                self._links.send_forward(output, [])
-        self._in_flight.append((inputs, output))
+        # The last stage of the language model has nobody to send to.
+        self._links.send_forward(output, batch.rows_per_sample.get(name, []))
+        self._in_flight.append((batch, inputs, output))
+
+    def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
+        if HIDDEN in inputs:
+            return self._module(inputs[HIDDEN])
+        if self._role.name != LANGUAGE:
+            return self._module(batch.items[self._role.name].to(self._device, self._dtype))
+        return self._module(self._module.embed(batch.tokens.to(self._device), inputs))
 
     def _run_backward(self) -> None:
-        inputs, output = self._in_flight.popleft()
-        torch.autograd.backward(output, self._links.receive_backward())
+        batch, inputs, output = self._in_flight.popleft()
+        grad = self._links.receive_backward()
+        with self._around({self._role.name: batch}, True):
+            torch.autograd.backward(output, grad)
         self._links.send_backward(inputs)
 
 
 class ColocatedSchedule:
     """Every rank runs its encoder lanes, then its language lane, one micro-batch after another."""
 
-    def __init__(self, model: MimoModel) -> None:
+    def __init__(self, model: MimoModel, around: AroundPass = unwatched) -> None:
         topology = model.topology
-        self._model = model
+        self._model, self._around = model, around
         self._counts = topology.roles[LANGUAGE].tp_rank == 0
         language = topology.grids[LANGUAGE]
         self._bridges = {
@@ -94,11 +106,15 @@ class ColocatedSchedule:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
         total = LossSum()
         for index in range(num_microbatches):
-            rows = {name: self._encode(name, read(name, index)) for name in self._bridges}
-            batch = read(LANGUAGE, index)
+            batches = {name: read(name, index) for name in (*self._bridges, LANGUAGE)}
+            rows = {name: self._encode(name, batches[name]) for name in self._bridges}
+            batch = batches[LANGUAGE]
             language = self._model.parts[LANGUAGE]
-            hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
-            (_loss(language, hidden, batch, total, self._counts) * loss_scale).backward()
+            with self._around({LANGUAGE: batch}, False):
+                hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
+                loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
+            with self._around(batches, True):
+                loss.backward()
         return total
 
     def close(self) -> None:
@@ -108,7 +124,9 @@ class ColocatedSchedule:
 
     def _encode(self, name: str, batch: MicroBatch) -> Tensor:
         items = batch.items[name].to(self._model.device, self._model.dtype)
-        return self._bridges[name].carry(self._model.parts[name](items), batch.rows_per_sample[name])
+        with self._around({name: batch}, False):
+            rows = self._model.parts[name](items)
+        return self._bridges[name].carry(rows, batch.rows_per_sample[name])
 
 
 def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
@@ -120,9 +138,8 @@ def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossS
     return loss
 
 
-def make_schedule(model: MimoModel) -> PipelineSchedule | ColocatedSchedule:
+def make_schedule(model: MimoModel, around: AroundPass = unwatched) -> PipelineSchedule | ColocatedSchedule:
     """Return the schedule of the model's layout; a collective."""
-    is_pipelined = model.topology.layout.language.pp > 1
-    return (
-        PipelineSchedule(model) if is_pipelined or not model.topology.layout.is_colocated else ColocatedSchedule(model)
-    )
+    layout = model.topology.layout
+    has_stages = layout.language.pp > 1 or not layout.is_colocated
+    return PipelineSchedule(model, around) if has_stages else ColocatedSchedule(model, around)

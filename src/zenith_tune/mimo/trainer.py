@@ -10,7 +10,7 @@ from zenith_tune.mimo.lost_peer import peers_expected
 from zenith_tune.mimo.mimo_model import MimoModel
 from zenith_tune.mimo.mimo_optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
-from zenith_tune.mimo.schedule import make_schedule
+from zenith_tune.mimo.schedule import AroundPass, make_schedule, unwatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,18 @@ class Trainer:
     """Train a model step by step; making one and each step are collectives of the whole world."""
 
     def __init__(
-        self, model: MimoModel, optimizer: MimoOptimizer, *, micro_batch_size: int, global_batch_size: int
+        self,
+        model: MimoModel,
+        optimizer: MimoOptimizer,
+        *,
+        micro_batch_size: int,
+        global_batch_size: int,
+        around: AroundPass = unwatched,
     ) -> None:
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self.model, self.optimizer = model, optimizer
-        self._schedule = make_schedule(model)
+        self._schedule = make_schedule(model, around)
         self.iteration = 0
 
     def step(self, batch: Sequence[Sample]) -> StepResult:

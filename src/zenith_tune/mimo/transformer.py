@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import TransformerConfig
+from zenith_tune.mimo.stage_layers import stage_layers
 from zenith_tune.mimo.tensor_parallel import ColumnLinear, RowLinear, TensorParallel
 
 
@@ -84,14 +84,3 @@ class StageBlocks(nn.ModuleDict):
         for block in self.values():
             hidden = checkpoint(block, hidden, use_reentrant=False) if self._recompute else block(hidden)
         return hidden
-
-
-def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:
-    """Return the layers of a stage, as even as they go.
-
-    >>> [list(stage_layers(5, stage, 3)) for stage in range(3)]
-    [[0], [1, 2], [3, 4]]
-    """
-    if num_stages > num_layers:
-        raise UsageError(f"pp must not exceed the layers, but got pp {num_stages} and {num_layers} layers.")
-    return range(num_layers * stage // num_stages, num_layers * (stage + 1) // num_stages)

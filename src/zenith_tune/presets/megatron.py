@@ -99,7 +99,7 @@ class MegatronPreset(TuningPreset):
     @classmethod
     def recognises(cls, command: str) -> bool:
         """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer."""
-        return runs_megatron(command)
+        return runs_megatron(command) and "pretrain_mimo.py" not in command  # which preset mimo reads
 
     def bind(self, command: str) -> None:
         self._command = command

@@ -23,7 +23,7 @@ from zenith_tune.presets.megatron_lm_script import find_pretrain_run, why_unread
 from zenith_tune.presets.megatron_lm_tree import megatron_version
 
 PRESET = "preset megatron-lm"
-OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "vlm", "vision_classify", "vision_dino")
+OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
 """Scripts for what is no decoder-only transformer, whose shape is not known here."""
 OTHER_SHARDING = (
     "--use-megatron-fsdp",

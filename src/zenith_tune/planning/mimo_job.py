@@ -1,0 +1,64 @@
+"""What layouts of an encoder and a language model are planned for: their work, the ranks, the batch and the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zenith_tune.describe.cluster_spec import LinkSpec
+from zenith_tune.mimo.module_work import ModuleWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoDevice:
+    """Hold what one rank computes with, and what a message between two costs."""
+
+    flops_per_s: float
+    tensor_link: LinkSpec
+    """Between the ranks of a tensor-parallel group."""
+    link: LinkSpec
+    """Between all others."""
+    memory_bytes: float = math.inf
+    number_bytes: int = 4
+    """Of activations and gradients on their way."""
+    state_bytes: float = 16.0
+    """Weight, gradient and optimizer state of one parameter."""
+    sharded_bytes: float = 0.0
+    """How many of these the data-parallel ranks share out."""
+    step_s: float = 0.0
+    """What a step costs whatever the layout: the optimizer and the agreements of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoJob:
+    """Hold all that a plan of per-module layouts needs."""
+
+    encoder: ModuleWork
+    language: ModuleWork
+    num_ranks: int
+    global_batch: int
+    items: tuple[int, ...]
+    """Items of the samples, round and round."""
+    device: MimoDevice
+    can_share_ranks: bool = True
+    """Whether both modules may live on all ranks."""
+    can_pipeline_encoder: bool = True
+    can_join_uneven: bool = True
+    """Whether more encoder lanes than language lanes may bring different numbers of items."""
+    recompute: tuple[tuple[bool, bool], ...] = ((False, False), (True, False), (False, True), (True, True))
+    """Which of encoder and language model may recompute their activations, the least first."""
+    expert_tensor: int = 1
+    """Tensor parallelism inside an expert."""
+
+    @property
+    def has_even_items(self) -> bool:
+        """Tell whether every sample has as many items."""
+        return len(set(self.items)) == 1
+
+    def period(self, samples: int) -> int:
+        """Return after how many micro-batches of that many samples the items repeat."""
+        return len(self.items) // math.gcd(len(self.items), samples)
+
+    def num_items(self, begin: int, end: int) -> int:
+        """Return the items of these samples of a global batch."""
+        return sum(self.items[index % len(self.items)] for index in range(begin, end))

@@ -1,0 +1,57 @@
+"""What a layout needs on its fullest rank: weights with their optimizer state, and activations in flight."""
+
+from __future__ import annotations
+
+from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout
+from zenith_tune.mimo.module_work import ModuleWork
+from zenith_tune.planning.mimo_candidate import ENCODER, MimoCandidate
+from zenith_tune.planning.mimo_job import MimoDevice, MimoJob
+from zenith_tune.planning.mimo_timeline import units_of
+
+
+def peak_memory_bytes(job: MimoJob, at: MimoCandidate) -> float:
+    """Return the memory of the fullest rank."""
+    num_microbatches = at.layout.num_microbatches(at.micro_batch, job.global_batch)
+    num_different = min(num_microbatches, job.period(at.micro_batch * at.language.dp))
+    parts: dict[str, list[float]] = {}
+    for name, work, module in ((ENCODER, job.encoder, at.encoder), (LANGUAGE, job.language, at.language)):
+        lanes = range(1 if job.has_even_items else module.dp)
+        units = max(max(units_of(job, at, name, lane, num_different)) for lane in lanes)
+        recompute = at.language_recompute if name == LANGUAGE else at.encoder_recompute
+        parts[name] = []
+        for stage in range(module.pp):
+            ahead = 0 if at.is_colocated else at.stages_after(name, stage)
+            in_flight = min(ahead + 1, num_microbatches)
+            states = state_bytes(work, module, stage, job.device, _expert_ranks(job, at, name))
+            kept = activation_numbers(work, module, stage, recompute=recompute) * units * in_flight
+            parts[name].append(states + kept * job.device.number_bytes)
+    peaks = [max(stages) for stages in parts.values()]
+    return sum(peaks) if at.is_colocated else max(peaks)
+
+
+def state_bytes(work: ModuleWork, module: ModuleLayout, stage: int, device: MimoDevice, expert_ranks: int = 1) -> float:
+    """Return the bytes of a stage's weights, gradients and optimizer state on one rank."""
+    params = sum(count * part.params(module.tp, expert_ranks) for part, count in work.stage_parts(stage, module.pp))
+    if not work.is_trained:
+        return params * device.number_bytes
+    return params * (device.state_bytes - device.sharded_bytes * (1 - 1 / module.dp))
+
+
+def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, recompute: bool) -> float:
+    """Return the numbers that one rank keeps of one unit until its backward pass.
+
+    A recomputed block keeps its input only, and one block at a time is there whole.
+    """
+    if not work.is_trained:
+        return work.hidden_numbers
+    numbers = 0.0
+    for part, count in work.stage_parts(stage, module.pp):
+        if recompute and part is work.layer:
+            numbers += count * work.hidden_numbers + part.kept(module.tp)
+        else:
+            numbers += count * part.kept(module.tp)
+    return numbers
+
+
+def _expert_ranks(job: MimoJob, at: MimoCandidate, name: str) -> int:
+    return at.expert_parallel * job.expert_tensor if name == LANGUAGE else 1

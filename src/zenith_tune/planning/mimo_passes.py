@@ -1,0 +1,78 @@
+"""What one pass of a stage takes on its ranks: arithmetic, and the sums of its tensor-parallel group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenith_tune.describe.cluster_spec import LinkSpec
+from zenith_tune.mimo.module_layout import ModuleLayout
+from zenith_tune.mimo.module_work import ModuleWork
+from zenith_tune.mimo.stage_layers import stage_layers
+from zenith_tune.planning.mimo_job import MimoDevice
+
+SUMS_PER_LAYER = 2
+"""Forward after attention and after the perceptron, backward before them (Megatron-LM, arXiv 1909.08053, figure 4)."""
+
+
+def all_reduce_s(link: LinkSpec, num_bytes: float, n: int) -> float:
+    """Return the time of a ring's 2 (n - 1) steps of bytes / n each; nothing for one rank."""
+    return 2 * (n - 1) * (link.latency_s + num_bytes / n / link.bytes_per_s) if n > 1 else 0.0
+
+
+def message_s(link: LinkSpec, num_bytes: float) -> float:
+    """Return the time from one rank to another."""
+    return link.latency_s + num_bytes / link.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Hold the time of one pass."""
+
+    compute_s: float = 0.0
+    tensor_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Return both together: a rank waits for the sums."""
+        return self.compute_s + self.tensor_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePasses:
+    """Tell what the passes of one stage take, by the units of a micro-batch."""
+
+    work: ModuleWork
+    layout: ModuleLayout
+    stage: int
+    recompute: bool
+    device: MimoDevice
+    expert_parallel: int = 1
+
+    def forward(self, num_units: float) -> PassTime:
+        """Return the time of a forward pass over that many units."""
+        flops = self.work.forward_flops(stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp)
+        return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, 1, is_forward=True))
+
+    def backward(self, num_units: float) -> PassTime:
+        """Return the time of a backward pass over that many units."""
+        if not self.work.is_trained:
+            return PassTime()
+        stage, pp, tp = self.stage, self.layout.pp, self.layout.tp
+        flops = self.work.backward_flops(stage=stage, num_stages=pp, tp=tp, recompute=self.recompute)
+        rounds = 2 if self.recompute else 1
+        return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, rounds, False))
+
+    def _exchanges_s(self, num_units: float, rounds: int, is_forward: bool) -> float:
+        """Return the time of the sums over tp and of the ways to the experts and back; none where there is nothing."""
+        if not num_units:
+            return 0.0
+        num_layers = len(stage_layers(self.work.num_layers, self.stage, self.layout.pp))
+        ends = int(self.stage == 0 and is_forward) + int(self.stage == self.layout.pp - 1)
+        link, number = self.device.tensor_link, self.device.number_bytes
+        one_sum = all_reduce_s(link, num_units * self.work.hidden_numbers * number, self.layout.tp)
+        experts = 0.0
+        if self.expert_parallel > 1:
+            away = (self.expert_parallel - 1) / self.expert_parallel
+            num_bytes = num_units * self.work.dispatched_numbers * number / self.layout.tp
+            experts = 2 * message_s(self.device.link, away * num_bytes)
+        return rounds * num_layers * (SUMS_PER_LAYER * one_sum + experts) + ends * one_sum

@@ -1,0 +1,148 @@
+"""The work of the modules that Megatron's MIMO example builds, from its options.
+
+s  tokens of a sequence          h  hidden size        f  width of a feed-forward part
+d  width of a Mamba layer        E  experts            w  hidden size of the language model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.model_config import TransformerConfig
+from zenith_tune.mimo.model_work import layer_work
+from zenith_tune.mimo.module_work import ModuleWork, PartWork
+
+PATTERN = "--hybrid-layer-pattern"
+KINDS = "M*-E"
+"""Mamba, attention, feed-forward, experts."""
+ENCODER = {"layers": 32, "hidden": 1280, "heads": 16, "patches": 1024}
+"""RADIO-H at 512 * 512 pixels a tile, which the example trains with; its options do not tell."""
+ROWS_PER_PATCH = 0.25
+"""Four patches are one token of the text (pixel shuffle)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Hold one layer's parameters and its forward FLOPs for one token."""
+
+    params: float = 0.0
+    expert_params: float = 0.0
+    flops: float = 0.0
+
+
+def megatron_language(args: MegatronArgs) -> ModuleWork:
+    """Return the language model's work by sample; layers of different kinds count as their average."""
+    h, s = _needed(args, "--hidden-size"), _needed(args, "--seq-length")
+    heads, vocab = _needed(args, "--num-attention-heads"), _needed(args, "--vocab-size")
+    layers = _layers(args, h, s, heads)
+    num = len(layers)
+    mean = _Layer(
+        params=sum(layer.params for layer in layers) / num,
+        expert_params=sum(layer.expert_params for layer in layers) / num,
+        flops=sum(layer.flops for layer in layers) / num,
+    )
+    top_k = args.count("--moe-router-topk") or 2
+    return ModuleWork(
+        num_layers=num,
+        layer=PartWork(
+            split_flops=s * mean.flops,
+            split_params=mean.params,
+            whole_params=2 * h,
+            expert_params=mean.expert_params,
+            split_kept=s * 12 * h,
+            whole_kept=2 * s * h,
+        ),
+        first=PartWork(split_params=vocab * h),
+        last=PartWork(split_flops=2.0 * s * h * vocab, split_params=vocab * h, split_kept=3 * s * vocab),
+        hidden_numbers=s * h,
+        widths=(("the language model's heads", heads),),
+        is_trained=not args.has("--freeze-lm"),
+        dispatched_numbers=s * h * top_k,
+        num_experts=args.count("--num-experts", least=0) or 0,
+    )
+
+
+def megatron_encoder(sizes: Mapping[str, int], args: MegatronArgs) -> ModuleWork:
+    """Return the encoder's work by tile."""
+    sizes = {**ENCODER, **sizes}
+    s, h, w = sizes["patches"], sizes["hidden"], _needed(args, "--hidden-size")
+    if h % sizes["heads"]:
+        law = "encoder_hidden must be a multiple of encoder_heads"
+        raise UsageError(f"{law}, but got {h} and {sizes['heads']}: correct --args")
+    config = TransformerConfig(num_layers=sizes["layers"], hidden_size=h, num_heads=sizes["heads"], ffn_size=4 * h)
+    rows = s * ROWS_PER_PATCH
+    projector = 4 * h * w
+    return ModuleWork(
+        num_layers=sizes["layers"],
+        layer=layer_work(config, s, is_causal=False),
+        first=PartWork(whole_flops=2.0 * s * 768 * h, whole_params=768 * h),
+        last=PartWork(split_flops=2.0 * rows * projector, split_params=projector, split_kept=rows * w),
+        hidden_numbers=s * h,
+        output_numbers=rows * w,
+        widths=(("the encoder's heads", sizes["heads"]),),
+        is_trained=not (args.has("--freeze-vit") or args.text("--training-stage") in ("stage1", "stage2")),
+    )
+
+
+def _layers(args: MegatronArgs, h: int, s: int, heads: int) -> list[_Layer]:
+    makers = {"M": _mamba(args, h), "*": _attention(args, h, s, heads), "-": _dense(args, h), "E": _experts(args, h)}
+    pattern = args.text(PATTERN)
+    if pattern is None:
+        second = makers["E"] if args.count("--num-experts", least=0) else makers["-"]
+        return [_both(makers["*"], second)] * _needed(args, "--num-layers")
+    kinds = pattern.partition("/")[0].replace("|", "")
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown or not kinds:
+        law = f"{PATTERN} must be made of {' '.join(KINDS)} for a plan"
+        raise UsageError(f"{law}, but has {' '.join(unknown) or 'nothing'}: take --preset megatron")
+    return [makers[kind] for kind in kinds]
+
+
+def _both(first: _Layer, second: _Layer) -> _Layer:
+    return _Layer(
+        params=first.params + second.params,
+        expert_params=first.expert_params + second.expert_params,
+        flops=first.flops + second.flops,
+    )
+
+
+def _attention(args: MegatronArgs, h: int, s: int, heads: int) -> _Layer:
+    width = heads * (args.count("--kv-channels") or h // heads)
+    groups = (args.count("--num-query-groups") or 1) if args.has("--group-query-attention") else heads
+    params = h * width * 2 + 2 * h * width * groups / heads
+    return _Layer(params=params, flops=2 * params + 2 * s * width)
+
+
+def _mamba(args: MegatronArgs, h: int) -> _Layer:
+    heads, dim = args.count("--mamba-num-heads") or 2 * h // 64, args.count("--mamba-head-dim") or 64
+    groups, state = args.count("--mamba-num-groups") or 8, args.count("--mamba-state-dim") or 128
+    d = heads * dim
+    params = h * (2 * d + 2 * groups * state + heads) + d * h
+    return _Layer(params=params, flops=2 * params + 6 * d * state)
+
+
+def _dense(args: MegatronArgs, h: int) -> _Layer:
+    params = _matrices(args) * h * (args.count("--ffn-hidden-size") or 4 * h)
+    return _Layer(params=params, flops=2 * params)
+
+
+def _experts(args: MegatronArgs, h: int) -> _Layer:
+    f = args.count("--moe-ffn-hidden-size") or args.count("--ffn-hidden-size") or 4 * h
+    num, top_k = args.count("--num-experts", least=0) or 0, args.count("--moe-router-topk") or 2
+    one = _matrices(args) * h * f
+    shared = _matrices(args) * h * (args.count("--moe-shared-expert-intermediate-size", least=0) or 0)
+    return _Layer(params=shared + h * num, expert_params=num * one, flops=2 * (shared + h * num + top_k * one))
+
+
+def _matrices(args: MegatronArgs) -> int:
+    return 3 if args.has("--swiglu") else 2
+
+
+def _needed(args: MegatronArgs, option: str) -> int:
+    number = args.count(option)
+    if number is None:
+        raise UsageError(f"the command must tell the model's shape, but has no {option}: add it to the command")
+    return number

@@ -1,0 +1,104 @@
+"""What is searched for a command that trains an encoder and a language model, and what a point of it stands for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
+from zenith_tune.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
+from zenith_tune.planning.mimo_candidate import MimoCandidate, why_not
+from zenith_tune.planning.mimo_candidates import MAX_TP, micro_batches
+from zenith_tune.planning.mimo_memory import peak_memory_bytes
+from zenith_tune.planning.mimo_plan import MimoPlan, plan_mimo
+from zenith_tune.presets.mimo_job import ReadCommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimoSpace:
+    """Hold the search space of one command; dp is what fills each module's ranks."""
+
+    read: ReadCommand
+    mbs_max: int
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters; `encoder_ranks` 0 means that both modules share all ranks."""
+        job = self.read.job
+        ranks = range(0 if job.can_share_ranks else 1, job.num_ranks)
+        space: dict[str, Parameter] = {"encoder_ranks": CategoricalParameter(list(ranks))}
+        for name, work in (("encoder", job.encoder), ("llm", job.language)):
+            degrees = [tp for tp in range(1, min(MAX_TP, job.num_ranks) + 1) if _splits(work.widths, tp)]
+            space[f"{name}_tp"] = CategoricalParameter(degrees)
+            if name == "llm" or job.can_pipeline_encoder:
+                stages = range(1, min(work.num_layers, job.num_ranks) + 1)
+                space[f"{name}_pp"] = CategoricalParameter(list(stages))
+        if len(self.read.expert_parallel) > 1:
+            space["llm_ep"] = CategoricalParameter(list(self.read.expert_parallel))
+        space["mbs"] = CategoricalParameter(list(micro_batches(job, self.mbs_max)))
+        if len(job.recompute) > 1:
+            space |= {"encoder_recompute": BoolParameter(), "llm_recompute": BoolParameter()}
+        return space
+
+    def candidate(self, params: Mapping[str, Value]) -> MimoCandidate:
+        """Return the layout of a point; raises UsageError where its ranks cannot be filled."""
+        recompute = self.read.job.recompute[0]
+        return MimoCandidate.of(
+            self.read.job.num_ranks,
+            encoder=(int(params["encoder_tp"]), int(params.get("encoder_pp", 1))),
+            language=(int(params["llm_tp"]), int(params["llm_pp"])),
+            encoder_ranks=int(params["encoder_ranks"]),
+            micro_batch=int(params["mbs"]),
+            encoder_recompute=bool(params.get("encoder_recompute", recompute[0])),
+            language_recompute=bool(params.get("llm_recompute", recompute[1])),
+            expert_parallel=int(params.get("llm_ep", 1)),
+        )
+
+    def point(self, at: MimoCandidate) -> Params:
+        """Return the point of a layout."""
+        values: Params = {
+            "encoder_ranks": at.encoder_ranks,
+            "encoder_tp": at.encoder.tp,
+            "encoder_pp": at.encoder.pp,
+            "llm_tp": at.language.tp,
+            "llm_pp": at.language.pp,
+            "llm_ep": at.expert_parallel,
+            "mbs": at.micro_batch,
+            "encoder_recompute": at.encoder_recompute,
+            "llm_recompute": at.language_recompute,
+        }
+        return {name: values[name] for name in self.parameters()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks, or that it does not fit; None where it is worth a trial."""
+        job = self.read.job
+        try:
+            at = self.candidate(params)
+        except UsageError as error:
+            return str(error)
+        if (broken := why_not(job, at)) is not None:
+            return broken
+        needed, most = peak_memory_bytes(job, at), job.device.memory_bytes
+        return f"a rank must fit {most / 2**30:.3g} GiB, but needs {needed / 2**30:.3g} GiB." if needed > most else None
+
+    def own_point(self) -> Params | None:
+        """Return the command's own point, where it is one of the space."""
+        own, space = self.read.own, self.parameters()
+        if own is None:
+            return None
+        point = {name: own.get(name) for name in space}
+        is_known = all(value is not None and space[name].contains(value) for name, value in point.items())
+        return {name: value for name, value in point.items() if value is not None} if is_known else None
+
+    @functools.cached_property
+    def plan(self) -> MimoPlan:
+        """Return the layouts by their predicted step."""
+        return plan_mimo(self.read.job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+
+    def points(self) -> Iterator[Params]:
+        """Yield the planned points, the fastest first."""
+        return (self.point(prediction.at) for prediction in self.plan.ranked)
+
+
+def _splits(widths: tuple[tuple[str, int], ...], tp: int) -> bool:
+    return all(width % tp == 0 for _, width in widths)

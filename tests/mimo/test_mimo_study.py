@@ -1,0 +1,41 @@
+"""`zenithtune optimize --preset mimo` on real CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., subprocess.CompletedProcess[str]]
+JOB = (
+    "--encoder-layers 2 --encoder-heads 2 --llm-layers 2 --llm-heads 2 --llm-hidden 32 --vocab-size 64 --images 2,0 "
+    "--global-batch-size 6 --micro-batch-size 3 --encoder-dp 2 --encoder-tp 1 --llm-dp 2 --train-iters 6 "
+    "--device-flops 3e7"
+)
+
+
+def test_a_study_ends_with_a_layout_at_least_as_fast_as_the_best_homogeneous_one(start: Start, tmp_path: Path) -> None:
+    options = ["--preset", "mimo", "--args", "top=1,mbs_max=1", "--no-baseline", "--no-early-stop"]
+    command = [sys.executable, "examples/mimo_train.py", *JOB.split()]
+    place = ["--output-dir", str(tmp_path), "--study-name", "study"]
+    done = start("-m", "zenith_tune.cli", "optimize", *options, *place, "--", *command)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    said = done.stdout
+    assert "layouts for 4 ranks planned" in said
+    assert re.search(r"stopped: tried 2 of \d+ planned layouts, 1 of them homogeneous", said)
+    trials = json.loads(next(tmp_path.rglob("*.json")).read_text())["trials"]
+    assert [trial["outcome"] for trial in trials] == ["ok", "ok"]
+    ratio = re.search(r"(\d\.\d\d)x as fast as the best homogeneous layout, (\S+) ms -> (\S+) ms a step", said)
+    assert ratio is not None, said
+    assert float(ratio[2]) > float(ratio[3])
+    causes = r"where it comes from, by the plan: (waiting|sums).* -> .*the encoder's 4 -> 1 ranks take .* an LLM stage"
+    assert re.search(causes, said), said
+    best = next(line for line in said.splitlines() if line.strip().startswith("encoder_ranks="))
+    assert "encoder_ranks=1 " in best and "--llm-offset 1" in said
