@@ -40,7 +40,7 @@ LAYERS: list[list[str]] = [
     ["tuner"],
     ["dry_run"],
     ["report"],
-    ["plan_request", "probe_command", "checkpoint_command", "doctor_command", "guide_command"],
+    ["plan_request", "probe_command", "checkpoint_command", "doctor_command", "guide_command", "report_command"],
     ["plan_command"],
     ["calibrate_command"],
     ["testing", "cli"],

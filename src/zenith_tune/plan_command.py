@@ -20,6 +20,7 @@ from zenith_tune.planning.risk import RISK
 from zenith_tune.probe_command import MAX_PROBES, NUM_STEPS
 
 if TYPE_CHECKING:
+    from zenith_tune.describe.topology import Topology
     from zenith_tune.emit.emission import Emission
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.planner import Planner
@@ -76,6 +77,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 )
 @click.option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K",
               help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write the plan as one HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
@@ -91,6 +93,8 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
         raise UsageError("--risk must be a probability above 0 and up to 1, but got nan: give another")
     if options["probe"] is not None:
         return _probe(command, options)
+    if options["html"] is not None:
+        _refuse_page(options)
     if command:
         raise UsageError("a training command is what --probe runs: give --probe K, or leave the command out")
     for name in OF_THE_JOB:
@@ -99,6 +103,8 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     request = read_request(options)
     if options["topology"] is not None:
         request = _linked(request, options)
+    elif options["cluster"].strip().lower() == "local":
+        request = _within_island(request, options, None)
     return _explain(request, options) if request.layout is not None else _plan(request, options)
 
 
@@ -118,21 +124,27 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
 
 def _linked(request: PlanRequest, options: Options) -> PlanRequest:
     """Return the request with its nodes linked as the matrix says, and tensor parallelism inside what NVLink joins."""
-    from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
+    from zenith_tune.describe.tensor_island import read_topology, with_topology
 
     path = options["topology"]
     topology = read_topology(path)
     cluster = with_topology(request.cluster, topology, path.name)
-    options["reason"] = tensor_reason(cluster, topology)
-    space = request.space
-    if options["max_tp"] is None:  # one that is given is meant
-        space = replace(space, max_tp=min(space.max_tp, cluster.fast_domain))
-    return replace(request, cluster=cluster, space=space)
+    return _within_island(replace(request, cluster=cluster), options, topology)
+
+
+def _within_island(request: PlanRequest, options: Options, topology: Topology | None) -> PlanRequest:
+    """Return the request with tensor parallelism inside what NVLink joins, and keep the reason for those who read."""
+    from zenith_tune.describe.tensor_island import tensor_reason
+
+    options["reason"] = tensor_reason(request.cluster, topology)
+    if options["max_tp"] is not None:  # one that is given is meant
+        return request
+    return replace(request, space=replace(request.space, max_tp=min(request.space.max_tp, request.cluster.fast_domain)))
 
 
 def _unbound(request: PlanRequest, options: Options, plan: Plan) -> PlanRequest | None:
     """Return the request with tensor parallelism of any size, where nothing fits inside what NVLink joins."""
-    if plan.best or options["topology"] is None or options["max_tp"] is not None:
+    if plan.best or "reason" not in options or options["max_tp"] is not None:
         return None
     options["reason"] += f"; nothing fits within {request.space.max_tp}, so that larger sizes are planned too"
     return replace(request, space=replace(request.space, max_tp=type(request.space)().max_tp))
@@ -154,6 +166,8 @@ def _plan(request: PlanRequest, options: Options) -> int:
     points = planner.pareto(gbs, **bounds) if options["pareto"] else None
     enough = None if plan.best else planner.enough_gpus(gbs, **bounds)
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
+    if options["html"] is not None:
+        _write_page(planner, plan, enough, emission, options)
     if options["as_json"]:
         _print_json({**_plan_object(plan, what_if, points, enough), **_reason(options)}, emission)
     else:
@@ -163,6 +177,29 @@ def _plan(request: PlanRequest, options: Options) -> int:
         report.more(points, what_if)
         _print(emission, options)
     return 0 if plan.best or (what_if and what_if.fits) else 1
+
+
+def _refuse_page(options: Options) -> None:
+    """Refuse what cannot be written before anything is planned."""
+    path = options["html"]
+    if options["explain"] is not None:
+        raise UsageError("--html is a page of all layouts and --explain about one: leave one of them out")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"--html must be a file in a folder that is there, but got {str(path)!r}: give another")
+
+
+def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
+    from zenith_tune.report.html.page import render_page
+    from zenith_tune.report.plan_digest import plan_digest
+    from zenith_tune.trial_folder import write_atomically
+
+    digest = plan_digest(planner, plan, enough, emission=emission, form=options["emit"] or "")
+    try:
+        write_atomically(options["html"], render_page(digest))
+    except OSError as error:
+        law = f"{str(options['html'])!r} cannot be written ({error.strerror})"
+        raise UsageError(f"{law}: give another --html") from error
+    click.echo(f"written: {options['html']}", err=options["as_json"] or _is_beside(options))
 
 
 def _plan_object(
@@ -204,11 +241,11 @@ def _is_beside(options: Options) -> bool:
 
 
 def _reason(options: Options) -> dict[str, Any]:
-    return {"tensor_parallel_reason": options["reason"]} if options["topology"] is not None else {}
+    return {"tensor_parallel_reason": options["reason"]} if "reason" in options else {}
 
 
 def _tell_reason(options: Options) -> None:
-    if options["topology"] is not None:
+    if "reason" in options:
         click.echo(f"note: {options['reason']}", err=_is_beside(options))
 
 

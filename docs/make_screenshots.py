@@ -1,0 +1,89 @@
+"""Writes docs/images from real pages: tunes the bundled trainer, plans, and lets Chromium draw what they give."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = Path(__file__).with_name("images")
+TRAINER = ROOT / "examples" / "fake_megatron_train.py"
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+JOB = "n_gpus=8,gbs=64,model=config.json,cluster=h100x8,seq=4096,folding=true"
+GUIDED = ("--study-name", "first", "--preset", "megatron", "--strategy", "guided", "--strategy-args", "learn=false")
+PLAN = ("--model", "llama3-70b", "--cluster", "h100x64", "--gbs", "512", "--seq", "8192")
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+
+
+def main() -> None:
+    """Make the pages in a folder of their own, and draw them."""
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(TRAINER, folder / "train.py")
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        zenithtune(folder, "optimize", *GUIDED, "--args", JOB, "--", "python", "train.py")
+        zenithtune(folder, "report", "first", "--output", "report.html")
+        zenithtune(folder, "plan", *PLAN, "--html", "plan.html")
+        driver = chromium()
+        try:
+            shoot(driver, folder / "report.html", IMAGES / "report.png", width=1280, height=980)
+            shoot(driver, folder / "report.html", IMAGES / "report-dark.png", width=390, height=1180, theme="dark")
+            shoot(driver, folder / "plan.html", IMAGES / "plan.png", width=1200, height=1060, at="#layouts")
+        finally:
+            driver.quit()
+
+
+def zenithtune(folder: Path, *arguments: str) -> None:
+    """Run the command line in a folder."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, check=True, stdout=subprocess.DEVNULL)
+
+
+def chromium() -> webdriver.Chrome:
+    """Start Debian's Chromium without a window."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+def shoot(
+    driver: webdriver.Chrome, page: Path, image: Path, *, width: int, height: int, theme: str = "light", at: str = ""
+) -> None:
+    """Draw the top of a page, or what begins at an element of it."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
+    driver.get(page.as_uri())
+    top = driver.execute_script(f"return document.querySelector('{at}').getBoundingClientRect().top - 16") if at else 0
+    clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
+    if at:
+        driver.execute_script("document.getElementById('top').style.position = 'static'")
+    shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    image.write_bytes(base64.b64decode(shot["data"]))
+
+
+if __name__ == "__main__":
+    main()

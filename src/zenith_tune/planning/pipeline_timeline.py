@@ -1,0 +1,185 @@
+"""What each stage of a pipeline does when in a step: 1F1B, or interleaved where a rank has several chunks.
+
+Legend: p stages, v chunks per stage, m micro-batches; the order of work is that of Megatron Core's schedules
+(Narayanan et al. 2021, figures 3 and 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.stage_time import stage_time
+from zenith_tune.estimate.time import FORWARD
+from zenith_tune.estimate.workload import Workload
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_rows import batch_of
+from zenith_tune.planning.planned_layout import PlannedLayout
+
+MAX_BARS = 1000
+"""More are not told apart by an eye."""
+ONCE = ("dp", "optimizer")
+"""Parts of a step that come after the last micro-batch."""
+
+Work = tuple[bool, int, int]
+"""Whether it is a forward pass, the chunk, and the micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Hold one pass of one micro-batch through one chunk."""
+
+    stage: int
+    chunk: int
+    micro_batch: int
+    is_forward: bool
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimeline:
+    """Hold the passes of one step."""
+
+    num_stages: int
+    num_chunks: int
+    num_micro_batches: int
+    shown_micro_batches: int
+    """Of a long step only its first micro-batches are drawn, as if there were no others."""
+    bars: tuple[Bar, ...]
+    tail_s: float
+    """Gradients and optimizer, after the last pass."""
+    idle_share: float
+    """What the stages wait of the drawn passes, on average."""
+
+
+def pipeline_timeline(
+    subject: PlanSubject, calibration: Calibration, planned: PlannedLayout
+) -> PipelineTimeline | None:
+    """Return the timeline of a planned step, to the scale of its estimate; None of a layout without a pipeline."""
+    layout = planned.layout
+    if layout.pp == 1:
+        return None
+    forward, backward = _pass_times(subject, calibration, layout)
+    shown = _shown(layout)
+    bars = simulate(forward, backward, chunks=layout.vp, micro_batches=shown)
+    if not bars:
+        return None
+    end_s = max(bar.end_s for bar in bars)
+    once_s = sum(planned.time_parts.get(name, 0.0) for name in ONCE)
+    # Messages and waits stretch every pass alike, so that a whole step ends when the estimate says.
+    scale = (planned.step_s - once_s) / end_s if shown == layout.num_micro_batches else 1.0
+    busy_s = sum(bar.end_s - bar.start_s for bar in bars)
+    return PipelineTimeline(
+        num_stages=layout.pp,
+        num_chunks=layout.vp,
+        num_micro_batches=layout.num_micro_batches,
+        shown_micro_batches=shown,
+        bars=tuple(replace(bar, start_s=bar.start_s * scale, end_s=bar.end_s * scale) for bar in bars),
+        tail_s=once_s,
+        idle_share=1 - busy_s / (end_s * layout.pp),
+    )
+
+
+def simulate(forward_s: Sequence[float], backward_s: Sequence[float], *, chunks: int, micro_batches: int) -> list[Bar]:
+    """Let every stage do its work in order, each pass as soon as what it needs is there; nothing if they would hang.
+
+    >>> [round(bar.end_s) for bar in simulate([1.0, 1.0], [2.0, 2.0], chunks=1, micro_batches=1)]
+    [1, 2, 4, 6]
+    """
+    p = len(forward_s)
+    plans = [_order(p, stage, chunks, micro_batches) for stage in range(p)]
+    at, free_s = [0] * p, [0.0] * p
+    ended: dict[tuple[bool, int, int], float] = {}
+    bars: list[Bar] = []
+    while len(bars) < sum(map(len, plans)):
+        before = len(bars)
+        for stage in range(p):
+            while at[stage] < len(plans[stage]):
+                is_forward, chunk, micro_batch = plans[stage][at[stage]]
+                place = chunk * p + stage
+                ready_s = _ready(ended, is_forward, place, p * chunks, micro_batch)
+                if ready_s is None:
+                    break
+                start_s = max(ready_s, free_s[stage])
+                seconds = (forward_s if is_forward else backward_s)[stage] / chunks
+                free_s[stage] = ended[is_forward, place, micro_batch] = start_s + seconds
+                bars.append(
+                    Bar(
+                        stage=stage,
+                        chunk=chunk,
+                        micro_batch=micro_batch,
+                        is_forward=is_forward,
+                        start_s=start_s,
+                        end_s=start_s + seconds,
+                    )
+                )
+                at[stage] += 1
+        if len(bars) == before:
+            return []
+    return sorted(bars, key=lambda bar: (bar.start_s, bar.stage))
+
+
+def _ready(ended: dict[Work, float], is_forward: bool, place: int, places: int, micro_batch: int) -> float | None:
+    """Return when a pass has what it needs; None while that is not there."""
+    if is_forward:
+        return 0.0 if place == 0 else ended.get((True, place - 1, micro_batch))
+    is_last = place == places - 1
+    return ended.get((True, place, micro_batch) if is_last else (False, place + 1, micro_batch))
+
+
+def _order(p: int, stage: int, v: int, m: int) -> list[Work]:
+    """Return the passes of a stage in order: a warm-up of forward passes, then one of each, then the rest."""
+    forward = [(True, *_turn(k, p, v)) for k in range(m * v)]
+    backward = [(False, v - 1 - chunk, micro_batch) for chunk, micro_batch in (_turn(k, p, v) for k in range(m * v))]
+    warm_up = min(p - stage - 1 if v == 1 else 2 * (p - stage - 1) + (v - 1) * p, m * v)
+    steady = [work for pair in zip(forward[warm_up:], backward, strict=False) for work in pair]
+    return [*forward[:warm_up], *steady, *backward[m * v - warm_up :]]
+
+
+def _turn(k: int, p: int, v: int) -> tuple[int, int]:
+    """Return chunk and micro-batch of a stage's k-th pass: interleaved, p micro-batches per chunk in turn."""
+    return (0, k) if v == 1 else (k % (p * v) // p, k // (p * v) * p + k % p)
+
+
+def _shown(layout: Layout) -> int:
+    most = max(MAX_BARS // (2 * layout.pp * layout.vp), 2 * layout.pp if layout.vp == 1 else layout.pp)
+    shown = min(layout.num_micro_batches, most)
+    return shown if layout.vp == 1 or shown < layout.pp else shown - shown % layout.pp
+
+
+def _pass_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> tuple[list[float], list[float]]:
+    """Return the seconds of a forward and of a backward pass of one micro-batch through each stage."""
+    whole, plain = (
+        _micro_batch_times(subject, calibration, layout),
+        _micro_batch_times(subject, calibration, _without_recompute(layout)),
+    )
+    forward = [FORWARD * seconds for seconds in plain]
+    return forward, [seconds - first for seconds, first in zip(whole, forward, strict=True)]
+
+
+def _micro_batch_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
+    """Return the seconds of one micro-batch on each stage: what a batch twice as large adds to a step."""
+    once, twice = (
+        _step_times(subject, calibration, replace(layout, global_batch=layout.global_batch * n)) for n in (1, 2)
+    )
+    return [float(more - less) / layout.num_micro_batches for less, more in zip(once, twice, strict=True)]
+
+
+def _step_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
+    job, cluster = subject.job, subject.cluster
+    coefficients = calibration.time.coefficients_for(
+        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
+    )
+    layouts, ranks = batch_of([layout] * layout.pp), np.arange(layout.pp, dtype=np.float64)
+    workload, machine = Workload.of(subject.model, job), Machine.of(cluster, job.precision)
+    return [float(s) for s in stage_time(workload, machine, layouts, job.framework, coefficients, ranks)]
+
+
+def _without_recompute(layout: Layout) -> Layout:
+    return replace(layout, recompute="none", recompute_layers=0)

@@ -1,0 +1,154 @@
+// The page: sections drawn from the data, drawn anew by `zenithtune.update(data)` without losing what was chosen.
+const SECTIONS = { study: STUDY_SECTIONS, plan: PLAN_SECTIONS, compare: COMPARE_SECTIONS };
+const THEME = "zenithtune-theme";
+const HEADER_PX = 72; // what the head of the page lies over
+const state = { open: {}, tables: {} };
+let page = null;
+
+class Page {
+  constructor(data) {
+    this.data = data;
+    this.sections = SECTIONS[data.kind];
+    this.nodes = new Map();
+    this.top();
+    const grid = el("div", { class: "grid" });
+    for (const section of this.sections) {
+      const node = el("section", {
+        class: `card${section.wide ? " wide" : ""}`,
+        id: section.id,
+        "aria-labelledby": section.title ? `${section.id}-title` : null,
+        "aria-label": section.title ? null : "Result",
+      });
+      this.nodes.set(section.id, node);
+      grid.append(node);
+    }
+    this.jump = el("nav", { class: "jump", "aria-label": "Sections" });
+    byId("main").replaceChildren(this.jump, grid);
+    this.drawAll();
+  }
+
+  update(data) {
+    // What is read stays where it is, though sections above it may grow or go.
+    const read = [...this.nodes.values()].find(
+      (node) => !node.hidden && node.getBoundingClientRect().bottom > HEADER_PX,
+    );
+    const top = read?.getBoundingClientRect().top ?? 0;
+    const focused = document.activeElement;
+    const key = focused?.dataset?.key;
+    const caret = focused instanceof HTMLInputElement ? [focused.selectionStart, focused.selectionEnd] : null;
+    this.data = data;
+    this.drawAll();
+    const again = key && document.querySelector(`[data-key="${CSS.escape(key)}"]`);
+    if (again && again !== document.activeElement) {
+      again.focus({ preventScroll: true });
+      if (caret && again instanceof HTMLInputElement) again.setSelectionRange(...caret);
+    }
+    if (read && !read.hidden) window.scrollBy({ top: read.getBoundingClientRect().top - top, behavior: "instant" });
+  }
+
+  drawAll() {
+    // All widths first: to ask for one between two sections would lay out the whole page each time.
+    const widths = this.sections.map((section) => this.width(section));
+    this.sections.forEach((section, index) => this.draw(section, widths[index]));
+    this.jump.replaceChildren(
+      ...this.sections
+        .filter((section) => section.title && !this.nodes.get(section.id).hidden)
+        .map((section) => el("a", { href: `#${section.id}` }, section.title)),
+    );
+    byId("foot").replaceChildren(
+      el(
+        "p",
+        null,
+        `${this.data.made_by} · ${words.time(this.data.now_s)}${this.data.place ? ` · ${this.data.place}` : ""}`,
+      ),
+    );
+  }
+
+  redraw(id) {
+    this.draw(this.sections.find((section) => section.id === id));
+  }
+
+  width(section) {
+    const node = this.nodes.get(section.id);
+    node.hidden = false;
+    const style = getComputedStyle(node);
+    return node.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  }
+
+  draw(section, width = this.width(section)) {
+    const node = this.nodes.get(section.id);
+    const redraw = () => {
+      const key = document.activeElement?.dataset?.key;
+      this.draw(section);
+      if (key) node.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+    };
+    const drawn = section.draw(this.data, width, redraw);
+    node.hidden = !drawn;
+    if (!drawn) return node.replaceChildren();
+    const title = section.title
+      ? el("div", { class: "head" }, el("h2", { id: `${section.id}-title` }, section.title))
+      : null;
+    return node.replaceChildren(
+      ...[title, drawn.empty ? el("p", { class: "note" }, drawn.empty) : drawn.body].filter(Boolean),
+    );
+  }
+
+  top() {
+    const toggle = el("button", {
+      type: "button",
+      id: "theme",
+      "data-key": "theme",
+      onclick: () => setTheme(isDark() ? "light" : "dark"),
+    });
+    byId("top").replaceChildren(
+      el(
+        "div",
+        { class: "top-row" },
+        el("div", { class: "brand" }, "Zenith", el("span", null, "Tune")),
+        el("div", { class: "where" }, this.data.title),
+        toggle,
+      ),
+    );
+    setTheme(remembered());
+  }
+}
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+function remembered() {
+  try {
+    return localStorage.getItem(THEME);
+  } catch {
+    return null; // a browser may keep nothing for a file
+  }
+}
+function setTheme(theme) {
+  if (theme === "light" || theme === "dark") {
+    document.documentElement.dataset.theme = theme;
+    try {
+      localStorage.setItem(THEME, theme);
+    } catch {
+      /* then it is asked again */
+    }
+  }
+  const toggle = byId("theme");
+  toggle.textContent = isDark() ? "Light" : "Dark";
+  toggle.setAttribute("aria-label", `Use the ${isDark() ? "light" : "dark"} theme`);
+}
+
+let waiting = 0;
+let lastWidth = window.innerWidth;
+window.addEventListener("resize", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => {
+    if (window.innerWidth !== lastWidth) page.update(page.data);
+    lastWidth = window.innerWidth;
+  }, 120);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") hideTip();
+});
+page = new Page(JSON.parse(byId("data").textContent));
+window.zenithtune = { update: (data) => page.update(data) };

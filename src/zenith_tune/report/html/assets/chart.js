@@ -1,0 +1,179 @@
+// Axes and marks. A chart is one stop of the Tab key; the arrow keys go through its marks, Enter opens a mark's trial.
+const MARGIN = { top: 14, right: 16, bottom: 40, left: 76 };
+
+function niceTicks(low, high, count) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / Math.max(count, 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  const ticks = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-6; tick += step)
+    ticks.push(Number(tick.toPrecision(12)));
+  return ticks;
+}
+
+function extent(values, { zero = false, room = 0.06 } = {}) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (!isNumber(value)) continue;
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  if (low > high) return [0, 1];
+  if (zero) low = Math.min(low, 0);
+  const more = (high - low || Math.abs(high) || 1) * room;
+  return [zero && low === 0 ? 0 : low - more, high + more];
+}
+
+const scale =
+  ([from, to], [start, end]) =>
+  (value) =>
+    start + ((value - from) / (to - from || 1)) * (end - start);
+
+class Chart {
+  constructor(key, { width, height, label, left = MARGIN.left, bottom = MARGIN.bottom, right = MARGIN.right }) {
+    this.width = Math.max(width, 240);
+    this.height = height;
+    this.box = { left, right: this.width - right, top: MARGIN.top, bottom: height - bottom };
+    this.marks = [];
+    this.index = -1;
+    this.svg = svg("svg", {
+      class: "plot",
+      viewBox: `0 0 ${this.width} ${height}`,
+      height,
+      role: "group",
+      tabindex: "0",
+      "data-key": `plot-${key}`,
+      "aria-roledescription": "chart",
+      "aria-label": `${label} Arrow keys go through the marks.`,
+      id: `plot-${key}`,
+    });
+    this.svg.addEventListener("keydown", (event) => this.onKey(event));
+    this.svg.addEventListener("blur", () => this.select(-1));
+    this.svg.addEventListener("mousemove", (event) => this.onMouse(event));
+    this.svg.addEventListener("mouseleave", () => hideTip());
+    this.svg.addEventListener("click", (event) => this.onClick(event));
+  }
+
+  axisX(domain, name, { ticks = null, text = (value) => words.value(value) } = {}) {
+    this.x = scale(domain, [this.box.left, this.box.right]);
+    const shown =
+      ticks || niceTicks(domain[0], domain[1], Math.max(2, Math.floor((this.box.right - this.box.left) / 90)));
+    const { bottom, top } = this.box;
+    for (const tick of shown) {
+      this.add(
+        svg("line", { class: "grid-line", x1: this.x(tick), x2: this.x(tick), y1: top, y2: bottom }),
+        svg("text", { x: this.x(tick), y: bottom + 16, "text-anchor": "middle" }, text(tick)),
+      );
+    }
+    this.add(
+      svg(
+        "text",
+        { class: "axis-name", x: (this.box.left + this.box.right) / 2, y: bottom + 34, "text-anchor": "middle" },
+        name,
+      ),
+    );
+  }
+
+  axisY(domain, name, { text = (value) => words.value(value) } = {}) {
+    this.y = scale(domain, [this.box.bottom, this.box.top]);
+    for (const tick of niceTicks(domain[0], domain[1], Math.max(2, Math.floor(this.height / 55)))) {
+      this.add(
+        svg("line", { class: "grid-line", x1: this.box.left, x2: this.box.right, y1: this.y(tick), y2: this.y(tick) }),
+        svg("text", { x: this.box.left - 8, y: this.y(tick) + 4, "text-anchor": "end" }, text(tick)),
+      );
+    }
+    const middle = (this.box.top + this.box.bottom) / 2;
+    this.add(
+      svg(
+        "text",
+        { class: "axis-name", x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})` },
+        name,
+      ),
+    );
+  }
+
+  add(...nodes) {
+    this.svg.append(...nodes);
+  }
+
+  // A mark is a node with what to say of it, and the trial that it stands for, if any.
+  mark(node, lines, trial = null) {
+    node.classList.add("mark");
+    node.dataset.index = this.marks.length;
+    this.marks.push({ node, lines, trial });
+    this.svg.append(node);
+  }
+
+  point(x, y, kind, lines, trial) {
+    this.mark(shape(kind, x, y), lines, trial);
+  }
+
+  onMouse(event) {
+    const found = event.target.closest?.(".mark");
+    if (found) showTip(this.marks[found.dataset.index].lines, event.clientX, event.clientY);
+    else hideTip();
+  }
+
+  onClick(event) {
+    const found = event.target.closest?.(".mark");
+    const trial = found && this.marks[found.dataset.index].trial;
+    if (trial !== null && trial !== undefined && found) openTrial(trial);
+  }
+
+  onKey(event) {
+    const last = this.marks.length - 1;
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (step && last >= 0)
+      this.select(Math.max(0, Math.min(last, this.index < 0 ? (step > 0 ? 0 : last) : this.index + step)));
+    else if (event.key === "Home" || event.key === "End") this.select(event.key === "Home" ? 0 : last);
+    else if (event.key === "Escape") this.select(-1);
+    else if (event.key === "Enter" && this.marks[this.index]?.trial != null) openTrial(this.marks[this.index].trial);
+    else return;
+    event.preventDefault();
+  }
+
+  select(index) {
+    this.marks[this.index]?.node.classList.remove("at");
+    this.index = index;
+    const mark = this.marks[index];
+    if (!mark) return hideTip();
+    mark.node.classList.add("at");
+    const { left, top, width } = mark.node.getBoundingClientRect();
+    showTip(mark.lines, left + width / 2, top);
+    announce(mark.lines.filter(Boolean).join(", "));
+  }
+}
+
+function shape(kind, x, y) {
+  if (kind.includes("oom"))
+    return svg("path", { class: kind, d: `M${x} ${y - 6}L${x + 6} ${y + 5}L${x - 6} ${y + 5}Z` });
+  if (/error|timeout|cancelled/.test(kind)) {
+    return svg("path", { class: kind, d: `M${x - 5} ${y - 5}L${x + 5} ${y + 5}M${x - 5} ${y + 5}L${x + 5} ${y - 5}` });
+  }
+  if (kind.includes("base")) return svg("rect", { class: kind, x: x - 5, y: y - 5, width: 10, height: 10 });
+  return svg("circle", { class: kind, cx: x, cy: y, r: kind.includes("best") ? 7 : 5 });
+}
+
+// A plot with its caption, its legend and the same as a table.
+function figure(key, chart, { caption, keys = [], columns = [], rows = () => [] }) {
+  return el(
+    "figure",
+    null,
+    chart.svg,
+    keys.length ? legend(keys) : null,
+    el("figcaption", null, caption),
+    columns.length
+      ? fold(`table-${key}`, "Show as a table", () =>
+          el(
+            "div",
+            { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Data of the plot" },
+            plainTable(columns, rows(), caption),
+          ),
+        )
+      : null,
+  );
+}
+
+const colour = (index) => `var(--p${index % 10})`;

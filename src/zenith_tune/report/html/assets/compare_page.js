@@ -1,0 +1,108 @@
+// The page of two studies side by side.
+function compareHeadline(data) {
+  const [first, second] = data.studies.map((study) => ({ ...study, name: words.short(study.name, 80) }));
+  const verdict = isNumber(data.gain)
+    ? `${second.name} is ${words.gain(Math.abs(data.gain)).slice(1)} ${data.gain >= 0 ? "faster" : "slower"} than ${first.name} at its best`
+    : data.why_no_gain;
+  return {
+    body: el(
+      "div",
+      null,
+      el("p", { class: "eyebrow" }, "two studies compared"),
+      el("h1", null, verdict),
+      el("div", { class: "scroll" }, plainTable(["", first.name, second.name], data.summary, "Both studies")),
+      data.studies.map((study) =>
+        study.best_command
+          ? [
+              el("p", { class: "note" }, `Best of ${study.name}:`),
+              commandBox(study.best_command, `the best command of ${study.name}`, `copy-${study.name}`),
+            ]
+          : null,
+      ),
+    ),
+  };
+}
+
+function compareProgress(data, width) {
+  const series = data.studies.map((study) => study.progress);
+  if (!series.flat().length) return { empty: "No trial went well in either." };
+  if (!data.is_comparable) return { empty: data.why_no_gain };
+  const chart = new Chart("progress", { width, height: 290, label: "Best value so far of both studies." });
+  chart.axisX([0, Math.max(1, ...data.studies.map((study) => study.num_trials - 1))], "trials in order", {
+    text: (value) => String(Math.round(value)),
+  });
+  chart.axisY(extent(series.flat().map((point) => point[1])), data.unit || "value");
+  series.forEach((points, index) => {
+    if (!points.length) return;
+    const path = points
+      .map(([place, value], at) =>
+        at ? `H${chart.x(place)}V${chart.y(value)}` : `M${chart.x(place)} ${chart.y(value)}`,
+      )
+      .join("");
+    chart.add(
+      svg("path", {
+        class: index ? "other-line" : "best-line",
+        d: `${path}H${chart.x(Math.max(data.studies[index].num_trials - 1, points[0][0]))}`,
+      }),
+    );
+    for (const [place, value, label] of points)
+      chart.point(chart.x(place), chart.y(value), index ? "other" : "ok", [
+        `${data.studies[index].name}: ${words.short(label, 80)}`,
+        words.value(value, data.unit),
+      ]);
+  });
+  return {
+    body: figure("progress", chart, {
+      caption: `Best ${data.unit || "value"} so far.`,
+      keys: data.studies.map((study, index) => [study.name, index ? "var(--p1)" : "var(--accent)"]),
+      columns: ["study", "trial", "layout", data.unit || "value"],
+      rows: () =>
+        series.flatMap((points, index) =>
+          points.map(([place, value, label]) => [data.studies[index].name, String(place), label, words.value(value)]),
+        ),
+    }),
+  };
+}
+
+function commonTable(data) {
+  if (!data.common.length) return { empty: "No layout went well in both." };
+  const [first, second] = data.studies;
+  const columns = [
+    { key: "label", name: "layout", text: true, value: (r) => r.label, cell: (r) => words.short(r.label, 90) },
+    { key: "first", name: first.name, value: (r) => r.values[0], cell: (r) => words.value(r.values[0]) },
+    { key: "second", name: second.name, value: (r) => r.values[1], cell: (r) => words.value(r.values[1]) },
+    { key: "gain", name: "gain", downFirst: true, value: (r) => r.gain, cell: (r) => gainWord(r.gain) },
+  ];
+  return {
+    body: bigTable("common", {
+      columns,
+      rows: data.common,
+      id: (r) => String(r.key),
+      isBest: () => false,
+      sort: "gain",
+      down: true,
+      label: "common layouts",
+      search: (r) => r.label,
+      detail: (r) => pairs(r.parameters),
+    }),
+  };
+}
+
+function differenceList(data) {
+  if (!data.differences.length)
+    return { empty: "Both were made with the same preset, arguments, command and evaluator." };
+  return {
+    body: el(
+      "div",
+      { class: "scroll" },
+      plainTable(["", data.studies[0].name, data.studies[1].name], data.differences, "What differs"),
+    ),
+  };
+}
+
+const COMPARE_SECTIONS = [
+  { id: "headline", wide: true, draw: compareHeadline },
+  { id: "progress", title: "Best so far", draw: compareProgress },
+  { id: "differences", title: "What differs", draw: differenceList },
+  { id: "common", title: "Layouts that ran in both", wide: true, draw: commonTable },
+];

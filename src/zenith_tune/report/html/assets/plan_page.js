@@ -1,0 +1,210 @@
+// The page of a plan.
+function planHeadline(data) {
+  const best = data.best[0];
+  const tiles = best
+    ? [
+        tile(
+          words.seconds(best.step_s),
+          `a step, 90% within ${words.seconds(best.step_interval_90_s[0])} to ${words.seconds(best.step_interval_90_s[1])}`,
+          true,
+        ),
+        tile(words.value(best.tokens_per_s_per_gpu), "tokens/s per GPU"),
+        tile(words.share(best.mfu), "of the GPUs' peak (MFU)"),
+        tile(words.bytes(best.memory_bytes), `of ${words.bytes(data.capacity_bytes)} a GPU`),
+        tile(words.share(best.oom_probability), "likely to run out of memory"),
+      ]
+    : [];
+  const enough = data.enough_gpus ? `: it takes ${data.enough_gpus} GPUs of this kind` : "";
+  return {
+    body: el(
+      "div",
+      null,
+      el(
+        "p",
+        { class: "eyebrow" },
+        `plan · ${data.model} (${(data.num_params / 1e9).toFixed(1)}B parameters) on ${data.cluster} · batch ${data.global_batch}, sequence ${data.seq_len}, ${data.precision}, ${data.framework}`,
+      ),
+      el("h1", null, best ? best.name : `Nothing fits${enough}`),
+      best ? el("p", { class: "note" }, `A step is ${best.bound}.`) : null,
+      el("div", { class: "tiles" }, tiles),
+      data.emitted
+        ? [
+            el("p", { class: "note" }, `The best layout for ${data.emitted.format} (${data.emitted.file_name}):`),
+            commandBox(data.emitted.text, `the options for ${data.emitted.format}`, "copy-emitted"),
+          ]
+        : null,
+    ),
+  };
+}
+
+function layoutScatter(data, width) {
+  const rows = [
+    ...data.best.map((layout) => [layout, layout === data.best[0] ? "best ok" : "ok"]),
+    ...data.near_misses.map((layout) => [layout, layout.obstacle === "memory" ? "oom" : "other"]),
+  ];
+  if (!rows.length) return { empty: "There is nothing to show." };
+  const chart = new Chart("front", { width, height: 300, label: "Predicted speed against memory." });
+  chart.axisX(
+    extent([...rows.map(([layout]) => layout.memory_bytes / GIB), data.capacity_bytes / GIB]),
+    "predicted peak memory, GiB",
+  );
+  chart.axisY(extent(rows.map(([layout]) => layout.tokens_per_s_per_gpu)), "tokens/s per GPU");
+  const x = chart.x(data.capacity_bytes / GIB);
+  chart.add(
+    svg("rect", {
+      class: "band",
+      x,
+      y: chart.box.top,
+      width: Math.max(chart.box.right - x, 0),
+      height: chart.box.bottom - chart.box.top,
+    }),
+    svg("line", { class: "rule bad", x1: x, x2: x, y1: chart.box.top, y2: chart.box.bottom }),
+  );
+  for (const [layout, kind] of rows) {
+    chart.point(chart.x(layout.memory_bytes / GIB), chart.y(layout.tokens_per_s_per_gpu), kind, [
+      layout.name,
+      `${words.value(layout.tokens_per_s_per_gpu)} tokens/s per GPU, ${words.bytes(layout.memory_bytes)}`,
+      `${words.share(layout.oom_probability)} likely to run out of memory`,
+    ]);
+  }
+  return {
+    body: figure("front", chart, {
+      caption: "Circles fit; triangles miss the memory, orange circles the batch.",
+      columns: ["layout", "tokens/s per GPU", "GiB", "out of memory"],
+      rows: () =>
+        rows.map(([layout]) => [
+          layout.name,
+          words.value(layout.tokens_per_s_per_gpu),
+          (layout.memory_bytes / GIB).toFixed(1),
+          words.share(layout.oom_probability),
+        ]),
+    }),
+  };
+}
+
+function planTable(data) {
+  if (!data.best.length) return { empty: `None of ${words.count(data.num_considered, "layout")} fits in memory.` };
+  const rows = data.best.map((layout, index) => ({ ...layout, rank: index + 1 }));
+  const columns = [
+    { key: "rank", name: "rank", text: true, value: (r) => r.rank, cell: (r) => String(r.rank) },
+    { key: "name", name: "layout", text: true, value: (r) => r.name, cell: (r) => r.name },
+    { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => words.seconds(r.step_s) },
+    {
+      key: "speed",
+      name: "tok/s/GPU",
+      downFirst: true,
+      value: (r) => r.tokens_per_s_per_gpu,
+      cell: (r) => words.value(r.tokens_per_s_per_gpu),
+      hide: "opt2",
+    },
+    {
+      key: "mfu",
+      name: "MFU",
+      downFirst: true,
+      value: (r) => r.mfu,
+      cell: (r) => `${(r.mfu * 100).toFixed(1)}%`,
+      hide: "opt",
+    },
+    {
+      key: "memory",
+      name: "memory",
+      value: (r) => r.memory_bytes,
+      cell: (r) => words.bytes(r.memory_bytes),
+      hide: "opt2",
+    },
+    { key: "oom", name: "OOM", value: (r) => r.oom_probability, cell: (r) => words.share(r.oom_probability) },
+    { key: "bound", name: "bound by", text: true, value: (r) => r.bound, cell: (r) => r.bound, hide: "opt" },
+  ];
+  const shares = (parts, total, text) =>
+    pairs(
+      Object.fromEntries(
+        Object.entries(parts)
+          .filter(([, part]) => part > 0)
+          .sort((a, b) => b[1] - a[1])
+          .map(([name, part]) => [TIME_NAMES[name] || name, `${text(part)} (${words.share(part / total)})`]),
+      ),
+    );
+  return {
+    body: bigTable("layouts", {
+      columns,
+      rows,
+      id: (r) => String(r.rank),
+      isBest: (r) => r.rank === 1,
+      sort: "rank",
+      label: "layouts",
+      search: (r) => `${r.name} ${r.bound}`,
+      detail: (r) =>
+        el(
+          "div",
+          null,
+          el("h3", null, "Step time"),
+          shares(r.time_parts_s, r.step_s, words.seconds),
+          el("h3", null, "Memory"),
+          shares(r.memory_parts_bytes, r.memory_bytes, words.bytes),
+          el("h3", null, "Sizes"),
+          pairs(r.layout),
+        ),
+    }),
+  };
+}
+
+function nearMisses(data) {
+  if (!data.near_misses.length) return { empty: "No faster layout was left out." };
+  return {
+    body: el(
+      "div",
+      null,
+      data.near_misses.map((miss) =>
+        el(
+          "div",
+          { class: "group" },
+          el("p", null, el("b", null, miss.name), `: ${miss.reason}`),
+          el(
+            "p",
+            { class: "note" },
+            `${isNumber(miss.gain) ? `${words.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.cure}`,
+          ),
+        ),
+      ),
+    ),
+  };
+}
+
+function droppedList(data) {
+  return {
+    body: el(
+      "div",
+      null,
+      el(
+        "p",
+        null,
+        `${words.count(data.num_considered, "layout")} considered, ${data.num_fitting.toLocaleString("en")} fit (less than ${words.share(data.risk)} likely to run out of memory).`,
+      ),
+      el(
+        "ul",
+        { class: "plainlist" },
+        data.dropped.map((cut) => el("li", null, `dropped ${words.count(cut.count, cut.of)}: ${cut.example}`)),
+        data.left_out.map((reason) => el("li", null, `not tried: ${reason}`)),
+      ),
+    ),
+  };
+}
+
+const PLAN_SECTIONS = [
+  { id: "headline", wide: true, draw: planHeadline },
+  { id: "layouts", title: "Ranked layouts", wide: true, draw: planTable },
+  {
+    id: "times",
+    title: "Where a step goes",
+    draw: (data, width) => (data.best.length ? timePlot(data.best, width) : null),
+  },
+  { id: "front", title: "Speed against memory", draw: layoutScatter },
+  {
+    id: "stages",
+    title: "Memory of the best layout",
+    draw: (data, width) => (data.best_layout ? stagePlot(data, width) : null),
+  },
+  { id: "misses", title: "Faster, but not chosen", draw: nearMisses },
+  { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
+  { id: "dropped", title: "What was considered", wide: true, draw: droppedList },
+];

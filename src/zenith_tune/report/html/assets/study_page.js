@@ -1,0 +1,287 @@
+// The page of one study.
+const stateWord = (name) => el("span", { class: `state ${name}` }, name);
+const gainWord = (gain) => el("span", { class: `gain ${gain > 0 ? "up" : gain < 0 ? "down" : ""}` }, words.gain(gain));
+const tile = (value, name, lead) =>
+  el("div", { class: `tile${lead ? " lead" : ""}` }, el("b", null, value), el("span", null, name));
+
+function studyHeadline(data) {
+  const own = data.fastest_is_baseline;
+  const best = data.trials.find((trial) => (own ? trial.is_baseline : trial.number === data.best));
+  const title = best ? (own ? "Your own command is the fastest so far" : best.label) : "No trial went well yet";
+  const doubt =
+    isNumber(data.gain) && isNumber(data.noise) && data.gain > 0 && data.gain < data.noise ? " (within the noise)" : "";
+  const failed = data.trials.filter(
+    (trial) => !trial.is_baseline && trial.value === null && trial.state !== "running",
+  ).length;
+  const tiles = best
+    ? [
+        tile(isNumber(data.gain) ? words.gain(data.gain) : "–", `gain over your command${doubt}`, true),
+        tile(
+          words.value(best.value),
+          `${words.short(data.unit || "best value", 40)}${isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : ""}`,
+        ),
+        best.step_s ? tile(words.seconds(best.step_s), "a step") : null,
+        best.memory_bytes
+          ? tile(
+              words.bytes(best.memory_bytes),
+              data.capacity_bytes ? `of ${words.bytes(data.capacity_bytes)} a GPU` : "peak memory",
+            )
+          : null,
+      ]
+    : [];
+  const trials = data.trials.filter((trial) => !trial.is_baseline).length;
+  tiles.push(
+    tile(String(trials), `trials, ${failed} failed${data.num_pruned ? `, ${data.num_pruned} points pruned` : ""}`),
+  );
+  if (data.started_s)
+    tiles.push(
+      tile(
+        words.seconds((data.ended_s || data.now_s) - data.started_s),
+        data.ended_s ? "from first to last" : "so far",
+      ),
+    );
+  return {
+    body: el(
+      "div",
+      null,
+      el(
+        "p",
+        { class: "eyebrow" },
+        `study ${words.short(data.name, 120)} · preset ${data.header.preset} · ${data.header.evaluator}`,
+      ),
+      el("h1", null, words.short(title, 160)),
+      best && best.why ? el("p", { class: "note" }, `Picked because: ${best.why}`) : null,
+      el("div", { class: "tiles" }, tiles),
+      data.best_command ? commandBox(data.best_command, "the best command", "copy-best") : null,
+      data.best_command && data.best_command.includes("***")
+        ? el("p", { class: "note" }, "Put your secrets back in place of *** before you run it.")
+        : null,
+      fold("own", "Your own command and what was tuned", () =>
+        el("div", null, commandBox(data.header.command, "your own command", "copy-own"), pairs(data.header.args)),
+      ),
+    ),
+  };
+}
+
+function runningNow(data) {
+  const running = data.trials.filter((trial) => trial.state === "running");
+  if (!running.length) return null;
+  return {
+    body: el(
+      "div",
+      null,
+      running.map((trial) =>
+        el(
+          "div",
+          null,
+          el(
+            "p",
+            null,
+            stateWord("running"),
+            ` ${nameOf(trial)}: ${trial.label}`,
+            trial.started_s ? ` since ${words.seconds(data.now_s - trial.started_s)}` : "",
+          ),
+          trial.why ? el("p", { class: "note" }, trial.why) : null,
+          trial.log.length ? logBox(trial.log.slice(-6), `Log of ${nameOf(trial)}`) : null,
+        ),
+      ),
+    ),
+  };
+}
+
+function failureList(data) {
+  if (!data.failures.length) return { empty: "No trial failed." };
+  return {
+    body: el(
+      "div",
+      null,
+      data.failures.map((group) =>
+        el(
+          "div",
+          { class: "group" },
+          el("p", null, el("b", null, `${group.kind}`), ` · ${words.count(group.numbers.length, "trial")}`),
+          group.causes.map((cause) =>
+            el(
+              "p",
+              { class: "doctor" },
+              `${cause.text} `,
+              cause.numbers
+                .slice(0, 12)
+                .map((number) =>
+                  el(
+                    "button",
+                    {
+                      class: "link",
+                      type: "button",
+                      "data-key": `failed-${group.kind}-${number}`,
+                      onclick: () => openTrial(number),
+                      "aria-label": `Open trial ${number}`,
+                    },
+                    `#${number}`,
+                  ),
+                ),
+            ),
+          ),
+          group.log.length
+            ? fold(`failure-${group.kind}`, `Log of trial ${group.numbers[0]}`, () =>
+                logBox(group.log, `Log of trial ${group.numbers[0]}`),
+              )
+            : null,
+        ),
+      ),
+    ),
+  };
+}
+
+function doctorList(data) {
+  if (!data.doctor.length) return { empty: "The doctor needs a plan of the best run to say anything." };
+  return {
+    body: el(
+      "div",
+      null,
+      data.doctor.map((line) => el("p", { class: `doctor${line.startsWith(" ") ? " sub" : ""}` }, line.trim())),
+    ),
+  };
+}
+
+function trialDetail(data, trial) {
+  const part = (title, node) => [el("h3", null, title), node];
+  const predicted = trial.predicted;
+  return el(
+    "div",
+    null,
+    trial.why ? part("Why it was picked", el("p", null, trial.why)) : null,
+    trial.cause ? part("Why it failed", el("p", { class: "doctor" }, trial.cause)) : null,
+    trial.early ? part("Ended early", el("p", null, trial.early)) : null,
+    trial.command
+      ? part("Command", commandBox(trial.command, `the command of ${nameOf(trial)}`, `copy-${trial.number}`))
+      : null,
+    Object.keys(trial.parameters).length ? part("Parameters", pairs(trial.parameters)) : null,
+    predicted
+      ? part(
+          "Predicted",
+          pairs({
+            "step time": words.seconds(predicted.step_s),
+            memory: words.bytes(predicted.memory_bytes),
+            "out of memory": words.share(predicted.oom_probability),
+          }),
+        )
+      : null,
+    trial.folder
+      ? part(
+          "Files",
+          el("p", { class: "doctor" }, `${trial.folder}${trial.files.length ? `: ${trial.files.join(", ")}` : ""}`),
+        )
+      : null,
+    trial.started_s
+      ? part(
+          "When",
+          el(
+            "p",
+            null,
+            `${words.time(trial.started_s)}${trial.ended_s ? ` to ${words.time(trial.ended_s)}` : ""}${trial.host ? ` on ${trial.host}` : ""}`,
+          ),
+        )
+      : null,
+    trial.log.length ? part("End of its log", logBox(trial.log, `Log of ${nameOf(trial)}`)) : null,
+  );
+}
+
+function trialTable(data) {
+  const columns = [
+    {
+      key: "number",
+      name: "trial",
+      value: (t) => t.number,
+      cell: (t) => (t.is_baseline ? "yours" : String(t.number)),
+      text: true,
+    },
+    { key: "label", name: "layout", text: true, value: (t) => t.label, cell: (t) => words.short(t.label, 90) },
+    { key: "state", name: "state", text: true, value: (t) => t.state, cell: (t) => stateWord(t.state) },
+    {
+      key: "value",
+      name: data.unit || "value",
+      downFirst: data.direction !== "minimize",
+      value: (t) => t.value,
+      cell: (t) => words.value(t.value),
+    },
+    {
+      key: "gain",
+      name: "gain",
+      downFirst: true,
+      value: (t) => t.gain,
+      cell: (t) => (t.is_baseline ? "–" : gainWord(t.gain)),
+      hide: "opt2",
+    },
+    { key: "step", name: "step", value: (t) => t.step_s, cell: (t) => words.seconds(t.step_s), hide: "opt" },
+    {
+      key: "memory",
+      name: "memory",
+      value: (t) => t.memory_bytes,
+      cell: (t) => words.bytes(t.memory_bytes),
+      hide: "opt2",
+    },
+    { key: "time", name: "ran", value: (t) => t.duration_s, cell: (t) => words.seconds(t.duration_s), hide: "opt" },
+    {
+      key: "why",
+      name: "why",
+      text: true,
+      class: "why",
+      value: (t) => t.cause || t.why,
+      cell: (t) => words.short(t.cause || t.why || "", 90),
+      hide: "opt",
+    },
+  ];
+  return {
+    body: bigTable("trials", {
+      columns,
+      rows: data.trials,
+      id: (t) => String(t.number),
+      isBest: (t) => t.number === data.best,
+      groups: (t) => t.state,
+      sort: "number",
+      label: "trials",
+      detail: (t) => trialDetail(data, t),
+      search: (t) =>
+        [
+          t.number,
+          t.label,
+          t.state,
+          t.cause,
+          t.why,
+          t.command,
+          Object.entries(t.parameters)
+            .map((pair) => pair.join("="))
+            .join(" "),
+        ].join(" "),
+    }),
+  };
+}
+
+function openTrial(number) {
+  const kept = state.tables.trials;
+  if (!kept || !page) return;
+  kept.query = "";
+  kept.only = [];
+  kept.isWhole = kept.isWhole || page.data.trials.length > MAX_ROWS;
+  if (!kept.rows.includes(String(number))) kept.rows.push(String(number));
+  page.redraw("trials");
+  const button = document.querySelector(`[data-key="trials-row-${CSS.escape(String(number))}"]`);
+  button?.closest("tr").scrollIntoView({ block: "center" });
+  button?.focus({ preventScroll: true });
+}
+
+const STUDY_SECTIONS = [
+  { id: "headline", wide: true, draw: studyHeadline },
+  { id: "running", title: "Running now", wide: true, draw: runningNow },
+  { id: "progress", title: "Best so far", draw: bestSoFar },
+  { id: "memory", title: "Speed against memory", draw: memoryPlot },
+  { id: "heat", title: "Where the good layouts are", draw: heatMap },
+  { id: "predicted", title: "Predicted against measured", draw: predictedPlot },
+  { id: "parallel", title: "All parameters at once", wide: true, draw: parallelPlot },
+  { id: "stages", title: "Memory of the best layout", draw: stagePlot },
+  { id: "doctor", title: "What the doctor says", draw: doctorList },
+  { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
+  { id: "failures", title: "Failures by cause", wide: true, draw: failureList },
+  { id: "trials", title: "Every trial", wide: true, draw: trialTable },
+];

@@ -1,0 +1,70 @@
+"""One HTML file that needs nothing but a browser: template, style, script and data in one, and no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from functools import cache
+from importlib import resources
+from string import Template
+from typing import Any
+
+SCRIPTS = (
+    *("dom", "chart", "study_plots", "space_plots", "layout_plots", "table"),
+    *("study_page", "plan_page", "compare_page", "app"),
+)
+"""In the order in which they run, all in one scope."""
+_IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+Json = dict[str, Any]
+
+
+def render_page(data: Json, *, more_script: str = "", connect: str = "'none'") -> str:
+    """Return the page that shows `data`, of the kind that it names.
+
+    A server that shows a study as it runs adds a script of its own, which calls `zenithtune.update(data)`, and says by
+    `connect` where that may ask.
+    """
+    script = f"{_script()}\n{more_script}" if more_script else _script()
+    style = _asset("style.css")
+    policy = (
+        f"default-src 'none'; img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'; "
+        f"style-src 'unsafe-inline'; script-src '{_hash(script)}'"
+    )
+    return Template(_asset("page.html")).substitute(
+        policy=html.escape(policy, quote=False),
+        title=html.escape(str(data["title"])),
+        style=style,
+        script=script,
+        data=data_text(data),
+    )
+
+
+def data_text(data: Json) -> str:
+    r"""Return data as JSON that no HTML parser finds anything in.
+
+    >>> data_text({"log": "</script>"})
+    '{"log":"\\u003c/script\\u003e"}'
+    """
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
+    for character, escape in _IN_JSON.items():
+        text = text.replace(character, escape)
+    return text
+
+
+@cache
+def _script() -> str:
+    parts = [_asset(f"{name}.js") for name in SCRIPTS]
+    return '(() => {\n"use strict";\n' + "\n".join(parts) + "})();"
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("zenith_tune.report.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """Name a script so that a browser runs it and no other."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,215 @@
+"""All that is shown of a study, as plain values: what the page draws, and what `--format json` writes."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from zenith_tune import __version__
+from zenith_tune.doctor.study_diagnosis import study_diagnosis
+from zenith_tune.parameters import Value
+from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.record.remade_preset import FROM_ANOTHER_RELEASE, RemadePreset
+from zenith_tune.record.study_source import StudySource
+from zenith_tune.record.study_view import StudyView, TrialView
+from zenith_tune.report.layout_digest import best_layout_object
+from zenith_tune.trial import Outcome
+from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.units import GIB
+
+LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5
+"""How much of a log is shown: a failure is told by it, a success is not."""
+MAX_CAUSES = 6
+_CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB")
+
+Json = dict[str, Any]
+
+
+class StudyDigest:
+    """Tell a study again and again; what of it cannot change any more is worked out once."""
+
+    def __init__(self, source: StudySource) -> None:
+        self.source = source
+        self._preset: RemadePreset | None = None
+        self._trials: dict[int, Json] = {}
+        self._best: tuple[int | None, Json] = (None, {})
+
+    def object(self) -> Json:
+        """Return the study as it stands."""
+        view = self.source.view()
+        preset = self.preset(view)
+        planned = preset.planned(view)
+        trials = [self._trial(view, each, planned.get(each.number)) for each in view.trials]
+        study, fastest = view.study, view.study.fastest
+        return {
+            "kind": "study",
+            "made_by": f"zenithtune {__version__}",
+            "title": f"{view.name} – study",
+            "name": view.name,
+            "header": {
+                "preset": view.header.preset,
+                "args": view.header.args,
+                "command": view.header.command,
+                "evaluator": view.header.evaluator,
+            },
+            "direction": str(view.direction),
+            "unit": view.unit,
+            "place": view.database or str(view.folder or ""),
+            "now_s": time.time(),
+            "started_s": view.started_s,
+            "ended_s": view.ended_s,
+            "is_running": bool(view.running),
+            "best": study.best.number if study.best else None,
+            "baseline": study.baseline.number if study.baseline else None,
+            "fastest_is_baseline": bool(fastest and fastest.is_baseline),
+            "gain": finite(study.gain),
+            "noise": finite(study.noise),
+            "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
+            "num_pruned": view.num_pruned,
+            "num_repeated": view.num_repeated,
+            "best_command": view.best_command,
+            "parameters": list(dict.fromkeys(name for each in view.trials for name in each.trial.params)),
+            "capacity_bytes": _capacity(preset, view),
+            "why_no_plan": preset.why_not,
+            "trials": trials,
+            "failures": failure_groups(trials),
+            **self._of_best(view, planned),
+        }
+
+    def preset(self, view: StudyView) -> RemadePreset:
+        """Return the study's preset, made when it is first asked for."""
+        if self._preset is None:
+            self._preset = RemadePreset(view.header, view.folder)
+        return self._preset
+
+    def _trial(self, view: StudyView, each: TrialView, planned: PlannedLayout | None) -> Json:
+        if each.number not in self._trials or each.is_running:
+            told = _told(each, self.preset(view).label(each), planned)
+            if each.is_running:
+                return {**told, "gain": None}
+            self._trials[each.number] = told
+        return {**self._trials[each.number], "gain": view.study.gain_of(each.trial)}
+
+    def _of_best(self, view: StudyView, planned: dict[int, PlannedLayout]) -> Json:
+        fastest, preset = view.study.fastest, self.preset(view)
+        number = fastest.number if fastest else None
+        if number is None or self._best[0] != number:
+            self._best = (
+                number,
+                {
+                    "doctor": _diagnosis(preset, view),
+                    "best_layout": _best_layout(preset, planned.get(number or 0) if fastest else None),
+                },
+            )
+        return self._best[1]
+
+
+def failure_groups(trials: Iterable[Json]) -> list[Json]:
+    """Return the trials that failed by what kind of failure it was, the most frequent first."""
+    groups: dict[str, list[Json]] = {}
+    for trial in trials:
+        if trial["cause"] is not None and trial["value"] is None and trial["state"] != "running":
+            groups.setdefault(trial["failure"] or trial["state"], []).append(trial)
+    return [
+        {
+            "kind": kind,
+            "numbers": [trial["number"] for trial in failed],
+            "causes": _causes(failed),
+            "log": failed[0]["log"],
+        }
+        for kind, failed in sorted(groups.items(), key=lambda group: -len(group[1]))
+    ]
+
+
+def _causes(failed: list[Json]) -> list[Json]:
+    """Return what was said, one for all that say the same but for their numbers."""
+    alike: dict[str, Json] = {}
+    for trial in failed:
+        key = re.sub(r"\d+(\.\d+)?", "#", trial["cause"])
+        alike.setdefault(key, {"text": trial["cause"], "numbers": []})["numbers"].append(trial["number"])
+    return sorted(alike.values(), key=lambda cause: -len(cause["numbers"]))[:MAX_CAUSES]
+
+
+def _told(each: TrialView, label: str, planned: PlannedLayout | None) -> Json:
+    trial = each.trial
+    went_well = trial.ok and not each.is_running
+    return {
+        "number": each.number,
+        "label": label,
+        "state": each.state,
+        "is_baseline": trial.is_baseline,
+        "value": finite(trial.value),
+        "spread": finite(trial.spread),
+        "step_s": finite(trial.step_s),
+        "memory_bytes": finite(trial.peak_memory_bytes),
+        "duration_s": finite(trial.duration_s),
+        "num_runs": trial.num_runs,
+        "host": each.host,
+        "started_s": each.started_s,
+        "ended_s": each.ended_s,
+        "early": trial.early,
+        "failure": trial.failure,
+        "cause": trial.cause,
+        "why": trial.why,
+        "command": trial.command or _written_command(each),
+        "parameters": {name: _spelled(value) for name, value in trial.params.items()},
+        "folder": str(trial.folder) if trial.folder else None,
+        "files": each.files(),
+        "log": each.log_lines(LINES_OF_OTHERS if went_well else LINES_OF_FAILED),
+        "predicted": None
+        if planned is None
+        else {
+            "name": planned.name,
+            "step_s": planned.step_s,
+            "memory_bytes": planned.memory_bytes,
+            "oom_probability": planned.oom_probability,
+        },
+    }
+
+
+def finite(number: float | None) -> float | None:
+    """Return a number, or None for one that JSON has no spelling for."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _spelled(value: Value) -> Value:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _written_command(each: TrialView) -> str:
+    """Return the command that a trial which still runs has written down."""
+    if each.trial.folder is None:
+        return ""
+    folder = TrialFolder(each.trial.folder)
+    return folder.read(folder.command).partition("\n")[2].strip()
+
+
+def _best_layout(preset: RemadePreset, planned: PlannedLayout | None) -> Json | None:
+    if preset.planner is None or planned is None:
+        return None
+    planner = preset.planner
+    try:
+        return best_layout_object(planner, planned)
+    except FROM_ANOTHER_RELEASE:
+        return None
+
+
+def _diagnosis(preset: RemadePreset, view: StudyView) -> list[str]:
+    if preset.preset is None or preset.planner is None:
+        return []
+    try:
+        return study_diagnosis(preset.preset, view.header.command, view.study)
+    except FROM_ANOTHER_RELEASE:
+        return []
+
+
+def _capacity(preset: RemadePreset, view: StudyView) -> float | None:
+    """Return the memory of a GPU: the planned cluster's, or what a run that was out of memory said it has."""
+    if preset.planner is not None:
+        return float(preset.planner.cluster.gpu.memory_bytes)
+    causes = (each.trial.cause or "" for each in view.trials if each.trial.outcome is Outcome.OOM)
+    found = [float(match[1]) * GIB for cause in causes if (match := _CAPACITY.search(cause))]
+    return max(found, default=None)

@@ -1,0 +1,179 @@
+"""A study read from its record by somebody who did not write it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, header, multiplied, ok, recorded
+from zenith_tune.direction import Direction
+from zenith_tune.errors import StudyError, UnknownNameError
+from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.study_rows import server_rows, study_names
+from zenith_tune.trial import Outcome
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def test_the_reader_sees_every_trial_as_the_record_does(root: Path) -> None:
+    study = Recorded(root, "s", header(root.parent)).run(TRIALS)
+    view = StudyReader(study.url, "s").view()
+    assert [each.trial for each in view.trials] == study.record.finished()
+    assert view.header == header(root.parent)
+    assert view.direction is Direction.MAXIMIZE
+
+
+def test_best_baseline_and_gain_are_those_of_the_study(root: Path) -> None:
+    view = StudyReader(recorded(root).url, "s").view()
+    assert view.best is not None and view.best.number == BEST
+    assert view.baseline is not None and view.baseline.value == BASELINE.value
+    assert view.study.gain == pytest.approx(61_000 / 50_000 - 1)
+    assert view.study.counts()[Outcome.OOM] == 2
+    assert view.unit == "tokens/s"
+    assert view.best_command == f"{COMMAND} --trial {BEST}"
+
+
+def test_a_study_is_read_while_another_process_holds_and_writes_it(root: Path) -> None:
+    study = Recorded(root, "s", header(root.parent))
+    lock = StudyLock(root / "studies.db", "s")
+    lock.acquire()
+    first = study.start(ok(1, 1, 1, 1.0), log="step 1\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwx\nstep 2\n")
+    reader = StudyReader(study.url, "s")
+    (running,) = reader.view().running
+    assert (running.number, running.state, running.trial.value) == (first, "running", None)
+    assert running.started_s is not None and abs(running.started_s - time.time()) < 60
+    assert running.log_lines(3) == ["step 1", "HF_TOKEN=***", "step 2"]
+    assert reader.view().ended_s is None
+    study.finish(first, ok(1, 1, 1, 7.0))
+    view = reader.view()
+    assert [each.trial.value for each in view.trials] == [7.0]
+    assert view.ended_s is not None and not view.running
+    lock.release()
+
+
+def test_a_second_look_reads_only_what_changed(root: Path) -> None:
+    study = Recorded(root, "s", header(root.parent)).run(TRIALS[:3])
+    reader = StudyReader(study.url, "s")
+    number = study.start(TRIALS[3])
+    before = reader.view().trials
+    study.finish(number, TRIALS[3])
+    after = reader.view().trials
+    assert [one is other for one, other in zip(before, after, strict=True)] == [True, True, True, False]
+
+
+def test_of_a_run_that_was_tried_again_the_last_time_counts(root: Path) -> None:
+    worse = replace(ok(2, 2, 1, 100.0), why="again")
+    view = StudyReader(recorded(root, [BASELINE, ok(2, 2, 1, 90_000.0), worse]).url, "s").view()
+    assert view.best is not None and (view.best.number, view.best.value) == (2, 100.0)
+    assert len(view.trials) == 3 and len(view.study.trials) == 1
+
+
+def test_a_thousand_trials_are_read_in_half_a_second_and_looked_at_again_in_a_tenth(root: Path) -> None:
+    study = recorded(root, TRIALS[:2])
+    multiplied(root / "studies.db", 1000)
+    first: list[float] = []
+    second: list[float] = []
+    for _ in range(3):
+        reader = StudyReader(study.url, "s")
+        for times in (first, second):
+            start = time.process_time()
+            assert len(reader.view().trials) == 1000
+            times.append(time.process_time() - start)
+    assert min(first) < 0.5 and min(second) < 0.1, (first, second)
+
+
+def test_reading_leaves_the_database_as_it_is(root: Path) -> None:
+    study = recorded(root)
+    before = (root / "studies.db").read_bytes(), sorted(path.name for path in root.iterdir())
+    StudyReader(study.url, "s").view()
+    assert ((root / "studies.db").read_bytes(), sorted(path.name for path in root.iterdir())) == before
+
+
+def test_a_commit_that_a_kill_cut_off_is_taken_back(root: Path, tmp_path: Path) -> None:
+    recorded(root)
+    other = tmp_path / "killed"
+    other.mkdir()
+    connection = sqlite3.connect(root / "studies.db")
+    connection.execute("pragma cache_size = 1")
+    connection.execute("begin exclusive")
+    connection.execute("update trial_user_attributes set value_json = value_json || zeroblob(9000)")
+    for name in ("studies.db", "studies.db-journal"):
+        shutil.copyfile(root / name, other / name)
+    connection.rollback()
+    connection.close()
+    connection = sqlite3.connect(f"file:{other}/studies.db?mode=ro", uri=True)
+    with closing(connection), pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("select * from trials")
+    view = StudyReader(f"sqlite:///{other}/studies.db", "s").view()
+    assert len(view.trials) == len(TRIALS)
+
+
+def test_a_server_is_asked_the_same_by_sqlalchemy(root: Path) -> None:
+    study = recorded(root)
+    with server_rows(study.url) as query:
+        rows = query("select number, state from trials where number < :most order by number", {"most": 2})
+    assert rows == [(0, "COMPLETE"), (1, "COMPLETE")]
+    assert study_names(study.url) == ["s"]
+
+
+def test_an_unknown_study_is_told_with_those_that_are_there(root: Path) -> None:
+    study = recorded(root)
+    with pytest.raises(UnknownNameError, match=r"unknown study 'S2';.* Known: s\."):
+        StudyReader(study.url, "S2").view()
+
+
+def test_a_database_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("hello " * 100)
+    with pytest.raises(StudyError, match="cannot be read"):
+        StudyReader(f"sqlite:///{tmp_path}/notes.db", "s").view()
+    with pytest.raises(StudyError, match="there is no database"):
+        StudyReader(f"sqlite:///{tmp_path}/gone.db", "s").view()
+
+
+@pytest.mark.parametrize(
+    ("statement", "match"),
+    [
+        ("delete from study_user_attributes", "not one of zenithtune's"),
+        ("update study_user_attributes set value_json = '{\"preset\": 1}'", "not one of zenithtune's"),
+        ("update trial_user_attributes set value_json = '[1]' where key = 'result'", "trial 0 of study 's' cannot"),
+        ("update study_user_attributes set value_json = replace(value_json, '\"8\"', '8')", "header holds no texts"),
+        ("update trial_user_attributes set value_json = replace(value_json, '9.0', '[9]')", "duration_s is"),
+        ("update trial_params set param_value = 99", "trial 1 of study 's' cannot be read"),
+    ],
+)
+def test_a_study_of_somebody_else_is_one_line(root: Path, statement: str, match: str) -> None:
+    study = recorded(root)
+    with sqlite3.connect(root / "studies.db") as connection:
+        connection.execute(statement)
+    connection.close()
+    with pytest.raises(StudyError, match=match):
+        StudyReader(study.url, "s").view()
+
+
+def test_a_study_that_was_moved_is_read_where_it_is(root: Path, tmp_path: Path) -> None:
+    recorded(root)
+    root.rename(tmp_path / "moved")
+    view = StudyReader(f"sqlite:///{tmp_path}/moved/studies.db", "s").view()
+    assert view.folder == tmp_path / "moved" / "s"
+    assert view.trials[2].log_lines(1)[0].startswith("torch.OutOfMemoryError")
+
+
+def test_the_reader_loads_neither_optuna_nor_rich() -> None:
+    code = (
+        "import sys; from zenith_tune.record.study_source import find_study; "
+        "print([name for name in ('optuna', 'rich', 'sqlalchemy', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,52 @@
+"""The pages of a plan and of two studies, in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser.browsers import Browser
+from tests.report.browser.pages import data
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("width", [375, 768, 1280, 1920])
+@pytest.mark.parametrize("kind", ["plan", "compare"])
+def test_no_width_needs_scrolling_sideways(browser: Browser, tmp_path: Path, kind: str, width: int) -> None:
+    browser.open(tmp_path, data(kind), width=width, theme="dark")
+    assert browser.overflow() <= 0
+
+
+def test_a_plan_is_ranked_and_each_layout_opens_to_its_breakdown(browser: Browser, tmp_path: Path) -> None:
+    content = data("plan")
+    browser.open(tmp_path, content)
+    assert browser.text("h1") == content["best"][0]["name"]
+    assert browser.texts("#table-layouts tr.row td:nth-child(2)") == [layout["name"] for layout in content["best"]]
+    browser.click("[data-key=layouts-row-1]")
+    assert "compute" in browser.text("#layouts-detail-1") and "optimizer" in browser.text("#layouts-detail-1")
+    browser.click("[data-key=layouts-sort-memory]")
+    least = min(content["best"], key=lambda layout: float(layout["memory_bytes"]))
+    assert browser.texts("#table-layouts tr.row td:nth-child(2)")[0] == least["name"]
+
+
+def test_the_plots_of_a_plan_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    content = data("plan")
+    browser.open(tmp_path, content)
+    assert browser.count("#plot-front .mark") == len(content["best"]) + len(content["near_misses"])
+    parts = sum(part > 0 for layout in content["best"] for part in layout["time_parts_s"].values())
+    assert browser.count("#plot-times rect.mark") == parts
+    assert browser.count("#plot-timeline rect.forward") == len(content["best_layout"]["timeline"]["bars"]) / 2
+    assert browser.count("#plot-stages rect.mark") > 4 * content["best_layout"]["timeline"]["num_stages"]
+    assert len(browser.texts("#misses .group")) == len(content["near_misses"])
+    assert "layouts considered" in browser.text("#dropped")
+
+
+def test_two_studies_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    browser.open(tmp_path, data("compare"))
+    assert browser.text("h1") == "t is 10.0% faster than s at its best"
+    assert browser.count("#plot-progress .mark.ok") == 3
+    assert browser.count("#plot-progress .mark.other") == 2
+    assert browser.texts("#differences tbody td") == ["evaluator", "megatron tokens", "other"]
+    assert browser.texts("#table-common tr.row td:last-child") == ["+10.0%", "+0.0%"]

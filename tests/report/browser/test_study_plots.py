@@ -1,0 +1,119 @@
+"""The plots of a study's page, in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser.browsers import Browser
+from tests.report.browser.pages import data
+from tests.report.studies import BEST
+
+pytestmark = pytest.mark.slow
+NUM_OK, NUM_OOM, NUM_TRIALS = 5, 2, 9
+
+
+@pytest.fixture
+def page(browser: Browser, tmp_path: Path) -> Browser:
+    browser.open(tmp_path, data("study"))
+    return browser
+
+
+@pytest.mark.parametrize(
+    ("plot", "marks"),
+    [
+        ("progress", NUM_TRIALS + 1),
+        ("memory", NUM_OK + NUM_OOM),
+        ("predicted", NUM_OK),
+        ("parallel", NUM_TRIALS),
+    ],
+)
+def test_every_plot_has_a_mark_for_each_trial_that_it_is_about(page: Browser, plot: str, marks: int) -> None:
+    assert page.count(f"#plot-{plot} .mark") == marks
+    inside = page.run(
+        "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+        "return [...document.querySelectorAll(`${arguments[0]} .mark`)].every((mark) => {"
+        "const own = mark.getBoundingClientRect();"
+        "return own.left >= box.left - 9 && own.right <= box.right + 9 && own.bottom <= box.bottom && own.width > 0 })",
+        f"#plot-{plot}",
+    )
+    assert inside
+
+
+def test_the_marks_of_failed_trials_have_another_shape(page: Browser) -> None:
+    assert page.count("#plot-progress circle.mark.ok") == NUM_OK
+    assert page.count("#plot-progress rect.mark.base") == 1
+    assert page.count("#plot-progress path.mark.oom") == NUM_OOM
+    assert page.count("#plot-progress path.mark.error, #plot-progress path.mark.timeout") == 2
+    assert page.count("#plot-memory path.mark.oom") == NUM_OOM
+    assert "GPU 79.1 GiB" in page.text("#plot-memory")
+
+
+def test_the_heat_map_has_a_cell_for_each_pair_and_other_axes_can_be_chosen(page: Browser) -> None:
+    assert page.count("#plot-heat .cell") == 4 * 3
+    assert page.count("#plot-heat .cell.mark") == 7
+    assert "61,000" in page.text("#plot-heat")
+    page.run(
+        "const list = document.querySelector('[data-key=heat-y]'); list.value = 'mbs';"
+        "list.dispatchEvent(new Event('change'))"
+    )
+    assert page.count("#plot-heat .cell") == 4 * 4
+    assert "mbs" in str(page.one("#plot-heat").get_attribute("aria-label"))
+
+
+def test_memory_can_be_compared_in_place_of_time(page: Browser) -> None:
+    assert "predicted step time" in page.text("#plot-predicted")
+    page.run(
+        "const list = document.querySelector('[data-key=predicted]'); list.value = 'memory';"
+        "list.dispatchEvent(new Event('change'))"
+    )
+    assert "predicted peak memory" in page.text("#plot-predicted")
+    assert page.count("#plot-predicted .mark") == NUM_OK
+
+
+def test_the_best_layout_has_its_memory_by_stage_and_its_pipeline(page: Browser) -> None:
+    layout = data("study")["best_layout"]
+    parts = sum(part > 0 for stage in layout["stages"] for part in stage["parts"].values())
+    assert page.count("#plot-stages rect.mark") == parts
+    micro_batches = layout["timeline"]["num_micro_batches"]
+    assert page.count("#plot-timeline rect.forward") == 2 * micro_batches
+    assert page.count("#plot-timeline rect.backward") == 2 * micro_batches
+    assert "1F1B" in page.text("#timeline figcaption")
+
+
+def test_what_a_mark_stands_for_is_told_when_it_is_pointed_at(page: Browser) -> None:
+    assert page.one("#tip").get_attribute("hidden") is not None
+    page.run(
+        "const mark = document.querySelector('#plot-progress .mark.best'); const box = mark.getBoundingClientRect();"
+        "mark.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.x, clientY: box.y}))"
+    )
+    assert page.text("#tip").splitlines()[:2] == [
+        f"trial {BEST}: TP2 PP2 mbs1 full",
+        "61,000 tokens/s (+22.0% against your command)",
+    ]
+
+
+def test_every_plot_is_also_a_table(page: Browser) -> None:
+    plots = page.count("svg.plot")
+    assert plots == 7
+    page.run("document.querySelectorAll('figure details').forEach((each) => { each.open = true })")
+    page.driver.execute_async_script("setTimeout(arguments[0], 50)")
+    assert page.count("figure details table") == plots
+    assert len(page.texts("#progress figure tbody tr")) == NUM_TRIALS + 1
+    assert page.texts("#stages figure tbody tr td:first-child") == ["stage 0", "stage 1"]
+
+
+def test_without_a_plan_the_page_says_why_in_a_line(browser: Browser, tmp_path: Path) -> None:
+    browser.open(tmp_path, data("plain"))
+    assert "the model is not known" in browser.text("#predicted")
+    assert browser.one("#timeline").get_attribute("hidden") is not None
+    assert browser.count("#plot-progress .mark") == NUM_TRIALS + 1
+
+
+def test_failures_and_the_doctor_are_told(page: Browser) -> None:
+    assert page.texts("#failures .group b") == ["out of memory", "configuration", "timeout"]
+    assert page.texts("#doctor .doctor")
+    page.click("#failures [data-key='fold-failure-out of memory']")
+    page.driver.execute_async_script("setTimeout(arguments[0], 50)")
+    assert "CUDA out of memory" in page.text("#failures .log")

@@ -1,0 +1,179 @@
+"""A study's page in use: the table, the command, the keyboard, what is read aloud, themes and widths."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser.browsers import Browser
+from tests.report.browser.pages import data
+from tests.report.studies import BEST, COMMAND
+
+pytestmark = pytest.mark.slow
+TAB, ENTER, RIGHT, END = "\ue004", "\ue007", "\ue014", "\ue010"
+ROWS = "#table-trials tr.row"
+
+
+@pytest.fixture
+def page(browser: Browser, tmp_path: Path) -> Browser:
+    browser.open(tmp_path, data("study"))
+    return browser
+
+
+def numbers(page: Browser) -> list[str]:
+    return [text.split()[-1] for text in page.texts(f"{ROWS} td:first-child")]
+
+
+def test_the_headline_is_the_best_layout_its_gain_and_its_command(page: Browser) -> None:
+    assert page.text("h1") == "TP2 PP2 mbs1 full"
+    assert "+22.0%" in page.text("#headline .tile.lead")
+    assert page.text("#headline .command pre") == f"{COMMAND} --trial {BEST}"
+
+
+def test_the_table_sorts_both_ways_and_tells_so(page: Browser) -> None:
+    assert numbers(page) == ["yours", *map(str, range(1, 10))]
+    head = "#table-trials th:has([data-key=trials-sort-value])"
+    page.click("[data-key=trials-sort-value]")
+    assert numbers(page)[:3] == ["4", "8", "3"]
+    assert page.one(head).get_attribute("aria-sort") == "descending"
+    page.click("[data-key=trials-sort-value]")
+    assert numbers(page)[:2] == ["1", "yours"]
+    assert page.one(head).get_attribute("aria-sort") == "ascending"
+    assert page.count("#table-trials th[aria-sort=none]") == 8
+
+
+def test_the_table_filters_by_words_and_by_state(page: Browser) -> None:
+    page.one("[data-key=trials-filter]").send_keys("tp2 ")
+    assert numbers(page) == ["3", "4", "5"]
+    page.click("[data-key=trials-only-oom]")
+    assert numbers(page) == ["5"]
+    assert "1 of 10 rows" in page.text("#trials")
+    assert page.one("[data-key=trials-only-oom]").get_attribute("aria-pressed") == "true"
+
+
+def test_a_row_opens_to_all_that_is_known_of_its_trial(page: Browser) -> None:
+    page.click(f"[data-key=trials-row-{BEST}]")
+    opened = page.text(f"#trials-detail-{BEST}")
+    for part in (f"{COMMAND} --trial {BEST}", "34% chance of a gain", "command.sh, log.txt", "step 1 of 2", "mbs"):
+        assert part in opened
+    assert page.one(f"[data-key=trials-row-{BEST}]").get_attribute("aria-expanded") == "true"
+    page.click(f"[data-key=trials-row-{BEST}]")
+    assert page.count(f"#trials-detail-{BEST}") == 0
+
+
+def test_a_click_on_a_mark_or_a_failure_opens_its_trial(page: Browser) -> None:
+    page.run("document.querySelector('#plot-memory path.oom').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert page.count("#trials-detail-2") == 1
+    page.click("#failures [aria-label='Open trial 7']")
+    assert page.count("#trials-detail-7") == 1 and page.focused() == "trials-row-7"
+
+
+def test_the_command_is_copied_as_it_is(page: Browser) -> None:
+    page.run("window.copied = []; navigator.clipboard.writeText = async (text) => { window.copied.push(text) }")
+    page.click("[data-key=copy-best]")
+    page.driver.execute_async_script("setTimeout(arguments[0], 50)")
+    assert page.run("return window.copied") == [f"{COMMAND} --trial {BEST}"]
+    assert page.text("[data-key=copy-best]") == "Copied"
+    assert page.text("#live") == "the best command copied"
+
+
+def test_where_the_clipboard_is_closed_the_old_way_is_taken(page: Browser) -> None:
+    page.run(
+        "navigator.clipboard.writeText = () => Promise.reject(new Error('no'));"
+        "document.execCommand = (name) => { window.copied = [name, document.activeElement.value]; return true }"
+    )
+    page.click("[data-key=copy-best]")
+    page.driver.execute_async_script("setTimeout(arguments[0], 50)")
+    assert page.run("return window.copied") == ["copy", f"{COMMAND} --trial {BEST}"]
+
+
+def test_all_can_be_done_with_the_keyboard(page: Browser) -> None:
+    page.press(TAB)
+    assert page.run("return document.activeElement.className") == "skip"
+    page.press(TAB)
+    assert page.focused() == "theme"
+    seen = []
+    for _ in range(60):
+        page.press(TAB)
+        seen.append(page.focused())
+        if seen[-1] == "trials-row-0":
+            break
+    wanted = ["copy-best", "plot-progress", "plot-memory", "heat-x", "plot-heat", "plot-parallel", "trials-filter"]
+    assert [key for key in seen if key in wanted] == wanted
+    page.press(ENTER)
+    assert page.count("#trials-detail-0") == 1 and page.focused() == "trials-row-0"
+
+
+def test_arrow_keys_go_through_a_plot_and_enter_opens_the_trial(page: Browser) -> None:
+    page.run("document.querySelector('#plot-progress').focus()")
+    page.press(RIGHT, RIGHT)
+    assert page.text("#live").startswith("trial 1: mbs1 full")
+    assert page.one("#tip").get_attribute("hidden") is None
+    page.press(END)
+    assert page.text("#live").startswith("trial 9:")
+    page.press(ENTER)
+    assert page.count("#trials-detail-9") == 1 and page.focused() == "trials-row-9"
+
+
+def test_everything_has_a_name_to_be_read_aloud(page: Browser) -> None:
+    nameless = page.run(
+        "const named = 'button, input, select, a, svg.plot, section, table, nav, pre[tabindex]';"
+        "const name = (e) => e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.length"
+        " || document.getElementById(e.getAttribute('aria-labelledby'));"
+        "return [...document.querySelectorAll(named)].filter((e) => !e.closest('[hidden]') && !name(e))"
+        ".map((e) => e.outerHTML.slice(0, 90))"
+    )
+    assert nameless == []
+    assert page.count("svg.plot:not([aria-label])") == 0
+    assert page.one("html").get_attribute("lang") == "en"
+    assert page.run("return [...document.querySelectorAll('[id]')].map((e) => e.id).length") == page.run(
+        "return new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size"
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_both_themes_are_legible(browser: Browser, tmp_path: Path, theme: str) -> None:
+    browser.open(tmp_path, data("study"), theme=theme)
+    browser.run("localStorage.clear(); delete document.documentElement.dataset.theme")
+    pairs = browser.run(
+        "return ['h1', '.note', '.tile b', '.tile.lead b', 'th button', '.state.ok', '.state.oom', 'button',"
+        "'svg text'].map((s) => document.querySelector(s)).map((e) => { let at = e; let back = 'rgba(0, 0, 0, 0)';"
+        "while (at && /, 0\\)$/.test(back)) { back = getComputedStyle(at).backgroundColor; at = at.parentElement }"
+        "const style = getComputedStyle(e); return [e.namespaceURI.endsWith('svg') ? style.fill : style.color, back] })"
+    )
+    assert [ratio for front, back in pairs if (ratio := contrast(front, back)) < 4.5] == []
+
+
+def contrast(front: str, back: str) -> float:
+    """Return the contrast of two colours (WCAG 2.2)."""
+    lights = []
+    for text in (front, back):
+        parts = [int(part) / 255 for part in re.findall(r"\d+", text)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+def test_the_theme_can_be_turned_and_is_remembered(page: Browser) -> None:
+    page.run("localStorage.clear(); delete document.documentElement.dataset.theme")
+    page.driver.refresh()
+    light = page.run("return getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    dark = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert light != dark and page.one("#theme").get_attribute("aria-label") == "Use the light theme"
+    page.driver.refresh()
+    assert page.run("return getComputedStyle(document.body).backgroundColor") == dark
+    page.run("localStorage.clear()")
+
+
+@pytest.mark.parametrize("width", [375, 768, 1280, 1920])
+def test_no_width_needs_scrolling_sideways(browser: Browser, tmp_path: Path, width: int) -> None:
+    browser.open(tmp_path, data("study"), width=width)
+    browser.click(f"[data-key=trials-row-{BEST}]")
+    assert browser.overflow() <= 0
+    assert browser.count("svg.plot") == 7
+    browser.resize(1100 if width < 1100 else 375)
+    browser.driver.execute_async_script("setTimeout(arguments[0], 250)")
+    assert browser.overflow() <= 0

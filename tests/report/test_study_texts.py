@@ -1,0 +1,104 @@
+"""A study as Markdown and as CSV, and two of them compared."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.hostile import write_hostile
+from tests.report.studies import BASELINE, BEST, TRIALS, ok, recorded
+from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.report.study_comparison import compared
+from zenith_tune.report.study_csv import study_csv
+from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.report.study_markdown import comparison_markdown, escaped, fenced, study_markdown
+
+
+def digest(root: Path, *trials: Any, name: str = "s", **changes: Any) -> dict[str, Any]:
+    study = recorded(root, trials or TRIALS, name=name, **changes)
+    return StudyDigest(StudyReader(study.url, name)).object()
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> dict[str, Any]:
+    return digest(tmp_path / "out")
+
+
+def test_markdown_tells_best_command_trials_failures_and_doctor(study: dict[str, Any]) -> None:
+    text = study_markdown(study)
+    assert "Best: **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.0%, **+22.0%** over your own command" in text
+    assert f"--trial {BEST}\n```" in text
+    assert f"| {BEST} | TP2 PP2 mbs1 full | ok | 61,000 ±1.0% | +22.0% | 4.3 s | 61.0 GiB |" in text
+    assert "- 2 out of memory (trial 2, 5): torch.OutOfMemoryError" in text
+    assert "### What the doctor says" in text
+
+
+def test_markdown_of_a_hostile_study_is_text(tmp_path: Path) -> None:
+    study = write_hostile(tmp_path / "out")
+    text = study_markdown(StudyDigest(StudyReader(study.url, "hostile")).object())
+    fences = text.split("```")
+    assert all("<img" not in part.replace("\\<img", "") for part in fences[::2])
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 5 and {row.replace("\\|", "").count("|") for row in rows} == {8}
+
+
+def test_nothing_ends_a_fence_from_inside() -> None:
+    assert fenced("a ```` b").startswith("`````text\n")
+    assert escaped("a\nb | `c`") == "a b \\| \\`c\\`"
+
+
+def test_csv_has_one_row_for_each_trial_with_its_parameters(study: dict[str, Any]) -> None:
+    rows = list(csv.DictReader(io.StringIO(study_csv(study))))
+    assert [row["number"] for row in rows] == [str(number) for number in range(len(TRIALS))]
+    best = rows[BEST]
+    assert [best[name] for name in ("tp", "pp", "value", "unit", "state")] == ["2", "2", "61000.0", "tokens/s", "ok"]
+    assert float(best["predicted_step_s"]) > 0
+    assert rows[0]["predicted_step_s"] == ""
+
+
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    study = write_hostile(tmp_path / "out")
+    table = csv.reader(io.StringIO(study_csv(StudyDigest(StudyReader(study.url, "hostile")).object())))
+    assert not [cell for row in table for cell in row if cell.startswith(("=", "@"))]
+
+
+def test_two_studies_are_compared_by_their_bests_and_common_layouts(tmp_path: Path) -> None:
+    first = digest(tmp_path / "out")
+    second = digest(
+        tmp_path / "two",
+        BASELINE,
+        ok(2, 2, 1, 67_100.0),
+        ok(8, 1, 1, 40_000.0),
+        name="t",
+        args={"n_gpus": "8", "gbs": "64"},
+    )
+    found = compared(first, second)
+    assert found["gain"] == pytest.approx(0.1)
+    assert [(row["label"], round(row["gain"], 3)) for row in found["common"]] == [
+        *(("TP2 PP2 mbs1 full", 0.1), ("your command", 0.0))
+    ]
+    assert [(row[0], row[2]) for row in found["differences"]] == [
+        (name, "–") for name in ("model", "cluster", "seq", "folding")
+    ]
+    text = comparison_markdown(found)
+    assert "At its best **t** is +10.0% against **s**." in text
+    assert "| TP2 PP2 mbs1 full | 61,000 tokens/s | 67,100 tokens/s | +10.0% |" in text
+
+
+def test_values_of_two_units_are_not_compared(tmp_path: Path, study: dict[str, Any]) -> None:
+    other = digest(tmp_path / "two", replace(ok(2, 2, 1, 300.0), unit="TFLOP/s/GPU"), name="t", evaluator="other")
+    found = compared(study, other)
+    assert (found["gain"], found["common"], found["is_comparable"]) == (None, [], False)
+    assert "tokens/s and in TFLOP/s/GPU" in comparison_markdown(found)
+    assert ["evaluator", "megatron tokens", "other"] in found["differences"]
+
+
+def test_a_study_without_success_is_told_as_such(tmp_path: Path, study: dict[str, Any]) -> None:
+    none = digest(tmp_path / "two", TRIALS[2], name="t")
+    assert "No trial went well yet (1 trial, 1 failed)." in study_markdown(none)
+    assert "cannot be compared" in compared(study, none)["why_no_gain"]
