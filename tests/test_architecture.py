@@ -35,6 +35,7 @@ LAYERS: list[list[str]] = [
     ["probe", "doctor"],
     ["trial_watch"],
     ["interruption", "timeouts", "study_place", "trial_execution", "evaluation", "study_telling"],
+    ["left_trials"],
     ["study_session"],
     ["alone_check", "command_check"],
     ["tuner"],

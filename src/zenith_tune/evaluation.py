@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from zenith_tune.errors import (
     ConsecutiveDuplicateLimitExceeded,
     ConsecutivePruneLimitExceeded,
     TrialExhausted,
     UsageError,
+    ZenithTuneError,
 )
 from zenith_tune.events import StudyListener
 from zenith_tune.parameters import Params, Value
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.other_tuners import OtherTuners, TakenOver
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +62,11 @@ class Evaluation:
         recorded: Mapping[str, Trial],
         num_slots: int = 1,
         check_interrupted: Callable[[], None] = lambda: None,
+        others: OtherTuners | None = None,
     ) -> None:
         self._preset = preset
         self._check_interrupted = check_interrupted
+        self._others = others
         self._space = preset.get_search_space()
         self._identify = identify
         self._run_point = run_point
@@ -96,10 +104,13 @@ class Evaluation:
 
     def drain(self) -> None:
         """Wait for everything that was submitted; raises the first error that came of it."""
+        errors = []
+        for future in list(self._answered.values()):  # what another tuner runs may yet have to run here
+            with contextlib.suppress(CancelledError):
+                errors.append(future.exception())
         self._pool.shutdown(wait=True)
-        for future in self._answered.values():
-            if not future.cancelled() and (error := future.exception()) is not None:
-                raise error
+        for error in filter(None, errors):
+            raise error
 
     def close(self) -> None:
         """Drop what was submitted and did not start; whoever asks afterwards is told that the study is over."""
@@ -107,6 +118,8 @@ class Evaluation:
         for future in list(self._answered.values()):  # a thread may just be giving one back
             future.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._others is not None:
+            self._others.catch_up_if_possible()
 
     def _answer(self, point: Point, *, run_now: bool) -> Future[Trial]:
         params = point.params
@@ -121,7 +134,13 @@ class Evaluation:
                 return self._repeated(params, self._answered[identity])
             if identity in self._recorded:
                 return self._recalled(identity)
-            self._take_from_budget()
+            self._prunes = self._duplicates = 0
+            if self._others is None:
+                self._take_from_budget()
+            elif (theirs := self._others.ask(identity, self._limits.n_trials)) is not None:
+                future = self._answered[identity] = Future()
+                self._pass_on(theirs, future, point, identity)
+                return future
             future = self._answered[identity] = Future()
             self._num_busy += 1
         if run_now:
@@ -131,12 +150,15 @@ class Evaluation:
         return future
 
     def _fulfil(self, future: Future[Trial], point: Point, identity: str) -> None:
-        if not future.set_running_or_notify_cancel():
+        if not (future.running() or future.set_running_or_notify_cancel()):
             self._give_back(identity)
             return
         try:
             with self._slots:  # also for a strategy that mixes `run` and `submit`
                 trial = self._run_point(point.params, identity, point.why)
+        except TakenOver:
+            self._leave_to_others(future, point, identity)
+            return
         except BaseException as error:
             with self._lock:
                 future.set_exception(error)
@@ -147,6 +169,35 @@ class Evaluation:
         with self._lock:  # whoever sees the room must see the result that made it
             future.set_result(trial)
             self._num_busy -= 1
+
+    def _leave_to_others(self, future: Future[Trial], point: Point, identity: str) -> None:
+        """Answer with what another tuner makes of a run that it has taken from this one."""
+        with self._lock:
+            self._num_busy -= 1
+            try:
+                theirs = self._others.ask(identity, self._limits.n_trials) if self._others is not None else None
+            except ZenithTuneError as error:
+                future.set_exception(error)
+                return
+            self._pass_on(theirs or _done(None), future, point, identity)
+
+    def _pass_on(self, theirs: Future[Trial | None], future: Future[Trial], point: Point, identity: str) -> None:
+        """Answer with what another tuner makes of a run, which takes no slot here, or run it after all."""
+
+        def answer(theirs: Future[Trial | None]) -> None:
+            error = theirs.exception()
+            trial = None if error is not None else theirs.result()
+            with self._lock:
+                if error is None and trial is None and not self._is_closed:
+                    self._num_busy += 1
+                    self._pool.submit(self._fulfil, future, point, identity)
+                elif future.running() or future.set_running_or_notify_cancel():
+                    if trial is not None:
+                        future.set_result(trial)
+                    else:
+                        future.set_exception(error or TrialExhausted("the study is over"))
+
+        theirs.add_done_callback(answer)
 
     def _pruned(self, params: Params, reason: str) -> Trial:
         self._study.num_pruned += 1
@@ -180,7 +231,6 @@ class Evaluation:
         again.set_result(trial)
 
     def _take_from_budget(self) -> None:
-        self._prunes = self._duplicates = 0
         limit = self._limits.n_trials
         if limit is not None and self._num_counted >= limit:
             raise TrialExhausted(f"the budget of {limit} trials is spent")
@@ -192,6 +242,8 @@ class Evaluation:
             self._num_counted -= 1
             self._num_busy -= 1
             self._answered.pop(identity, None)
+            if self._others is not None:
+                self._others.give_back(identity)
 
     def _recalled(self, identity: str) -> Future[Trial]:
         self._prunes = self._duplicates = 0
@@ -221,7 +273,7 @@ def why_pruned(preset: TuningPreset, params: Mapping[str, Value]) -> str | None:
     return reason
 
 
-def _done(trial: Trial) -> Future[Trial]:
-    future: Future[Trial] = Future()
+def _done(trial: T) -> Future[T]:
+    future: Future[T] = Future()
     future.set_result(trial)
     return future

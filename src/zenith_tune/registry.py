@@ -146,5 +146,6 @@ RunnerRegistry: Registry[Runner] = Registry(
         "hostfile": "zenith_tune.runners.hostfile",
         "local": "zenith_tune.runners.local",
         "ray": "zenith_tune.runners.ray",
+        "slurm": "zenith_tune.runners.slurm",
     },
 )

@@ -28,7 +28,7 @@ class Study:
             self.baseline = trial
             return
         self.trials.append(trial)
-        if trial.ok and trial.value is not None and self._beats_best(trial.value):
+        if trial.ok and trial.value is not None and self._beats_best(trial, trial.value):
             self.best = trial
 
     @property
@@ -71,6 +71,10 @@ class Study:
             return None
         return num_left * statistics.fmean(durations)
 
-    def _beats_best(self, value: float) -> bool:
+    def _beats_best(self, trial: Trial, value: float) -> bool:
         best = self.best
-        return best is None or best.value is None or self.direction.better(value, than=best.value)
+        if best is None or best.value is None:
+            return True
+        # Of equals the first, in whatever order they ended: so several tuners of a study name the same one.
+        is_earlier = value == best.value and (trial.number or 0) < (best.number or 0)
+        return is_earlier or self.direction.better(value, than=best.value)

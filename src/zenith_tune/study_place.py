@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
+from zenith_tune.record.server_url import driver_url, is_server, shown
 from zenith_tune.record.storage import check_database_file, database_path, database_url, expanded
 from zenith_tune.record.study_folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
-from zenith_tune.secrets import find_secrets, mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,18 @@ class StudyPlace:
     def find(
         cls, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, *, resume: bool, stem: str
     ) -> StudyPlace:
-        """Fill in what the user left open; the output folder of a database that is given is the database's own."""
-        file = _database_file(db) if db else None
+        """Fill in what the user left open; the output folder of a database file that is given is the file's own."""
+        server = str(db) if db and is_server(str(db)) else None
+        if server is not None:
+            driver_url(server)  # a driver that is missing is told now
+            check_text(server, "--db")
+        file = _database_file(db) if db and server is None else None
         root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
         name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)
         folder = StudyFolder(root, name)
         check_text(str(folder.path), "the output folder")
+        if server is not None:
+            return cls(folder=folder, database_url=server, study_name=name, resume=resume)
         path = file.absolute() if file else folder.output_dir / DATABASE_NAME
         # The output folder is made where it is missing, but not for a database alone.
         will_be_made = path.parent == folder.output_dir and (output_dir or not db)
@@ -51,8 +57,7 @@ def new_folder(output_dir: str | Path | None, stem: str) -> Path:
 def _database_file(db: str | Path) -> Path:
     file = database_path(str(db)) if "://" in str(db) else expanded(db)
     if file is None:
-        # Nothing keeps two tuners on two hosts off one study there.
-        raise UsageError(f"--db must be an SQLite file, but got {mask(str(db), find_secrets(str(db)))}")
+        raise UsageError(f"--db must be an SQLite file or a postgresql:// address, but got {shown(str(db))}")
     if str(file) in ("", ".", ":memory:"):
         raise UsageError("a study must outlive its tuner, but this database is in memory: give --db a file")
     return file

@@ -160,22 +160,29 @@ class StudySession:
         if self.study.baseline is not None:
             return
         identity = mask(command, self._secrets)
-        trial = self._baseline_elsewhere(identity)
+        trial = self._elsewhere(identity, is_baseline=True)
         if trial is None:
-            trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True)
+            try:
+                trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True)
+            except TakenOver:
+                self.run_baseline(command)
+                return
         if trial.failure == FailureKind.METRIC:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
 
-    def _baseline_elsewhere(self, identity: str) -> Trial | None:
-        """Return the user's own command as another tuner ran it; None where this one has to run it."""
-        answer = self.others.ask(identity, is_baseline=True) if self.others is not None else None
+    def _elsewhere(self, identity: str, *, is_baseline: bool = False) -> Trial | None:
+        """Return a run as another tuner made it; None where this one has to."""
+        if self.others is None or self.others.holds(identity):
+            return None
+        answer = self.others.ask(identity, is_baseline=is_baseline)
         if answer is not None and not answer.done():
-            self._telling.noted("another tuner runs your own command: waiting for it")
+            what = "your own command" if is_baseline else "what comes next"
+            self._telling.noted(f"another tuner runs {what}: waiting for it")
         return None if answer is None else answer.result()
 
     def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
         """Run a point that was never run."""
-        trial = self._run(params, command, identity, why=why)
+        trial = self._elsewhere(identity) or self._run(params, command, identity, why=why)
         self._check_metric()
         self._check_alike()
         return trial
@@ -215,7 +222,8 @@ class StudySession:
         record = self._require_record()
         started, job = self._left.pop(identity)
         if started is None:
-            number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why)
+            label = "" if is_baseline else self._preset.label(params)
+            number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why, label=label)
             if self.others is not None:
                 self.others.own(number)
             started = Trial(

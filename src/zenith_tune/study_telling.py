@@ -41,6 +41,12 @@ class StudyTelling:
         with self._lock:
             self._listener().trial_progress(number, progress.num_iterations, value, progress.unit)
 
+    def recalled(self, trial: Trial, label: str, study: Study) -> None:
+        """Take in a trial that another tuner of the study ran, and tell of it."""
+        with self._lock:
+            study.add(trial)
+            self._listener().trial_recalled(trial, label)
+
     def finished(self, trial: Trial, label: str, study: Study, *, counts: bool) -> None:
         """Take a trial into the study, where it counts, and tell of it."""
         with self._lock:

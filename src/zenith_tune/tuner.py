@@ -200,6 +200,7 @@ class PresetTuner:
             recorded=session.recorded,
             num_slots=runner.num_slots,
             check_interrupted=interruption.check,
+            others=session.others,
         )
         why = "it failed"
         self._study = session.study

@@ -30,8 +30,8 @@ class StudyLock:
             holder = file.read().strip() or "unknown"
             file.close()
             raise StudyError(
-                f"study {self._study_name!r} is being tuned by process {holder}: wait for it, end it, or choose "
-                "another --study-name"
+                f"study {self._study_name!r} is being tuned by process {holder}: wait for it, end it, choose another "
+                "--study-name, or keep the study on a server by --db postgresql://..., where several tuners share one"
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")

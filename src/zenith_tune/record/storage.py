@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,17 @@ from typing import IO, TYPE_CHECKING
 
 from zenith_tune.errors import DiskFullError, StudyError, UsageError
 from zenith_tune.quiet_optuna import quiet_optuna
+from zenith_tune.record.patience import in_one_line, is_momentary
+from zenith_tune.record.server_tables import make_tables, one_at_a_time
+from zenith_tune.record.server_url import connect_args, driver_url, is_server, shown
 from zenith_tune.secrets import find_secrets, mask
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
 _SQLITE_HEADER = b"SQLite format 3\0"
+_START_S, _START_WAIT_S = 30.0, 0.5
+"""How long a server that is just starting is waited for, and how often it is asked."""
 
 
 def database_url(db: str | Path) -> str:
@@ -50,20 +56,41 @@ def expanded(path: str | Path) -> Path:
 def open_storage(url: str) -> RDBStorage:
     """Open or create the database, refusing a file that is none."""
     path = database_path(url)
-    if path is not None:
-        check_database_file(path)
+    if path is None:
+        with clear_errors(url), quiet_optuna():
+            return _open_server(url)
+    check_database_file(path)
     with clear_errors(url), quiet_optuna(), _one_at_a_time(path):
         from optuna.storages import RDBStorage
 
         return RDBStorage(url)
 
 
+def _open_server(url: str) -> RDBStorage:
+    """Open a server's database; one that is just starting is waited for, any other failure is told at once."""
+    import sqlalchemy
+    from optuna.storages import RDBStorage
+
+    address = driver_url(url)
+    # Two connections are held, for many tuners share what the server has to give.
+    options = {"pool_pre_ping": True, "pool_size": 2, "max_overflow": 8, "connect_args": connect_args(url)}
+    gate = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool, connect_args=connect_args(url))
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            with one_at_a_time(gate):
+                storage = RDBStorage(address, engine_kwargs=options)
+                make_tables(storage.engine)
+                return storage
+        except sqlalchemy.exc.SQLAlchemyError as error:
+            if not is_momentary(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_START_WAIT_S)
+
+
 @contextmanager
-def _one_at_a_time(path: Path | None) -> Iterator[None]:
+def _one_at_a_time(path: Path) -> Iterator[None]:
     """Let tuners that start together make the tables of one database one after the other."""
-    if path is None:
-        yield
-        return
     with open_beside(path, f".{path.name}.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -134,11 +161,15 @@ def _first_bytes(path: Path) -> bytes:
 
 def _explain(error: Exception, url: str) -> Exception:
     text = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause)
-    where = database_path(url) or mask(url, find_secrets(url))
+    where = database_path(url) or shown(url)
     if isinstance(error, ImportError):
         return StudyError(f"the database {where} needs a driver that is not installed ({error})")
     if "disk is full" in text or "disk I/O error" in text:
         return disk_full(where)
+    if is_server(url):
+        said = mask(in_one_line(error), find_secrets(url))
+        law = f"the database {where} cannot be used ({said})"
+        return StudyError(f"{law}: check the host, the user, the password and the database in --db")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if "readonly" in text or "unable to open" in text:
         return StudyError(f"the database {where} cannot be written ({first}): choose another --db or --output-dir")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.direction import Direction
 from zenith_tune.distributions import to_distribution
 from zenith_tune.errors import StudyError
 from zenith_tune.parameters import Parameter, Value
 from zenith_tune.quiet_optuna import quiet_optuna
+from zenith_tune.record.claims import Claims, run_key
+from zenith_tune.record.created_once import create_once
+from zenith_tune.record.patience import Patience
+from zenith_tune.record.server_tables import one_at_a_time
+from zenith_tune.record.server_url import is_server
 from zenith_tune.record.storage import clear_errors, open_storage
 from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.trial import Outcome, Trial
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
+
+T = TypeVar("T")
 
 HEADER_KEY = "zenithtune"
 _RUN = "run"
@@ -62,20 +70,35 @@ class StudyHeader:
 class StudyRecord:
     """Keep the trials of one study; safe to use from several threads."""
 
-    def __init__(self, url: str, study_name: str, folder: StudyFolder) -> None:
+    def __init__(
+        self, url: str, study_name: str, folder: StudyFolder, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.url = url
         self.study_name = study_name
+        self.claims: Claims | None = None
+        """What the study's other tuners must know of this one; None where a file lock keeps them off."""
+        self._patience = Patience(url, tell) if is_server(url) else None
         self._folder = folder
         self._storage = open_storage(url)
         self._lock = threading.Lock()
         self._study_id: int | None = None
         self._trial_ids: dict[int, int] = {}
+        self._claim_names: dict[int, str] = {}
         self._num_trials = 0
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Keep other tuners from making the same study meanwhile."""
+        if self._patience is None:
+            yield
+            return
+        with clear_errors(self.url), one_at_a_time(self._storage.engine):
+            yield
 
     def exists(self) -> bool:
         """Tell whether the study is there already."""
-        with clear_errors(self.url):
-            return any(study.study_name == self.study_name for study in self._storage.get_all_studies())
+        studies = self._ask(self._storage.get_all_studies)
+        return any(study.study_name == self.study_name for study in studies)
 
     def create(self, header: StudyHeader, direction: Direction) -> None:
         """Start a new study."""
@@ -84,22 +107,26 @@ class StudyRecord:
         with self._lock, clear_errors(self.url), quiet_optuna():
             study_id = self._storage.create_new_study([StudyDirection[direction.name]], self.study_name)
             self._storage.set_study_user_attr(study_id, HEADER_KEY, asdict(header))
-            self._study_id = study_id
+        self._begin(study_id)
 
     def reopen(self, header: StudyHeader) -> None:
         """Go on with a study, if it is the same one."""
-        with self._lock, clear_errors(self.url):
-            self._study_id = self._storage.get_study_id_from_name(self.study_name)
-            stored = self._storage.get_study_user_attrs(self._study_id).get(HEADER_KEY)
+        study_id = self._ask(lambda: self._storage.get_study_id_from_name(self.study_name))
+        stored = self._ask(lambda: self._storage.get_study_user_attrs(study_id)).get(HEADER_KEY)
+        self._begin(study_id)
         if stored is None:
             # Killed between the study's creation and its header: there cannot be a trial yet.
             if self._frozen_trials():
                 raise StudyError(f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name")
-            with self._lock, clear_errors(self.url):
-                self._storage.set_study_user_attr(self._study_id, HEADER_KEY, asdict(header))
+            self._ask(lambda: self._storage.set_study_user_attr(study_id, HEADER_KEY, asdict(header)))
             return
         header.check_same(StudyHeader.from_stored(stored, self.study_name), self.study_name)
         self._frozen_trials()
+
+    def _begin(self, study_id: int) -> None:
+        self._study_id = study_id
+        if self._patience is not None:
+            self.claims = Claims(self._storage.engine, study_id, self._patience)
 
     def start(
         self,
@@ -109,11 +136,16 @@ class StudyRecord:
         *,
         is_baseline: bool = False,
         why: str = "",
+        label: str = "",
     ) -> int:
         """Write a trial that is about to run; returns its number."""
         from optuna.trial import TrialState, create_trial
 
-        run = {"identity": identity, "is_baseline": is_baseline, "study_folder": str(self._folder.path), "why": why}
+        run: dict[str, Any] = {"identity": identity, "is_baseline": is_baseline, "why": why, "label": label}
+        run["study_folder"] = str(self._folder.path)
+        if self.claims is not None:
+            run["claim"] = self.claims.begin(run_key(identity, is_baseline=is_baseline))
+            run["host"] = self.claims.identity.host
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(params),
@@ -122,9 +154,14 @@ class StudyRecord:
             user_attrs={_RUN: run},
         )
         with self._lock, clear_errors(self.url), self._same_choices():
-            trial_id = self._storage.create_new_trial(self._require_study(), template_trial=template)
-            # The study is locked for this tuner, so the numbers are known without asking the database.
-            number = self._num_trials
+            if self.claims is not None:
+                study_id, claim = self._require_study(), run["claim"]
+                row = create_once(self._storage, study_id, template, self.claims, claim, self._call)
+                trial_id, number = row.trial_id, row.number
+            else:
+                trial_id = self._storage.create_new_trial(self._require_study(), template_trial=template)
+                # The study is locked for this tuner, so the numbers are known without asking the database.
+                number = self._num_trials
             self._num_trials += 1
             self._trial_ids[number] = trial_id
             return number
@@ -133,13 +170,19 @@ class StudyRecord:
     def _same_choices(self) -> Iterator[None]:
         try:
             yield
+        except StudyError:
+            raise
         except ValueError as error:
             raise StudyError(
                 f"study {self.study_name!r} was made with another search space ({error}): choose another --study-name"
             ) from error
 
-    def finish(self, trial: Trial) -> None:
-        """Write how a trial ended; its state changes last, so that a finished trial is a whole one."""
+    def finish(self, trial: Trial) -> bool:
+        """Write how a trial ended; its state changes last, so that a finished trial is a whole one.
+
+        False where it is not this tuner's any more: another, which had not heard from this one, has ended it.
+        """
+        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         if trial.number is None:
@@ -148,10 +191,32 @@ class StudyRecord:
         result = {"outcome": str(trial.outcome), "command": trial.command, **stored, "extra": dict(trial.extra)}
         values = [trial.value] if trial.value is not None else None
         state = TrialState.COMPLETE if values else TrialState.FAIL
-        with self._lock, clear_errors(self.url):
-            trial_id = self._trial_id(trial.number)
-            self._storage.set_trial_user_attr(trial_id, _RESULT, result)
-            self._storage.set_trial_state_values(trial_id, state, values)
+        number = trial.number
+
+        def write() -> bool:
+            trial_id = self._trial_id(number)
+            try:
+                self._storage.set_trial_user_attr(trial_id, _RESULT, result)
+                self._storage.set_trial_state_values(trial_id, state, values)
+            except UpdateFinishedTrialError:  # by a try that broke off, or by another tuner
+                return bool(self._storage.get_trial_user_attrs(trial_id).get(_RESULT) == json.loads(json.dumps(result)))
+            return True
+
+        is_written = self._ask(write)
+        if is_written and self.claims is not None:
+            run = run_key(trial.identity, is_baseline=trial.is_baseline)
+            self.claims.end(run, is_free=trial.outcome is Outcome.CANCELLED)
+        return is_written
+
+    def free_failed(self, trial: Trial) -> None:
+        """Let a trial that failed run again, under whichever tuner comes first."""
+        name = self._claim_names.get(trial.number or 0)
+        if self.claims is not None and name is not None:
+            self.claims.free_failed(run_key(trial.identity, is_baseline=trial.is_baseline), name)
+
+    def trial(self, trial_id: int) -> Trial:
+        """Return one trial by the database's own number for it."""
+        return self._to_trial(self._ask(lambda: self._storage.get_trial(trial_id)))
 
     def finished(self) -> list[Trial]:
         """Return every finished trial, in order."""
@@ -167,10 +232,17 @@ class StudyRecord:
         self._storage.engine.dispose()
 
     def _frozen_trials(self) -> list[FrozenTrial]:
+        trials = self._ask(lambda: self._storage.get_all_trials(self._require_study()))
+        self._num_trials = len(trials)
+        return trials
+
+    def _ask(self, action: Callable[[], T]) -> T:
+        """Return what the storage answers; a server that is away is waited for."""
         with self._lock, clear_errors(self.url):
-            trials = self._storage.get_all_trials(self._require_study())
-            self._num_trials = len(trials)
-            return trials
+            return self._call(action)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        return action() if self._patience is None else self._patience.call(action)
 
     def _trial_id(self, number: int) -> int:
         if number not in self._trial_ids:
@@ -195,6 +267,8 @@ class StudyRecord:
     def _read_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
         run: dict[str, Any] = frozen.user_attrs.get(_RUN, {})
+        if "claim" in run:
+            self._claim_names[frozen.number] = run["claim"]
         outcome = Outcome(result.pop("outcome", Outcome.CANCELLED))
         command = result.pop("command", "")
         known = {name: result.pop(name, None) for name in _STORED}

@@ -1,0 +1,82 @@
+"""What each trial asks of Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
+from zenith_tune.resources import Resources
+from zenith_tune.runners.slurm_text import duration_s, hosts
+
+_OWN = frozenset(
+    {"--array", "--chdir", "--clusters", "--error", "--export", "--input", "--job-name", "--open-mode", "--output"}
+    | {"--parsable", "--requeue", "--test-only", "--wait", "--wrap", "-a", "-D", "-e", "-i", "-J", "-M", "-o", "-W"}
+)
+"""Options that would take the trial away from the tuner, which gives them itself or must do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRequest:
+    """Hold the words of --slurm, and turn them into options of sbatch."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    nodes: int | None = None
+    """None: what the trial needs by itself; so too the GPUs."""
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    time: str | None = None
+    extra: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus_per_node", "cpus_per_task"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise UsageError(f"slurm: {name} must be at least 1, but got {number}: give {name}=1 or leave it out")
+        if self.time is not None and duration_s(self.time) is None and self.time.upper() != "UNLIMITED":
+            law = f"slurm: time must be minutes, H:M:S or D-H:M:S, but got {self.time!r}"
+            raise UsageError(f"{law}: write e.g. time=00:20:00")
+        for word in self.extra_words():
+            name = word.partition("=")[0]
+            if name in _OWN or (word[:2] in _OWN and not word.startswith("--")):
+                raise UsageError(f"slurm: extra must not hold {name!r}, which the tuner gives itself: take it out")
+
+    def extra_words(self) -> list[str]:
+        """Return the raw options, split as a shell would."""
+        try:
+            return shlex.split(self.extra)
+        except ValueError as error:
+            raise UsageError(f"slurm: extra is no list of options ({error}): {self.extra!r}") from error
+
+    def needs(self, resources: Resources) -> Resources:
+        """Return what a trial gets: what the user gave Slurm counts more than what the command seems to need."""
+        return Resources(
+            nodes=self.nodes or resources.nodes,
+            gpus_per_node=self.gpus_per_node or resources.gpus_per_node,
+            avoid=resources.avoid,
+        )
+
+    def options(self, resources: Resources) -> list[str]:
+        """Return sbatch's options for one trial, apart from its name and its files."""
+        needs = self.needs(resources)
+        excluded = [*(hosts(self.exclude) if self.exclude else []), *needs.avoid]
+        given = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "constraint": self.constraint,
+            "exclude": ",".join(dict.fromkeys(excluded)),
+            "nodes": needs.nodes,
+            "gpus-per-node": needs.gpus_per_node,
+            "cpus-per-task": self.cpus_per_task,
+            "mem": self.mem,
+            "time": self.time,
+        }
+        named = [f"--{name}={value}" for name, value in given.items() if value]
+        # Requeued, a job would run again without the tuner's knowing, over what its first run wrote.
+        return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_words()]

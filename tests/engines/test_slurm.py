@@ -1,0 +1,237 @@
+"""The Slurm runner on a real cluster of four nodes with eight fake GPUs each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
+from tests.toy_plugin import install
+from zenith_tune.errors import UsageError
+from zenith_tune.resources import Resources
+from zenith_tune.runners.base import End
+from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.testing import RunnerContract
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    need_slurm()
+    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in started.environment.items():
+            patch.setenv(name, value)
+        yield started
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+def active(cluster: SlurmCluster) -> list[list[str]]:
+    return [each for each in cluster.jobs() if each[1] in ("PENDING", "RUNNING", "COMPLETING")]
+
+
+class TestSlurmRunner(RunnerContract):
+    scheduler_logs_too = True
+
+    def make(self) -> SlurmRunner:
+        return SlurmRunner(grace_s=1)
+
+
+def test_a_job_in_an_odd_folder_gets_its_gpus_its_node_and_the_tuners_folder(tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s 100% "odd" $HOME'
+    folder.mkdir()
+    states: list[str] = []
+    runner = SlurmRunner(gpus_per_node=3, setup="export READY='it is'")
+    job = runner.submit('echo "$CUDA_VISIBLE_DEVICES|$READY|$PWD|$NNODES"', folder, Resources(), on_state=states.append)
+    result = job.wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 0)
+    assert job.log_path.read_text() == f"0,1,2|it is|{Path.cwd()}|1\n"
+    assert result.place in ("n1", "n2", "n3", "n4") and states[-1:] in ([], [f"running on {result.place}"], ["pending"])
+    assert 0 < result.duration_s < 30
+
+
+def test_a_program_runs_once_on_each_node_and_knows_its_rank(tmp_path: Path) -> None:
+    runner = SlurmRunner(nodes=2, gpus_per_node=8)
+    told = "echo $NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT $PET_NODE_RANK/$PET_NNODES on $SLURMD_NODENAME"
+    job = runner.submit(told, tmp_path, Resources())
+    result = job.wait()
+    lines = sorted(job.log_path.read_text().splitlines())
+    first, second = result.place.split(",")
+    port = 20000 + int(json.loads((tmp_path / "job.json").read_text())["job"]) % 12000
+    assert lines == [
+        f"0 of 2 at {first}:{port} 0/2 on {first}",
+        f"1 of 2 at {first}:{port} 1/2 on {second}",
+    ]
+
+
+def test_the_exit_code_of_any_node_is_the_trials(tmp_path: Path) -> None:
+    result = SlurmRunner(nodes=2).submit("sh -c 'exit $((NODE_RANK * 5))'", tmp_path, Resources()).wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 5)
+
+
+def test_a_command_that_launches_itself_runs_once(tmp_path: Path) -> None:
+    job = SlurmRunner(nodes=2).submit("srun sh -c 'echo $SLURM_PROCID'", tmp_path, Resources())
+    job.wait()
+    assert sorted(job.log_path.read_text().split()) == ["0", "1"]
+
+
+def test_deepspeed_is_told_the_nodes_by_a_host_file(tmp_path: Path) -> None:
+    folder, fake = tmp_path / "trial", tmp_path / "deepspeed"
+    folder.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@"; while [ "$1" != --hostfile ]; do shift; done; cat "$2"\n')
+    fake.chmod(0o755)
+    job = SlurmRunner(nodes=2, gpus_per_node=4).submit(f"{fake} --num_gpus 4 train.py", folder, Resources())
+    result = job.wait()
+    first, second = result.place.split(",")
+    asked, *hosts = job.log_path.read_text().splitlines()
+    assert asked.endswith(f"--hostfile {folder}/hostfile --num_gpus 4 train.py") and "--master_port 2" in asked
+    assert hosts == [f"{first} slots=4", f"{second} slots=4"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "law"),
+    [
+        ({"nodes": 5}, "needs 5 nodes, but partition main has 4"),
+        ({"gpus_per_node": 9}, "needs 9 GPUs of a node, but those of partition main have 8 GPUs"),
+        ({"partition": "man"}, "unknown Slurm partition 'man'; did you mean 'main'?"),
+        ({"partition": "short", "nodes": 2}, "needs 2 nodes, but partition short has 1"),
+        ({"partition": "short", "time": "00:20:00"}, "time=00:20:00 is above the limit of partition short"),
+        ({"constraint": "nosuch"}, "has 0 that match the request"),
+        ({"extra": "--gres=nosuch:1"}, "would never start such a trial"),
+    ],
+)
+def test_what_can_never_start_is_refused_at_once(asked: dict[str, object], law: str) -> None:
+    runner = SlurmRunner(**asked)  # type: ignore[arg-type]
+    with pytest.raises(UsageError) as refused:
+        runner.prepare(Resources(), None)
+    assert law in str(refused.value)
+
+
+def test_as_many_trials_run_side_by_side_as_the_partition_holds() -> None:
+    runner = SlurmRunner()
+    runner.prepare(Resources(gpus_per_node=4), None)
+    assert runner.num_slots == 8 + 2
+    assert runner.notes() == ["each trial is a Slurm job on 4 GPUs; up to 8 side by side, and 2 wait in the queue"]
+    runner.prepare(Resources(nodes=3, gpus_per_node=8), None)
+    assert runner.num_slots == 1
+
+
+def test_a_job_that_turns_out_to_pend_for_ever_is_cancelled_and_says_why(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = SlurmRunner(nodes=5).submit("true", tmp_path, Resources())
+    result = job.wait()
+    assert (result.end, result.exit_code) == (End.EXITED, None)
+    assert re.fullmatch(r"Slurm can never start it: pending \(Partition(NodeLimit|Config)\)", result.reason)
+    assert f"error: {result.reason}" in job.log_path.read_text()
+    assert not active(cluster)
+
+
+def test_a_refusal_of_sbatch_is_told_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Requested node configuration is not available"):
+        SlurmRunner(gpus_per_node=9).submit("true", tmp_path, Resources())
+
+
+def test_a_trial_on_full_nodes_waits_with_its_reason_and_its_clock_stands_still(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    full = cluster.run(
+        "sbatch", "--parsable", "--nodes=4", "--gpus-per-node=8", "--output=/dev/null", "--wrap=sleep 60"
+    )
+    states: list[str] = []
+    job = SlurmRunner(gpus_per_node=1).submit("sleep 0.1", tmp_path, Resources(), timeout_s=1, on_state=states.append)
+    wait_until(lambda: "pending (Resources)" in states)
+    assert job.wait(1.5) is None
+    cluster.run("scancel", full.strip())
+    result = job.wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 0)
+
+
+def test_a_job_that_is_killed_between_sbatch_and_its_note_is_found_by_its_name(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    job = SlurmRunner().submit("sleep 1; exit 4", tmp_path, Resources())
+    noted = json.loads((tmp_path / "job.json").read_text())
+    (tmp_path / "job.json").write_text(json.dumps({**noted, "job": None}))
+    found = SlurmRunner().find(tmp_path)
+    assert found is not None
+    result = found.wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 4) and job.wait() == result
+    assert json.loads((tmp_path / "job.json").read_text())["job"] == noted["job"]
+
+
+def test_a_job_that_somebody_else_ended_is_not_taken_for_a_failure(cluster: SlurmCluster, tmp_path: Path) -> None:
+    states: list[str] = []
+    job = SlurmRunner().submit("sleep 60", tmp_path, Resources(), on_state=states.append)
+    wait_until(lambda: states and states[-1].startswith("running"))
+    cluster.run("scancel", json.loads((tmp_path / "job.json").read_text())["job"])
+    result = job.wait()
+    assert result.end is End.REVOKED and "cancelled by somebody else" in result.reason
+
+
+STUDY = [
+    "--preset",
+    "toy",
+    "--args",
+    "n=2",
+    "--no-baseline",
+    "--study-name",
+    "s",
+    "--parallel",
+    "2",
+    "--slurm",
+    "gpus_per_node=4",
+]
+
+
+def start_study(tmp_path: Path, command: str, *options: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, **install(tmp_path / "plugin")} if not options else dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "plugin"), str(Path.cwd())])
+    argv = [sys.executable, "-m", "zenith_tune.cli", "optimize", *STUDY, *options, "--json", "--", command]
+    return subprocess.Popen(
+        argv, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def begun(tmp_path: Path) -> int:
+    return len(list(tmp_path.glob("zenithtune-out/s/trials/*/process")))
+
+
+def test_a_tuner_killed_with_9_finds_its_jobs_again_and_submits_none_twice(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    before = {each[0] for each in cluster.jobs()}
+    command = "sh -c 'sleep 7; echo value: {x}'"
+    with start_study(tmp_path, command) as tuner:
+        wait_until(lambda: begun(tmp_path) == 2)
+        tuner.send_signal(signal.SIGKILL)
+    with start_study(tmp_path, command, "--resume") as resumed:
+        out, err = resumed.communicate(timeout=90)
+    assert resumed.returncode == 0, err
+    jobs = [each for each in cluster.jobs() if each[0] not in before]
+    assert [state for _, state, _ in jobs] == ["COMPLETED"] * 2, jobs
+    assert out.count("still runs: it goes on") == 2 or err.count("still runs: it goes on") == 2
+    study = json.loads((tmp_path / "zenithtune-out/s/study.json").read_text())
+    assert [trial["outcome"] for trial in study["trials"]] == ["ok"] * 2
+
+
+def test_ctrl_c_cancels_every_job_of_the_study(cluster: SlurmCluster, tmp_path: Path) -> None:
+    with start_study(tmp_path, "sleep 100 {x}") as tuner:
+        wait_until(lambda: begun(tmp_path) == 2)
+        tuner.send_signal(signal.SIGINT)
+        _, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == 130, err
+    assert not active(cluster)

@@ -1,0 +1,147 @@
+"""One study on a real cluster while all sorts of things go wrong: a node is killed, the controller restarted, a job
+cancelled by somebody else, another runs out of its time, and there is more to run than room. Each test looks at one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
+from tests.study_tools import Witness
+from tests.toy_preset import ToyPreset
+from zenith_tune import Outcome, PresetTuner, Trial
+from zenith_tune.evaluators.failures import FailureKind
+from zenith_tune.runners.slurm import SlurmRunner
+
+pytestmark = pytest.mark.slow
+
+TRAINER = """
+case $1 in
+  node-dies) mkdir "$2/first-run" 2> /dev/null && sleep 600; value=1 ;;
+  cancelled) sleep 600 ;;
+  over-time) sleep 600 ;;
+  outlives-controller) sleep 10; value=4 ;;
+  waits) value=5 ;;
+  last) value=6 ;;
+esac
+echo "value: $value"
+"""
+RUNS = ["node-dies", "cancelled", "over-time", "outlives-controller", "waits", "last"]
+
+
+class StormWitness(Witness):
+    """Remember also what trials waited for, by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[int, list[str]] = {}
+
+    def trial_state(self, number: int, state: str) -> None:
+        self.states.setdefault(number, []).append(state)
+
+
+@dataclass
+class Storm:
+    """Hold what became of the study."""
+
+    trials: dict[str, Trial]
+    states: dict[str, list[str]]
+    best: dict[str, object] = field(default_factory=dict)
+    killed_node: str = ""
+
+
+@pytest.fixture(scope="module")
+def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
+    need_slurm()
+    folder = tmp_path_factory.mktemp("storm")
+    with slurm_cluster(folder / "cluster") as cluster, pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        yield weather(cluster, folder)
+
+
+def weather(cluster: SlurmCluster, folder: Path) -> Storm:
+    """Run the study, with trials of a whole node each and two more at once than there are nodes."""
+    trainer = folder / "trainer.sh"
+    trainer.write_text(TRAINER)
+    witness = StormWitness()
+    runner = SlurmRunner(gpus_per_node=8, time="5", call_timeout_s=3, grace_s=1, max_pause_s=1)
+    tuner = PresetTuner(
+        f"bash {trainer} {{x}} {folder}",
+        ToyPreset(RUNS),
+        output_dir=folder / "out",
+        study_name="s",
+        listener=witness,
+        runner=runner,
+        parallel=6,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        trouble = pool.submit(make_trouble, cluster, witness)
+        # A study without its trouble would wait for ever.
+        trouble.add_done_callback(lambda done: runner.interrupt() if done.exception() else None)
+        _, best = tuner.optimize()
+        killed_node = trouble.result()
+    names = {trial.number or 0: str(trial.params["x"]) for trial in witness.trials}
+    states = {names[number]: said for number, said in witness.states.items()}
+    trials = {str(trial.params["x"]): trial for trial in witness.trials}
+    return Storm(trials=trials, states=states, best=dict(best or {}), killed_node=killed_node)
+
+
+def make_trouble(cluster: SlurmCluster, witness: StormWitness) -> str:
+    """Wait until the first four trials run, then let it all happen; returns the node that was killed."""
+    deadline = time.monotonic() + 60
+    while not all(witness.states.get(number, [""])[-1].startswith("running") for number in range(4)):
+        assert time.monotonic() < deadline, witness.states
+        time.sleep(0.1)
+    # A job's name holds its trial's folder, which is the number of its point in the grid.
+    jobs = {int(name.split("-")[1]): job_id for job_id, _, name in cluster.jobs()}
+    node_dies, cancelled, over_time = jobs[0], jobs[1], jobs[2]
+    cluster.run("scontrol", "update", f"JobId={over_time}", "EndTime=now+1")
+    node = cluster.run("squeue", "--noheader", f"--jobs={node_dies}", "--format=%N").strip()
+    cluster.kill_node(node)
+    cluster.stop_controller()
+    time.sleep(4)
+    cluster.start_controller()
+    cluster.wait_for_controller()
+    cluster.run("scancel", cancelled)
+    return node
+
+
+def test_the_trial_of_a_killed_node_ran_once_more_elsewhere_and_the_node_is_named(storm: Storm) -> None:
+    trial = storm.trials["node-dies"]
+    assert (trial.outcome, trial.value) == (Outcome.OK, 1.0)
+    assert "NODE_FAIL" in str(trial.extra["lost"]) and storm.killed_node in str(trial.extra["lost"])
+    assert trial.extra["place"] != storm.killed_node
+
+
+def test_a_job_that_somebody_else_cancelled_says_so_and_is_run_again_on_resume(storm: Storm) -> None:
+    trial = storm.trials["cancelled"]
+    assert (trial.outcome, trial.failure) == (Outcome.CANCELLED, FailureKind.REVOKED)
+    assert "cancelled by somebody else" in (trial.cause or "")
+
+
+def test_a_job_that_reached_slurms_limit_timed_out(storm: Storm) -> None:
+    trial = storm.trials["over-time"]
+    assert trial.outcome is Outcome.TIMEOUT
+    assert "TIME LIMIT" in (trial.cause or "")
+
+
+def test_a_restart_of_the_controller_is_survived_and_told_once(storm: Storm) -> None:
+    trial = storm.trials["outlives-controller"]
+    assert (trial.outcome, trial.value) == (Outcome.OK, 4.0)
+    assert sum("does not answer" in state for state in storm.states["outlives-controller"]) == 1
+
+
+def test_what_finds_no_room_shows_why_it_waits_and_runs_later(storm: Storm) -> None:
+    assert any(state.startswith("pending (") for said in storm.states.values() for state in said)
+    assert storm.trials["waits"].ok and storm.trials["last"].ok
+
+
+def test_the_study_goes_on_to_its_end_and_finds_its_best(storm: Storm) -> None:
+    assert sorted(storm.trials) == sorted(RUNS)
+    assert storm.best == {"x": "last"}

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from zenith_tune.errors import StudyError
+from zenith_tune.record.patience import Patience, is_away, is_momentary
+
+URL = "postgresql://me:hunter2-of-mine@host/studies"
+
+
+class DriverError(Exception):
+    """Stand for what a driver raises."""
+
+    def __init__(self, text: str, sqlstate: str | None = None) -> None:
+        super().__init__(text)
+        self.sqlstate = sqlstate
+
+
+def failure(text: str = "connection refused", sqlstate: str | None = None) -> OperationalError:
+    said = DriverError(text, sqlstate)
+    error = OperationalError("select 1", None, said)
+    error.__cause__ = said
+    return error
+
+
+def failing(times: int, error: Exception) -> Callable[[], str]:
+    left = [error] * times
+
+    def action() -> str:
+        if left:
+            raise left.pop()
+        return "answer"
+
+    return action
+
+
+def test_an_outage_is_waited_for_and_told_once() -> None:
+    told: list[str] = []
+    patience = Patience(URL, told.append, limit_s=20)
+    assert patience.call(failing(2, failure())) == "answer"
+    assert told == [
+        "the database does not answer (connection refused): waiting for it, at most 20 s",
+        "the database answers again, after 0 seconds",
+    ]
+
+
+def test_patience_ends_and_is_not_tried_a_second_time() -> None:
+    patience = Patience(URL, lambda line: None, limit_s=0.0)
+    with pytest.raises(StudyError, match=r"host/studies has not answered for 0 s .*--resume") as gone:
+        patience.call(failing(1, failure()))
+    assert "hunter2" not in str(gone.value)
+    with pytest.raises(StudyError):
+        Patience.call(patience, failing(1, failure()))
+
+
+def test_what_is_no_outage_passes_through() -> None:
+    patience = Patience(URL, lambda line: None)
+    wrong = IntegrityError("insert", None, DriverError("duplicate key"))
+    with pytest.raises(IntegrityError):
+        patience.call(failing(1, wrong))
+
+
+@pytest.mark.parametrize("code", ["28P01", "3D000", "53100"])
+def test_a_wrong_password_database_or_full_disk_is_no_outage(code: str) -> None:
+    assert not is_away(failure(sqlstate=code))
+    assert is_away(failure(sqlstate="57P01"))
+
+
+def test_a_server_that_starts_is_momentary_and_one_that_refuses_is_not() -> None:
+    assert is_momentary(failure("FATAL:  the database system is starting up"))
+    assert not is_momentary(failure("Connection refused"))

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.record.server_url import connect_args, driver_url, shown
+from zenith_tune.study_place import StudyPlace
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *drivers: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in drivers else None)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "PostgreSQL"])
+def test_the_driver_that_is_installed_is_named(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    only(monkeypatch, "psycopg", "psycopg2")
+    assert driver_url(f"{scheme}://h/s") == "postgresql+psycopg://h/s"
+    only(monkeypatch, "psycopg2")
+    assert driver_url(f"{scheme}://h/s") == "postgresql+psycopg2://h/s"
+
+
+def test_a_driver_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "psycopg", "psycopg2")
+    assert driver_url("postgresql+psycopg2://h/s") == "postgresql+psycopg2://h/s"
+
+
+def test_a_missing_driver_names_the_extra_and_no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    only(monkeypatch)
+    with pytest.raises(StudyError, match=r"pip install 'zenith-tune\[postgres\]'") as refused:
+        StudyPlace.find(tmp_path, "s", "postgresql://me:pw@h/s", resume=False, stem="s")
+    assert "postgresql://me:***@h/s" in str(refused.value)
+
+
+def test_another_driver_or_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="psycopg or psycopg2, but got 'asyncpg'"):
+        driver_url("postgresql+asyncpg://h/s")
+    with pytest.raises(UsageError, match=r"SQLite file or a postgresql:// address, but got mysql://me:\*\*\*@h/s"):
+        StudyPlace.find(tmp_path, "s", "mysql://me:pw@h/s", resume=False, stem="s")
+
+
+def test_the_study_on_a_server_has_its_files_in_the_default_folder() -> None:
+    place = StudyPlace.find(None, "s", "postgresql://h/s", resume=True, stem="s")
+    assert place.folder.path == Path("zenithtune-out/s").absolute()
+    assert place.database_url == "postgresql://h/s"
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:a@h/s", "postgresql:///s?user=me&password=a", "postgres://me:a:b@h/s"]
+)
+def test_a_password_is_never_shown_however_short(url: str) -> None:
+    assert ":a" not in shown(url) and "=a" not in shown(url) and "***" in shown(url)
+
+
+def test_what_the_address_says_of_connections_stands() -> None:
+    assert "connect_timeout" in connect_args("postgresql://h/s")
+    assert "connect_timeout" not in connect_args("postgresql://h/s?connect_timeout=2")
