@@ -26,7 +26,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 class ZenithTune(LazyGroup):
     """All commands; `optimize` is here, the others have a module of their own."""
 
-    names = ("calibrate", "checkpoint", "doctor", "guide", "plan", "probe", "report")
+    names = ("calibrate", "checkpoint", "doctor", "export", "guide", "plan", "probe", "report", "serve")
 
 
 @click.group(cls=ZenithTune, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

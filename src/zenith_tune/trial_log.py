@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -49,8 +50,9 @@ class TrialLog:
                 data = _one_line_end(_read(file, max(0, size - _TAIL_BYTES), size))
         except OSError:
             return []
-        lines = (clean_line(line.decode("utf-8", errors="replace")) for line in data.split(b"\n"))
-        return [line for line in lines if line][-count:] if count > 0 else []
+        # From the end: a log of many lines is asked for its last few.
+        lines = (clean_line(line.decode("utf-8", errors="replace")) for line in reversed(data.split(b"\n")))
+        return list(itertools.islice(filter(None, lines), max(count, 0)))[::-1]
 
 
 def clean_line(text: str, limit: int = 300) -> str:

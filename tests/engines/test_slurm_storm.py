@@ -70,7 +70,7 @@ def weather(cluster: SlurmCluster, folder: Path) -> Storm:
     trainer = folder / "trainer.sh"
     trainer.write_text(TRAINER)
     witness = StormWitness()
-    runner = SlurmRunner(gpus_per_node=8, time="5", call_timeout_s=3, grace_s=1, max_pause_s=1)
+    runner = SlurmRunner(gpus_per_node=8, time="2", call_timeout_s=3, grace_s=1, max_pause_s=1)
     tuner = PresetTuner(
         f"bash {trainer} {{x}} {folder}",
         ToyPreset(RUNS),
@@ -109,6 +109,9 @@ def make_trouble(cluster: SlurmCluster, witness: StormWitness) -> str:
     cluster.start_controller()
     cluster.wait_for_controller()
     cluster.run("scancel", cancelled)
+    if over_time in {job_id for job_id, state, _ in cluster.jobs() if state == "RUNNING"}:
+        # The controller that was stopped may not have written down what it was told last.
+        cluster.run("scontrol", "update", f"JobId={over_time}", "EndTime=now+1")
     return node
 
 

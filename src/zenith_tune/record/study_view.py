@@ -8,8 +8,8 @@ from pathlib import Path
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError
+from zenith_tune.record.log_secrets import mask_lines
 from zenith_tune.record.study_record import StudyHeader
-from zenith_tune.secrets import find_secrets, mask
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_folder import TrialFolder
@@ -51,7 +51,7 @@ class TrialView:
         for folder in reversed(TrialFolder(self.trial.folder).runs()):
             if lines := TrialLog(folder.log).tail_lines(count):
                 # The log of a trial that runs is not masked yet.
-                return mask("\n".join(lines), find_secrets("\n".join(lines))).split("\n")
+                return mask_lines(lines)
         return []
 
     def files(self) -> list[str]:

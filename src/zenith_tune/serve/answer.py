@@ -1,0 +1,70 @@
+"""What goes back to a browser, and the headers that keep others from misusing it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TEXT, JSON, HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
+GZIP_FROM_BYTES = 2048
+GZIP_LEVEL = 3
+"""A study's page is sent once: more effort takes longer than it saves."""
+_NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+# What the page itself may do is in the page: it names its script by its hash.
+_PAGE = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Hold one answer."""
+
+    status: int = 200
+    body: bytes = b""
+    kind: str = TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def line(cls, status: int, text: str, **headers: str) -> Answer:
+        """Answer with one line of text."""
+        return cls(status=status, body=f"{text}\n".encode(), headers=headers)
+
+    @classmethod
+    def json(cls, content: Any, status: int = 200) -> Answer:
+        """Answer with JSON."""
+        return cls(status=status, body=json_bytes(content), kind=JSON)
+
+
+def json_bytes(content: Any) -> bytes:
+    """Return content as small JSON."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":"), default=str).encode()
+
+
+def security_headers(kind: str) -> dict[str, str]:
+    """Return what every answer says to the browser that gets it."""
+    return {
+        "Content-Security-Policy": _PAGE if kind == HTML else _NOTHING,
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache, private",
+    }
+
+
+def is_gzip_accepted(accepted: str) -> bool:
+    """Tell whether a browser takes gzip.
+
+    >>> is_gzip_accepted("gzip, deflate, br"), is_gzip_accepted("gzip;q=0"), is_gzip_accepted("")
+    (True, False, False)
+    """
+    ways = {way.partition(";")[0].strip().lower(): way.partition(";")[2].strip() for way in accepted.split(",")}
+    return "gzip" in ways and ways["gzip"].replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+
+
+def zipped(body: bytes) -> bytes:
+    """Return a body as gzip, the same for the same body."""
+    return gzip.compress(body, GZIP_LEVEL, mtime=0)

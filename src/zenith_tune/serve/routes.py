@@ -1,0 +1,181 @@
+"""What the server answers to which path."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.serve.access import Access
+from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
+from zenith_tune.serve.live_page import live_page, problem_page
+from zenith_tune.serve.live_study import LiveStudy
+from zenith_tune.serve.log_piece import log_piece
+from zenith_tune.serve.study_shelf import StudyShelf
+from zenith_tune.serve.study_wishes import NotNow
+
+MAX_ARGUMENTS = 20
+_LOG = re.compile(r"/trial/(\d{1,9})/log")
+_CANCEL = re.compile(r"/trial/(\d{1,9})/cancel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Hold what was asked."""
+
+    method: str
+    target: str
+    headers: Message[str, str]
+    body: bytes = b""
+
+    @property
+    def path(self) -> str:
+        """The path alone."""
+        return _split(self.target)[0]
+
+    @property
+    def is_too_long(self) -> bool:
+        """Tell whether the query has more to it than any page of ours asks."""
+        return _split(self.target)[1].count("&") >= MAX_ARGUMENTS
+
+    def argument(self, name: str) -> str | None:
+        """Return a value of the query."""
+        found = parse_qs(_split(self.target)[1]).get(name)
+        return found[-1] if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """Stand for an answer that goes on for as long as somebody listens."""
+
+    study: LiveStudy
+    marker: str | None
+
+
+class Routes:
+    """Answer requests about the studies of a shelf."""
+
+    def __init__(self, shelf: StudyShelf, access: Access) -> None:
+        self._shelf, self._access = shelf, access
+        self._lock = threading.Lock()
+        self._data: dict[str, tuple[str, bytes]] = {}
+
+    def answer(self, request: Request) -> Answer | Watching:
+        """Return the answer; nothing is told to whom the server does not know."""
+        if not self._access.knows_host(request.headers.get("Host") or ""):
+            return Answer.line(421, "this server is not called so: use its address as it printed it")
+        if request.is_too_long:
+            return Answer.line(400, f"an address has at most {MAX_ARGUMENTS} arguments")
+        if (token := request.argument("token")) is not None and self._access.token is not None:
+            return self._enter(request, token)
+        if not self._access.lets_in(request.headers):
+            law = "a token is needed: open the address that zenithtune serve printed, or send Authorization: Bearer"
+            return Answer.line(401, law, **{"WWW-Authenticate": "Bearer"})
+        try:
+            return self._get(request) if request.method in ("GET", "HEAD") else self._post(request)
+        except NotNow as error:
+            return Answer.json({"problem": str(error)}, 409)
+        except UsageError as error:
+            return self._problem(request, error)
+
+    def _enter(self, request: Request, token: str) -> Answer:
+        if request.method != "GET" or not self._access.is_token(token):
+            return Answer.line(401, "this is not the token of this server: use the address as it printed it")
+        study = request.argument("study")
+        where = f"/?study={quote(study, safe='')}" if study is not None else "/"
+        return Answer.line(303, "welcome", Location=where, **{"Set-Cookie": self._access.cookie()})
+
+    def _get(self, request: Request) -> Answer | Watching:
+        study = request.argument("study")
+        match request.path:
+            case "/":
+                return self._page(self._shelf.get(study))
+            case "/data.json":
+                return self._whole(self._shelf.get(study), request)
+            case "/events":
+                marker = request.headers.get("Last-Event-ID") or request.argument("since")
+                live = self._shelf.get(study)
+                live.look()
+                return Watching(study=live, marker=marker)
+            case "/studies.json":
+                return Answer.json({"studies": self._shelf.names()})
+            case path if match := _LOG.fullmatch(path):
+                return self._log(self._shelf.get(study), int(match[1]), request.argument("from"))
+        return _wrong_way(request) if _is_wish(request.path) else Answer.line(404, "there is no such page")
+
+    def _post(self, request: Request) -> Answer:
+        if not _is_wish(request.path):
+            return _wrong_way(request)
+        if refusal := self._access.refusal(request.headers):
+            return Answer.json({"problem": refusal}, 403)
+        if not _is_object(request.body):
+            return Answer.json({"problem": "a wish is sent with a JSON object, such as {}"}, 400)
+        study = self._shelf.get(request.argument("study"))
+        if match := _CANCEL.fullmatch(request.path):
+            study.cancel(int(match[1]))
+        else:
+            study.pause(request.path == "/pause")
+        return Answer.json({"asked": True}, 202)
+
+    def _page(self, study: LiveStudy) -> Answer:
+        marker, data = study.data()
+        server = {"marker": marker, "csrf": self._access.csrf, "studies": self._shelf.names()}
+        return Answer(body=live_page(data, server).encode(), kind=HTML)
+
+    def _whole(self, study: LiveStudy, request: Request) -> Answer:
+        marker = study.look()
+        tag = f'"{marker}"'
+        if tag in [each.strip().removeprefix("W/") for each in (request.headers.get("If-None-Match") or "").split(",")]:
+            return Answer(status=304, kind=JSON, headers={"ETag": tag})
+        with self._lock:
+            known, body = self._data.get(study.name, ("", b""))
+        if known != marker:
+            marker, data = study.data()
+            body = json_bytes({**data, "marker": marker})
+            with self._lock:
+                self._data = {study.name: (marker, body)}
+        return Answer(body=body, kind=JSON, headers={"ETag": f'"{marker}"'})
+
+    def _log(self, study: LiveStudy, number: int, start: str | None) -> Answer:
+        each = next((each for each in study.view().trials if each.number == number), None)
+        if each is None:
+            return Answer.line(404, f"study {study.name!r} has no trial {number}")
+        piece = log_piece(each, int(start) if start and re.fullmatch(r"\d{1,15}", start) else 0)
+        headers = {"X-Log-Next": str(piece.next_byte), "X-Log-Size": str(piece.size_bytes)}
+        return Answer(body=piece.text.encode(), kind=TEXT, headers=headers)
+
+    def _problem(self, request: Request, error: UsageError) -> Answer:
+        status = 404 if isinstance(error, UnknownNameError) else 503
+        if request.path == "/":
+            return Answer(status=status, body=problem_page(str(error)).encode(), kind=HTML)
+        return Answer.json({"problem": str(error)}, status)
+
+
+def _split(target: str) -> tuple[str, str]:
+    try:
+        parts = urlsplit(target)
+    except ValueError:
+        return "", ""
+    return parts.path, parts.query
+
+
+def _is_wish(path: str) -> bool:
+    return path in ("/pause", "/resume") or _CANCEL.fullmatch(path) is not None
+
+
+def _wrong_way(request: Request) -> Answer:
+    allowed = "POST" if _is_wish(request.path) else "GET, HEAD"
+    return Answer.line(405, f"{request.method} is not for this path", Allow=allowed)
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        content: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict)

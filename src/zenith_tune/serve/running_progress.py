@@ -1,0 +1,107 @@
+"""How far trials are that still run, by what their logs say so far."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zenith_tune.evaluators.iterations import read_megatron_lines
+from zenith_tune.record.remade_preset import FROM_ANOTHER_RELEASE, RemadePreset
+from zenith_tune.record.study_view import StudyView, TrialView
+from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.trial_log import TrialLog
+from zenith_tune.units import MIB
+
+if TYPE_CHECKING:
+    from zenith_tune.evaluators.base import TuningEvaluator
+
+Json = dict[str, Any]
+Stamp = tuple[int, int]
+
+LOG_BYTES = MIB // 2
+"""How much of a log is read at each look."""
+
+
+class RunningProgress:
+    """Read the logs of running trials; one that has not grown is not read again."""
+
+    def __init__(self) -> None:
+        self._evaluator: TuningEvaluator | None = None
+        self._is_made = False
+        self._read: dict[Path, tuple[Stamp, Json]] = {}
+
+    def stamps(self, running: Iterable[TrialView]) -> list[Stamp]:
+        """Return what tells whether any log has grown."""
+        return [_stamp(path) for path in map(_log_path, running) if path is not None]
+
+    def of(self, each: TrialView, view: StudyView, preset: RemadePreset) -> Json:
+        """Return a running trial's iteration, and its value so far where that can be told."""
+        path = _log_path(each)
+        if path is None:
+            return {}
+        stamp = _stamp(path)
+        if path not in self._read or self._read[path][0] != stamp:
+            self._read[path] = (stamp, self._progress(path, each, view, preset))
+        return self._read[path][1]
+
+    def _progress(self, path: Path, each: TrialView, view: StudyView, preset: RemadePreset) -> Json:
+        text = TrialLog(path).text(LOG_BYTES)
+        log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
+        told: Json = {}
+        if lines := read_megatron_lines(log):
+            told = {"iteration": lines[-1].iteration, "step_s": lines[-1].seconds}
+        evaluator = self._evaluator_of(view, preset)
+        if evaluator is None:
+            return told
+        seconds = time.time() - (each.started_s or time.time())
+        metadata = {
+            "trial_id": each.number,
+            "command": each.trial.command,
+            "parameters": dict(each.trial.params),
+            "duration": seconds,
+        }
+        try:
+            progress = evaluator.progress(log, metadata)
+        except Exception:  # an evaluator is a plug-in: what it cannot read yet is not shown
+            progress = None
+        if progress is None:
+            return told
+        value = statistics.median(progress.values) if progress.values else None
+        return {"iteration": progress.num_iterations, **told, "value": value, "unit": progress.unit}
+
+    def _evaluator_of(self, view: StudyView, preset: RemadePreset) -> TuningEvaluator | None:
+        if not self._is_made:
+            self._is_made = True
+            self._evaluator = _remade_evaluator(view.header.evaluator, preset)
+        return self._evaluator
+
+
+def _remade_evaluator(description: str, preset: RemadePreset) -> TuningEvaluator | None:
+    """Return the study's evaluator if it is the preset's own, or that at another objective."""
+    if preset.preset is None:
+        return None
+    try:
+        own = preset.preset.evaluator()
+        ways = [own, *(own.with_objective(name) for name in own.objectives)]
+    except FROM_ANOTHER_RELEASE:
+        return None
+    return next((each for each in ways if each.describe() == description), None)
+
+
+def _log_path(each: TrialView) -> Path | None:
+    """Return the log of a trial's last run."""
+    if each.trial.folder is None:
+        return None
+    logs = [folder.log for folder in TrialFolder(each.trial.folder).runs()]
+    return next((log for log in reversed(logs) if log.is_file()), logs[0])
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_size, status.st_mtime_ns)

@@ -1,0 +1,147 @@
+"""The real command: it serves a study that another process tunes, and ends cleanly."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import FAKE_TRAINER
+from tests.report.studies import TRIALS, recorded
+from tests.serve.served import Client, wait_until
+from zenith_tune.serve.access import Access
+
+pytestmark = pytest.mark.slow
+
+SERVE = [sys.executable, "-m", "zenith_tune.cli", "serve"]
+
+
+class Remote:
+    """Stand for a server in another process, whose page's secret is read from its page."""
+
+    def __init__(self, port: int, token: str | None = None) -> None:
+        self.port = port
+        self.access = Access(token, port)
+
+
+@contextmanager
+def serving(
+    folder: Path, *options: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start the command and return its process and the line with its address."""
+    process = subprocess.Popen(
+        [*SERVE, *options],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield process, line
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def client_of(line: str) -> Client:
+    match = re.search(r"http://[^:]+:(\d+)/", line)
+    assert match is not None, line
+    remote: Any = Remote(int(match[1]))
+    return Client(remote)
+
+
+@pytest.mark.timeout(60)
+def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path) -> None:
+    optimize = [sys.executable, "-m", "zenith_tune.cli", "optimize", "--preset", "megatron", "--study-name", "s"]
+    trainer = [sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.2", "--train-iters", "200"]
+    options = ["--args", "n_gpus=8,gbs=16", "--n-trials", "3", "--no-baseline", "--no-early-stop"]
+    tuner = subprocess.Popen([*optimize, *options, "--", *trainer], cwd=tmp_path, stdout=-3, stderr=-3)
+    try:
+        wait_until(lambda: (tmp_path / "zenithtune-out" / "s" / "trials" / "0000" / "log.txt").exists())
+        with serving(tmp_path) as (process, line):
+            assert line.startswith("serving study s: http://127.0.0.1:")
+            client = client_of(line)
+            csrf = re.search(r'"csrf":"([^"]+)"', client.get("/").text)
+            assert csrf is not None
+            client.server.access.csrf = csrf[1]
+            with client.events() as events:
+                news = next(
+                    news for news in events if any(t.get("progress", {}).get("iteration") for t in news["trials"])
+                )
+                assert news["trials"][0]["number"] == 0
+                assert client.post("/pause").status == 202
+                assert client.post("/trial/0/cancel").status == 202
+                ended = next(news for news in events if any(trial["state"] == "cancelled" for trial in news["trials"]))
+                assert ended["trials"][0]["cause"] == "cancelled by hand"
+                tuner.send_signal(signal.SIGINT)
+                tuner.wait(20)
+                wait_until(lambda: client.get("/data.json").json()["live"]["state"] == "ended")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+            assert (process.returncode, out.splitlines()[-1], err) == (0, "ended", "")
+    finally:
+        tuner.kill()
+        tuner.wait()
+
+
+def test_an_address_that_others_reach_comes_with_a_token(tmp_path: Path) -> None:
+    recorded(tmp_path / "zenithtune-out", TRIALS[:2])
+    with serving(tmp_path, "--host", "0.0.0.0") as (process, line):
+        token = re.search(r"/\?token=([\w.~-]{32,})$", line.strip())
+        assert token is not None, line
+        client = client_of(line)
+        assert client.get("/data.json").status == 401
+        assert client.get("/data.json", Authorization=f"Bearer {token[1]}").json()["name"] == "s"
+        assert process.stdout is not None and "not encrypted" in process.stdout.readline()
+        process.terminate()
+        _, err = process.communicate(timeout=10)
+        assert (process.returncode, err) == (0, "")
+
+
+def test_the_page_is_opened_in_the_browser_that_the_user_has(tmp_path: Path) -> None:
+    recorded(tmp_path / "zenithtune-out", TRIALS[:2])
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > "{tmp_path}/opened"\nexec sleep 2\n')
+    browser.chmod(0o755)
+    with serving(tmp_path, "--open", env={"BROWSER": f"{browser} %s"}) as (_, line):
+        wait_until(lambda: (tmp_path / "opened").exists() and (tmp_path / "opened").read_text() != "")
+        assert (tmp_path / "opened").read_text().strip() in line
+        assert client_of(line).get("/data.json").status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ([], "there is no database zenithtune-out/studies.db"),
+        (["nothing"], "there is neither a study, a folder nor a file 'nothing'"),
+        (["--token", "short"], "the token must be 16 to 200 letters"),
+        (["--port", "70000"], "Invalid value for '--port'"),
+        (["a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:
+    done = subprocess.run([*SERVE, *options], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert line in done.stderr.replace(f"{tmp_path}/", "")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    recorded(tmp_path / "zenithtune-out", TRIALS[:2])
+    with serving(tmp_path) as (_, line):
+        port = str(client_of(line).server.port)
+        done = subprocess.run([*SERVE, "--port", port], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    cure = "give another --port, or none to have a free one taken"
+    assert done.stderr == f"zenithtune: port {port} of 127.0.0.1 is in use: {cure}\n"
