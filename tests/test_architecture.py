@@ -14,7 +14,7 @@ LAYERS: list[list[str]] = [
     ["errors", "direction", "units", "parameters", "regular_file", "secret_names", "resources"],
     ["lazy_group", "registry", "command_line", "constructor_args", "distributions", "quiet_optuna"],
     ["placeholders", "secrets"],
-    ["trial", "trial_folder", "trial_log", "study"],
+    ["trial", "trial_folder", "trial_log", "study", "output_file"],
     ["describe"],
     ["checkpoint"],
     ["layouts"],

@@ -18,6 +18,7 @@ from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.grid import GridStrategy
+from zenith_tune.timeouts import Timeouts
 
 NOTED = "sh -c 'echo $CUDA_VISIBLE_DEVICES $MASTER_PORT $(date +%s%N) >> {log}; sleep 0.3; " + (
     "echo $CUDA_VISIBLE_DEVICES end $(date +%s%N) >> {log}; echo value: {x}'"
@@ -98,6 +99,7 @@ def test_neighbours_that_cost_time_are_told_and_contenders_run_alone(tmp_path: P
     tune(tmp_path, command, ToyPreset(range(10, 14)), **options).optimize()
     [line] = [note for note in witness.notes if "alone" in note]
     assert "slow one another" in line and "it stays the best" in line
+    assert witness.end is not None and witness.end.study.best is not None and witness.end.study.best.is_alone
     alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
     assert alone[0] == 13 and len(alone) > 1
 
@@ -139,3 +141,40 @@ def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in started)  # noqa: PTH110 - /proc
     stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     assert stored["trials"] == []
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_value_that_does_not_hold_alone_does_not_count(tmp_path: Path) -> None:
+    # Beside others the fifth prints twice its value.
+    script = tmp_path / "train.sh"
+    script.write_text("test $1 != 5 && echo value: $1 && exit; test -e $2 && echo value: 5 || echo value: 10; touch $2")
+    command = f"sh {script} {{x}} {tmp_path}/seen"
+    witness = Witness()
+    options: dict[str, Any] = {"parallel": 4, "needs": {"gpus_per_node": 2}, "listener": witness}
+    value, params = tune(
+        tmp_path, command, ToyPreset([1, 2, 3, 4, 5, 6]), strategy=GridStrategy(), **options
+    ).optimize()
+    assert (value, params) == (6.0, {"x": 6})
+    [line] = [note for note in witness.notes if "alone" in note]
+    assert "-50.0%: what it measured beside others did not hold; after 1 more run alone trial" in line
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_runs_alone_are_not_part_of_the_budget(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"parallel": 4, "needs": {"gpus_per_node": 2}, "strategy": GridStrategy()}
+    first, second = Witness(), Witness()
+    preset = ToyPreset(range(1, 9))
+    tune(tmp_path, preset=preset, listener=first, **options).optimize(n_trials=4)
+    tune(tmp_path, preset=preset, listener=second, resume=True, **options).optimize(n_trials=6)
+    assert sum(not trial.is_alone for trial in first.trials) == 4
+    assert sorted(trial.params["x"] for trial in second.trials if not trial.is_alone) == [5, 6]
+
+
+def test_a_trial_that_hangs_beside_the_first_success_is_ended_by_the_dynamic_limit(tmp_path: Path) -> None:
+    witness = Witness()
+    command = "sh -c 'test {x} = 2 && sleep 60; echo value: {x}'"
+    began = time.monotonic()
+    options: dict[str, Any] = {"parallel": 3, "listener": witness, "baseline": False}
+    tune(tmp_path, command, strategy=GridStrategy(), timeouts=Timeouts(dynamic=True), **options).optimize()
+    assert time.monotonic() - began < 30
+    assert {trial.params["x"]: trial.outcome for trial in witness.trials}[2] == "timeout"

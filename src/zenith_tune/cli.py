@@ -100,6 +100,9 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     \b
     zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- bash train.sh
     """
+    for name in ("runner", "ray_address", "hostfile", "db", "study_name"):
+        if options[name] == "":
+            raise UsageError(f"--{name.replace('_', '-')} must not be empty: give a value, or leave it out")
     tuner = _make_tuner(command, options)
     if options["dry_run"]:
         return _dry_run(tuner, options)
@@ -234,11 +237,14 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
     return "regex", {"pattern": objective, **args}, None
 
 
+_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",)}
+
+
 def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
     from zenith_tune.constructor_args import parse_pairs
 
     texts = options[name]
-    return parse_pairs(",".join(texts), "--" + name.replace("_", "-")) if texts else {}
+    return parse_pairs(",".join(texts), "--" + name.replace("_", "-"), *_EXAMPLES.get(name, ())) if texts else {}
 
 
 def _where(options: dict[str, Any]) -> dict[str, Any]:
@@ -252,6 +258,8 @@ def _where(options: dict[str, Any]) -> dict[str, Any]:
     from zenith_tune.constructor_args import construct
     from zenith_tune.runners.local import LocalRunner
 
+    if "owns_process" in args:
+        raise UsageError("runner local takes no argument 'owns_process' here. Valid: grace_s: float.")
     return {"runner": construct(LocalRunner, {**args, "owns_process": True}, "runner local"), **where}
 
 

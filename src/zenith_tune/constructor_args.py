@@ -17,7 +17,7 @@ T = TypeVar("T")
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 
-def parse_pairs(text: str, option: str) -> dict[str, str]:
+def parse_pairs(text: str, option: str, example: str = "n_gpus=8,gbs=16") -> dict[str, str]:
     """Split `k=v,k=v`; a comma inside a value is written `\\,`.
 
     >>> parse_pairs("n_gpus=8,gbs=16", "--args")
@@ -27,7 +27,7 @@ def parse_pairs(text: str, option: str) -> dict[str, str]:
     for part in re.split(r"(?<!\\),", text):
         key, equals, value = part.strip().replace("\\,", ",").partition("=")
         if not equals or not key or not value:
-            raise UsageError(f"{option} takes k=v,k=v, but got {part.strip()!r}: write e.g. {option} n_gpus=8,gbs=16")
+            raise UsageError(f"{option} takes k=v,k=v, but got {part.strip()!r}: write e.g. {option} {example}")
         if key in pairs:
             raise UsageError(f"{option} gives {key!r} twice ({pairs[key]!r} and {value!r}): give it once")
         pairs[key] = value

@@ -75,7 +75,7 @@ class Evaluation:
         self._limits = limits
         self._recorded = dict(recorded)
         self._answered: dict[str, Future[Trial]] = {}
-        self._num_counted = len(recorded)
+        self._num_counted = sum(not trial.is_alone for trial in recorded.values())
         self._duplicates = 0
         self._prunes = 0
         self._is_closed = False

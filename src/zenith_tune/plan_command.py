@@ -189,13 +189,13 @@ def _refuse_page(options: Options) -> None:
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
+    from zenith_tune.output_file import write_output
     from zenith_tune.report.html.page import render_page
     from zenith_tune.report.plan_digest import plan_digest
-    from zenith_tune.trial_folder import write_atomically
 
     digest = plan_digest(planner, plan, enough, emission=emission, form=options["emit"] or "")
     try:
-        write_atomically(options["html"], render_page(digest))
+        write_output(options["html"], render_page(digest))
     except OSError as error:
         law = f"{str(options['html'])!r} cannot be written ({error.strerror})"
         raise UsageError(f"{law}: give another --html") from error

@@ -104,10 +104,10 @@ def _default_output(sources: list[StudySource]) -> Path:
 
 
 def _write(output: Path, text: str) -> None:
-    from zenith_tune.trial_folder import write_atomically
+    from zenith_tune.output_file import write_output
 
     try:
-        write_atomically(output, text)
+        write_output(output, text)
     except OSError as error:
         law = f"{str(output)!r} cannot be written ({error.strerror})"
         raise UsageError(f"{law}: give another --output") from error

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 
 from zenith_tune.direction import Direction
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.trial import ALONE, Outcome, Trial
 
 
 class Study:
@@ -19,6 +19,8 @@ class Study:
         self.baseline: Trial | None = None
         self.best: Trial | None = None
         """The best trial; a trial that failed is never it, whatever its duration."""
+        self._replaced: set[str] = set()
+        """The runs beside others that were run again alone: what they measured then is what counts."""
         self.num_pruned = 0
         self.num_repeated = 0
 
@@ -28,6 +30,22 @@ class Study:
             self.baseline = trial
             return
         self.trials.append(trial)
+        if trial.is_alone:
+            self._replaced.add(trial.identity.removesuffix(ALONE))
+            self.best = None
+            for each in self.trials:
+                self._weigh(each)
+        else:
+            self._weigh(trial)
+
+    @property
+    def num_searched(self) -> int:
+        """Count the trials, without those that ran another one again."""
+        return sum(not trial.is_alone for trial in self.trials)
+
+    def _weigh(self, trial: Trial) -> None:
+        if trial.identity in self._replaced:
+            return
         if trial.ok and trial.value is not None and self._beats_best(trial, trial.value):
             self.best = trial
 

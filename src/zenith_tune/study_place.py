@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
-from zenith_tune.record.server_url import driver_url, is_server, shown
+from zenith_tune.record.server_url import driver_url, is_server, refuse_misspelt, shown
 from zenith_tune.record.storage import check_database_file, database_path, database_url, expanded
 from zenith_tune.record.study_folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
 
@@ -27,6 +27,8 @@ class StudyPlace:
         cls, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, *, resume: bool, stem: str
     ) -> StudyPlace:
         """Fill in what the user left open; the output folder of a database file that is given is the file's own."""
+        if db:
+            refuse_misspelt(str(db))
         server = str(db) if db and is_server(str(db)) else None
         if server is not None:
             driver_url(server)  # a driver that is missing is told now

@@ -91,7 +91,7 @@ class StudySession:
         folder.create()
         if self._lock is not None:
             self._lock.acquire()
-        self._control.forget()
+            self._control.forget()
         with full_disk_is_clear(folder.path):
             url, name = self.place.database_url, self.place.study_name
             record = self._record = StudyRecord(url, name, folder, self._telling.noted)
@@ -264,6 +264,7 @@ class StudySession:
                 on_state=lambda state: self._telling.state(started.number or 0, state),
                 on_progress=lambda progress: self._telling.progress(started.number or 0, progress),
                 is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
+                limit_s=lambda: None if started.is_baseline else self._timeouts.limit_s(self.study),
             )
             with full_disk_is_clear(folder.path):
                 if job is not None:

@@ -22,6 +22,10 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+ALONE = " # alone"
+"""Ends the identity of a run that had the machine for itself, after it ran beside others."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Hold one trial; `value` is None unless it went well, so that a failed trial is never best."""
@@ -58,6 +62,11 @@ class Trial:
     why: str = ""
     """Why the strategy picked it, in one line."""
     extra: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether it ran another trial again, alone: it then stands for that one."""
+        return self.identity.endswith(ALONE)
 
     @property
     def ok(self) -> bool:

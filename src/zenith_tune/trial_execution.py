@@ -53,6 +53,8 @@ class TrialRequest:
     on_state: OnState = nobody_listens
     on_progress: Callable[[Progress], None] = lambda progress: None
     is_cancelled: Callable[[], bool] = lambda: False
+    limit_s: Callable[[], float | None] = lambda: None
+    """The limit as it is by now: it shrinks as better trials end."""
 
 
 class TrialExecution:
@@ -123,6 +125,8 @@ class TrialExecution:
             request.best,
             on_progress=request.on_progress,
             is_cancelled=request.is_cancelled,
+            # Where jobs wait for their machine first, the limit is the one that they were submitted with.
+            limit_s=request.limit_s if self._runner.shares_machine else lambda: None,
         )
         try:
             return watch.wait(job)

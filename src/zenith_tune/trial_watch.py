@@ -45,10 +45,12 @@ class TrialWatch:
         *,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         is_cancelled: Callable[[], bool] = lambda: False,
+        limit_s: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
+        self._limit_s = limit_s
         self._evaluator = evaluator
         self._early_stop = early_stop
         self._metadata = metadata
@@ -58,7 +60,7 @@ class TrialWatch:
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
         """Block as `Job.wait` does; a job that has told enough is ended, and why is returned with its result."""
         start, pause_s, looks = self._clock(), FIRST_LOOK_S, self._evaluator.shows_progress
-        while (result := self._pause(job, pause_s)) is None:
+        while (result := self._pause(job, pause_s, start)) is None:
             began = self._clock()
             try:
                 early = self._look(job, began - start) if looks else None
@@ -71,16 +73,16 @@ class TrialWatch:
             pause_s = _pause_s(began - start, self._clock() - began)
         return result, None
 
-    def _pause(self, job: Job, pause_s: float) -> JobResult | None:
-        """Wait between two looks, ready to end the job within a second of being asked to."""
+    def _pause(self, job: Job, pause_s: float, start: float) -> JobResult | None:
+        """Wait between two looks, ready to end the job within a second of being asked to, or of a limit that shrank."""
         until = self._clock() + pause_s
         while (left_s := until - self._clock()) > 0:
             result = job.wait(min(left_s, _SLICE_S))
             if result is None and self._is_cancelled():
-                job.stop()
-                result = job.wait()
-                if result.end is End.STOPPED:
-                    return replace(result, end=End.REVOKED, reason=CANCELLED_BY_HAND)
+                return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
+            limit_s = self._limit_s() if result is None else None
+            if limit_s is not None and self._clock() - start >= limit_s:
+                return _stopped(job, End.TIMED_OUT)
             if result is not None:
                 return result
         return None
@@ -97,6 +99,13 @@ class TrialWatch:
         best = self._best if self._best is not None and self._best.unit == progress.unit else None
         reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction)
         return None if reason is None else EarlyEnd(reason=reason, log=log)
+
+
+def _stopped(job: Job, end: End, reason: str = "") -> JobResult:
+    """End a job for another reason than that it has told enough; one that was over by then keeps its result."""
+    job.stop()
+    result = job.wait()
+    return replace(result, end=end, reason=reason) if result.end is End.STOPPED else result
 
 
 def _pause_s(elapsed_s: float, look_s: float) -> float:

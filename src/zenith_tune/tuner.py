@@ -25,6 +25,7 @@ from zenith_tune.parameters import Params
 from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.recognition import recognised_preset
+from zenith_tune.record.server_url import shown
 from zenith_tune.record.study_record import StudyHeader
 from zenith_tune.registry import PresetRegistry, StrategyRegistry
 from zenith_tune.runners.base import Runner
@@ -257,7 +258,7 @@ class PresetTuner:
             csv_path=folder.csv,
             json_path=folder.json,
             trials_path=folder.path / "trials",
-            database_url=mask(session.place.database_url, find_secrets(session.place.database_url)),
+            database_url=shown(session.place.database_url),
             best_command_path=folder.best_command,
             study_name=session.place.study_name,
             warnings=self._line.warnings(),

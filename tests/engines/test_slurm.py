@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.marked_processes import marked
 from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.toy_plugin import install
 from zenith_tune.errors import UsageError
@@ -180,6 +181,25 @@ def test_a_job_that_somebody_else_ended_is_not_taken_for_a_failure(cluster: Slur
     cluster.run("scancel", json.loads((tmp_path / "job.json").read_text())["job"])
     result = job.wait()
     assert result.end is End.REVOKED and "cancelled by somebody else" in result.reason
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_daemon_does_not_outlive_the_trial_that_started_it(nodes: int, tmp_path: Path) -> None:
+    command = "sh -c 'setsid -f sleep 302; setsid -f sh -c \"trap : TERM; sleep 303; sleep 303\"; exit 3'"
+    runner = SlurmRunner(nodes=nodes, grace_s=0.5)
+    result = runner.submit(command, tmp_path, Resources()).wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 3)
+    assert marked(tmp_path) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_daemon_does_not_outlive_a_trial_that_is_cancelled(nodes: int, tmp_path: Path) -> None:
+    command = "sh -c 'setsid -f sh -c \"trap : TERM; sleep 303; sleep 303\"; echo up; sleep 300'"
+    job = SlurmRunner(nodes=nodes, grace_s=0.5).submit(command, tmp_path, Resources())
+    wait_until(lambda: job.log_path.exists() and job.log_path.read_text().count("up") == nodes)
+    job.cancel()
+    wait_until(lambda: not marked(tmp_path), timeout_s=10)
+    assert not (tmp_path / "exit_code").exists()
 
 
 STUDY = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import StudyError, UsageError
-from zenith_tune.record.server_url import connect_args, driver_url, shown
+from zenith_tune.record.server_url import connect_args, driver_url, refuse_misspelt, shown
 from zenith_tune.study_place import StudyPlace
 
 
@@ -57,3 +57,21 @@ def test_a_password_is_never_shown_however_short(url: str) -> None:
 def test_what_the_address_says_of_connections_stands() -> None:
     assert "connect_timeout" in connect_args("postgresql://h/s")
     assert "connect_timeout" not in connect_args("postgresql://h/s?connect_timeout=2")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u2:sl/ash#q@127.0.0.1:35499/postgres",
+        "postgresql://u2:first@second@127.0.0.1/postgres",
+        "postgresql+psycopg://u2:a?b=c@127.0.0.1/postgres",
+    ],
+)
+def test_no_part_of_an_odd_password_is_shown(url: str) -> None:
+    assert shown(url).startswith(url.partition("u2")[0] + "u2:***@127.0.0.1")
+
+
+def test_an_address_without_its_slashes_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="has no ://") as caught:
+        refuse_misspelt("postgresql:/me:secret@host/studies")
+    assert "secret" not in str(caught.value)

@@ -19,8 +19,8 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.time_calibration import TimeCalibration
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.output_file import write_output
 from zenith_tune.regular_file import open_regular
-from zenith_tune.trial_folder import write_atomically
 from zenith_tune.units import MIB
 
 FORMAT = 1
@@ -88,7 +88,7 @@ def load_calibration(path: Path) -> Calibration:
 def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write a calibration file, readable and in a stable order."""
     data = {"format": FORMAT} | asdict(calibration)
-    write_atomically(path, json.dumps(_rounded(data), indent=1) + "\n")
+    write_output(path, json.dumps(_rounded(data), indent=1) + "\n")
 
 
 def _from_json(data: Any, source: str) -> Calibration:

@@ -23,6 +23,12 @@ def is_server(url: str) -> bool:
     return _scheme(url)[0] in _SCHEMES
 
 
+def refuse_misspelt(text: str) -> None:
+    """Refuse what was meant for a server's address, and would be taken for a file with a password in its name."""
+    if re.match(r"postgres(?:ql)?(?:\+\w+)?:", text, re.IGNORECASE) and not is_server(text):
+        raise UsageError("a server's --db must be postgresql://USER@HOST/DATABASE, but has no ://: write it so")
+
+
 def driver_url(url: str) -> str:
     """Return the address with its driver named, the one that is installed; refuses a server that has none."""
     scheme, driver = _scheme(url)
@@ -35,12 +41,25 @@ def driver_url(url: str) -> str:
         if importlib.util.find_spec(name) is not None:
             return f"postgresql+{name}://{url.partition('://')[2]}"
     needed = driver or _DRIVERS[0]
-    raise StudyError(f"the database {shown(url)} needs {needed}, which is missing: pip install 'zenith-tune[postgres]'")
+    cure = "pip install psycopg2-binary" if needed == "psycopg2" else "pip install 'zenith-tune[postgres]'"
+    raise StudyError(f"the database {shown(url)} needs {needed}, which is missing: {cure}")
 
 
 def connect_args(url: str) -> dict[str, int]:
     """Return what is asked of each connection, but for what the address itself says."""
     return {name: value for name, value in _PATIENCE.items() if f"{name}=" not in url}
+
+
+def passwords(url: str) -> list[str]:
+    """Return the password of an address, and the pieces that a driver may have taken for other parts of it.
+
+    >>> passwords("postgresql://me:a/long#one@host/studies")
+    ['a/long#one', 'long', 'one']
+    """
+    match = re.search(r"://[^/?#:@]*:(.*)@", url)
+    if match is None:
+        return []
+    return [match[1], *(piece for piece in re.split(r"[/@:#?]", match[1]) if len(piece) > 2 and piece != match[1])]
 
 
 def shown(url: str) -> str:
@@ -50,7 +69,8 @@ def shown(url: str) -> str:
     'postgresql://me:***@host/studies?password=***'
     """
     masked = mask(url, find_secrets(url))
-    masked = re.sub(r"(://[^/?#:@]*:)[^/@]*@", rf"\1{MASK}@", masked)
+    # Up to the last @: SQLAlchemy takes any other one, and a slash, for a part of the password.
+    masked = re.sub(r"(://[^/?#:@]*:).*@", rf"\1{MASK}@", masked)
     return re.sub(r"([?&](?:ssl)?password=)[^&]*", rf"\1{MASK}", masked)
 
 

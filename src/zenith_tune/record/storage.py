@@ -15,7 +15,7 @@ from zenith_tune.errors import DiskFullError, StudyError, UsageError
 from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.record.patience import in_one_line, is_momentary
 from zenith_tune.record.server_tables import make_tables, one_at_a_time
-from zenith_tune.record.server_url import connect_args, driver_url, is_server, shown
+from zenith_tune.record.server_url import connect_args, driver_url, is_server, passwords, shown
 from zenith_tune.secrets import find_secrets, mask
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ def _open_server(url: str) -> RDBStorage:
     from optuna.storages import RDBStorage
 
     address = driver_url(url)
+    try:
+        sqlalchemy.engine.make_url(address)
+    except (ValueError, sqlalchemy.exc.ArgumentError):
+        law = f"a server's --db must be postgresql://USER@HOST:PORT/DATABASE, but got {shown(url)}"
+        raise UsageError(f"{law}: correct it") from None
     # Two connections are held, for many tuners share what the server has to give.
     options = {"pool_pre_ping": True, "pool_size": 2, "max_overflow": 8, "connect_args": connect_args(url)}
     gate = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool, connect_args=connect_args(url))
@@ -167,7 +172,7 @@ def _explain(error: Exception, url: str) -> Exception:
     if "disk is full" in text or "disk I/O error" in text:
         return disk_full(where)
     if is_server(url):
-        said = mask(in_one_line(error), find_secrets(url))
+        said = mask(in_one_line(error), [*find_secrets(url), *passwords(url)])
         law = f"the database {where} cannot be used ({said})"
         return StudyError(f"{law}: check the host, the user, the password and the database in --db")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__

@@ -54,7 +54,7 @@ class LiveScreen:
         """Say how far the study is: best so far, trials done, time left."""
         if self._study is None:
             return ""
-        best, num_done = self._study.fastest, len(self._study.trials)
+        best, num_done = self._study.fastest, self._study.num_searched
         parts = []
         if best is not None and best.value is not None:
             who = "your command" if best.is_baseline else f"trial {best.number}"

@@ -8,7 +8,7 @@ import click
 
 from zenith_tune.emit.emission import Emission
 from zenith_tune.errors import UsageError
-from zenith_tune.trial_folder import write_atomically
+from zenith_tune.output_file import write_output
 
 
 def write_emission(emission: Emission, folder: Path) -> None:
@@ -18,7 +18,7 @@ def write_emission(emission: Emission, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise UsageError(f"--output: {path} is a link or no file, and is not written to: give another folder")
-        write_atomically(path, emission.text)
+        write_output(path, emission.text)
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be written ({error.strerror}): give another folder") from None
     if path.suffix == ".sh":

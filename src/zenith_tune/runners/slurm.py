@@ -156,15 +156,18 @@ class SlurmRunner(Runner):
     def _start_job(
         self, command: str, files: TrialFolder, resources: Resources, launch: Launch, terms: JobTerms
     ) -> Job:
+        needs = self._request.needs(resources)
         script = SlurmScript(
             command=launched_command(command, launch),
             folder=files.path,
             cwd=Path.cwd(),
             launch=launch,
-            gpus_per_node=self._request.needs(resources).gpus_per_node,
+            gpus_per_node=needs.gpus_per_node,
             setup=self._setup,
+            num_nodes=needs.nodes,
+            grace_s=self._patience.grace_s,
         ).text()
-        if self._fitting and len(self._fitting.difference(resources.avoid)) < self._request.needs(resources).nodes:
+        if self._fitting and len(self._fitting.difference(resources.avoid)) < needs.nodes:
             # Too few without those that failed; Slurm itself keeps off them for as long as they are down.
             resources = replace(resources, avoid=())
         options = self._request.options(resources)
