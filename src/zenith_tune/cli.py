@@ -37,7 +37,7 @@ def cli() -> None:
 
 @cli.command(short_help="Find the fastest options for a training command by short real trials.")
 @click.option("--preset", metavar="NAME",
-              help="megatron-lm, deepspeed, accelerate, megatron, demo. [default: by the command]")  # fmt: skip
+              help="megatron-lm, deepspeed, accelerate, mimo, megatron, demo. [default: by the command]")  # fmt: skip
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
 @click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")

@@ -32,6 +32,8 @@ class StudyPlan:
     """What the finished trials are called."""
     study: Study
     """What is known of the study so far; it goes on changing."""
+    num_slots: int = 1
+    """How many trials run side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

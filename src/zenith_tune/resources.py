@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from zenith_tune.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,23 @@ class Resources:
     """None: whatever the command finds by itself."""
     avoid: tuple[str, ...] = ()
     """Nodes that failed under this trial before."""
+
+    def given(self, *, nodes: int | None = None, gpus_per_node: int | None = None) -> Resources:
+        """Return what the user gives in place of what the command asks for; refuses other GPUs in total than it needs.
+
+        >>> Resources(gpus_per_node=16).given(nodes=2).describe()
+        '2 nodes of 8 GPUs'
+        """
+        needed = None if self.gpus_per_node is None else self.nodes * self.gpus_per_node
+        num_nodes = nodes or self.nodes
+        if needed is None:
+            return replace(self, nodes=num_nodes, gpus_per_node=gpus_per_node)
+        per_node = gpus_per_node or needed // num_nodes
+        if num_nodes * per_node != needed:
+            law = f"a trial must have the {needed} GPUs that its command or preset is for"
+            got = replace(self, nodes=num_nodes, gpus_per_node=per_node).describe()
+            raise UsageError(f"{law}, but got {got}: change n_gpus or the command, or the GPUs and nodes of a trial")
+        return replace(self, nodes=num_nodes, gpus_per_node=per_node)
 
     def describe(self) -> str:
         """Return it in words."""

@@ -91,12 +91,13 @@ class PresetTuner:
         if isinstance(runner, str):
             check_runner(runner, runner_args)  # a mistake is told now, not when the study begins
         self._runner, self._runner_args, self._parallel = runner, runner_args, parallel
-        self.resources = replace(self.preset.resources(command), **(needs or {}))
+        self.resources = self.preset.resources(command).given(**(needs or {}))
         # A framework prints its configuration, and whatever that holds, into the log.
         texts = [command, *self.preset.baseline_files().values()]
         self.secrets = list(dict.fromkeys(secret for text in texts for secret in find_secrets(text)))
         self._study: Study | None = None
         self._runner_notes: list[str] = []
+        self._num_slots = 1
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or Limits()
@@ -123,7 +124,7 @@ class PresetTuner:
 
     def _optimize(self, limits: Limits, runner: Runner) -> tuple[float | None, Params | None]:
         runner.prepare(self.resources, self._parallel)
-        self._runner_notes = runner.notes()
+        self._runner_notes, self._num_slots = runner.notes(), runner.num_slots
         self.strategy.prepare(self.tuned_job(runner.num_slots, self._place.folder.path))
         header = StudyHeader(
             preset=self.preset_name,
@@ -284,6 +285,7 @@ class PresetTuner:
             max_trials=min((bound for bound in bounds if bound is not None), default=None),
             num_finished=len(session.recorded),
             notes=self.notes(),
+            num_slots=self._num_slots,
             labels={trial.number or 0: self.preset.label(trial.params) for trial in session.recorded.values()},
             study=session.study,
         )

@@ -81,7 +81,7 @@ def test_one_at_a_time_changes_nothing() -> None:
     ("resources", "parallel", "law"),
     [
         (TWO_GPUS, 5, "5 trials of 2 GPUs need 10, but this machine has 8"),
-        (Resources(gpus_per_node=16), None, "1 trials of 16 GPUs need 16, but this machine has 8"),
+        (Resources(gpus_per_node=16), None, "a trial needs 16 GPUs, but this machine has 8: give it fewer"),
         (Resources(), None, "--gpus-per-trial"),
         (Resources(nodes=2, gpus_per_node=2), 2, "each needs 2 nodes of 2 GPUs"),
     ],

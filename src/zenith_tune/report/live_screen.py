@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -23,11 +24,13 @@ class LiveScreen:
     def __init__(self) -> None:
         self._study: Study | None = None
         self._max_trials: int | None = None
+        self._num_slots = 1
         self._running: dict[int, _Running] = {}
         self._recent: list[tuple[Trial, str]] = []
 
-    def begin(self, max_trials: int | None, study: Study) -> None:
-        """Take in the study and an upper bound on its trials."""
+    def begin(self, max_trials: int | None, study: Study, num_slots: int = 1) -> None:
+        """Take in the study, an upper bound on its trials, and how many run side by side."""
+        self._num_slots = num_slots
         self._max_trials = max_trials
         self._study = study
 
@@ -61,7 +64,8 @@ class LiveScreen:
             parts.append(f"best {format_value(best.value)} ({who})")
         if self._max_trials is not None:
             parts.append(f"{num_done} of at most {self._max_trials}")
-            left_s = self._study.time_left_s(max(self._max_trials - num_done, 0))
+            num_turns = math.ceil(max(self._max_trials - num_done, 0) / self._num_slots)
+            left_s = self._study.time_left_s(num_turns)
             if left_s:
                 parts.append(f"at most {format_seconds(left_s)} left")
         return ", ".join(parts) or "no value yet"

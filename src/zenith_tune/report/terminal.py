@@ -45,7 +45,7 @@ class TerminalReporter(StudyListener):
         for note in plan.notes:
             self.noted(note)
         self._labels |= plan.labels
-        self._screen.begin(plan.max_trials, plan.study)
+        self._screen.begin(plan.max_trials, plan.study, plan.num_slots)
         if plan.num_finished:
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
         if self._console.is_terminal and self._wants_live:
@@ -111,7 +111,7 @@ class TerminalReporter(StudyListener):
         extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
-        nothing = "none finished" if study.trials else "none was needed"
+        nothing = "none finished" if study.trials or not _may_search(study) else "none was needed"
         self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or nothing}{extra}")
         for line in (*early_lines(study), *failure_lines(study)):
             self._say(line)
@@ -133,7 +133,11 @@ class TerminalReporter(StudyListener):
         self._console.print()
         if study.best is None or fastest is None or fastest.value is None:
             stays = "your own command stays the best" if fastest else "there is no best command yet"
-            self._say(f"no trial went well: {stays}" if study.trials else f"nothing was worth a trial: {stays}")
+            if study.trials:
+                self._say(f"no trial went well: {stays}")
+            else:
+                is_cut = end.why.startswith("interrupted") or not _may_search(study)
+                self._say(f"no trial was run: {stays}" if is_cut else f"nothing was worth a trial: {stays}")
             self._print_warnings(end)
             return
         who = "your own command" if fastest.is_baseline else f"trial {fastest.number}"
@@ -176,6 +180,11 @@ class TerminalReporter(StudyListener):
         line = Text(f"trial {shown_number(trial):>4}  {label:<28}  ")
         line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
         return line.append(f" {in_short(trial)}  [{self._screen.status()}]")
+
+
+def _may_search(study: Study) -> bool:
+    """Tell whether the search was begun: a study whose own command fails may end before it."""
+    return study.baseline is None or study.baseline.ok
 
 
 def _ok_first(item: tuple[Outcome, int]) -> tuple[bool, str]:

@@ -67,8 +67,13 @@ class LocalRoom:
             raise UsageError(f"{law}: give --gpus-per-trial 2, say")
         sets = gpu_sets(gpus.names, num, gpus.topology)
         if len(sets) < (parallel or 1):
-            law = f"{parallel or 1} trials of {num} GPUs need {(parallel or 1) * num}"
-            raise UsageError(f"{law}, but this machine has {len(gpus.names)}: give --parallel auto, or fewer of either")
+            if not sets:
+                law = f"a trial needs {num} GPUs, but this machine has {len(gpus.names)}"
+                raise UsageError(f"{law}: give it fewer, or --slurm, --hostfile or --ray-address for more machines")
+            law = (
+                f"{parallel} trials of {num} GPUs need {(parallel or 1) * num}, but this machine has {len(gpus.names)}"
+            )
+            raise UsageError(f"{law}: give --parallel auto, or fewer of either")
         chosen = sets if parallel is None else sets[:parallel]
         shown = "  ".join(",".join(each) for each in chosen)
         return cls(chosen, len(chosen)), f"{len(chosen)} trials run side by side, on GPUs {shown}"

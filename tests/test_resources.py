@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.resources import Resources
+
+
+def test_what_the_user_gives_stands_in_for_what_nobody_tells() -> None:
+    assert Resources().given(gpus_per_node=2) == Resources(gpus_per_node=2)
+    assert Resources(nodes=2).given(gpus_per_node=4) == Resources(nodes=2, gpus_per_node=4)
+    assert Resources(gpus_per_node=8).given() == Resources(gpus_per_node=8)
+
+
+def test_the_gpus_of_a_command_may_be_spread_over_nodes() -> None:
+    assert Resources(gpus_per_node=16).given(nodes=2) == Resources(nodes=2, gpus_per_node=8)
+    assert Resources(nodes=2, gpus_per_node=8).given(nodes=4, gpus_per_node=4).describe() == "4 nodes of 4 GPUs"
+
+
+@pytest.mark.parametrize("given", [{"gpus_per_node": 2}, {"nodes": 3}, {"nodes": 2, "gpus_per_node": 8}])
+def test_other_gpus_than_the_layouts_are_for_are_refused(given: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="a trial must have the 8 GPUs"):
+        Resources(gpus_per_node=8).given(**given)
