@@ -179,6 +179,22 @@ def test_a_host_that_cannot_be_reached_is_lost_and_another_taken(hosts: SshHosts
     runner.close()
 
 
+def test_a_study_does_not_begin_without_hosts_that_answer_and_avoids_those_that_do_not(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text(f"127.9.9.9 slots=2\n{hosts.names[0]} slots=2\n")
+    runner = HostfileRunner(hostfile=str(tmp_path / "hosts"), ssh=str(hosts.ssh), grace_s=0.5)
+    with pytest.raises(
+        UsageError, match=r"host 127\.9\.9\.9 of .*hosts does not answer \(.*refused\): see that `.* 127\.9\.9\.9 true`"
+    ):
+        runner.prepare(Resources(nodes=2), None)
+    runner.prepare(Resources(), None)
+    assert runner.num_slots == 1 and "host 127.9.9.9 does not answer" in runner.notes()[1]
+    result = runner.submit("true", folder(tmp_path, "1"), Resources()).wait()
+    assert (result.end, result.place) == (End.EXITED, hosts.names[0])
+    runner.close()
+
+
 def test_a_failing_host_ends_its_gang_with_its_exit_code(runner: HostfileRunner, tmp_path: Path) -> None:
     command = 'sh -c "[ $NODE_RANK = 1 ] && exit 255; sleep 1"'
     result = runner.submit(command, folder(tmp_path, "trial"), Resources(nodes=2)).wait()

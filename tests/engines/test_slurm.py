@@ -161,6 +161,15 @@ def test_a_trial_on_full_nodes_waits_with_its_reason_and_its_clock_stands_still(
     assert (result.end, result.exit_code) == (End.EXITED, 0)
 
 
+def test_a_job_that_a_person_holds_ends_its_trial(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = SlurmRunner(extra="--begin=now+1hour").submit("true", tmp_path, Resources())
+    assert job.wait(1) is None
+    cluster.run("scontrol", "hold", json.loads((tmp_path / "job.json").read_text())["job"])
+    result = job.wait(30)
+    assert result is not None and re.search(r"can never start it: pending \(JobHeld(User|Admin)\)", result.reason)
+    assert not active(cluster)
+
+
 def test_a_job_that_is_killed_between_sbatch_and_its_note_is_found_by_its_name(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:

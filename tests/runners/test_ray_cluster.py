@@ -41,6 +41,15 @@ def test_an_address_where_nobody_listens_is_refused_in_one_line_and_at_once() ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_negative_number_of_cpus_is_refused() -> None:
-    with pytest.raises(UsageError, match="cpus_per_node must be 0 or more, but got -1"):
-        RayRunner(cpus_per_node=-1)
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
+def test_a_number_of_cpus_that_is_none_is_refused(number: float) -> None:
+    with pytest.raises(UsageError, match=f"cpus_per_node must be 0 or more, but got {number:g}: give"):
+        RayRunner(cpus_per_node=number)
+
+
+@pytest.mark.parametrize(
+    "address", ["", ":::x", "foo:bar", "host", "host:0", "host:65536", "ray://", "a b:1", "host:6379 x"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"must be auto, HOST:PORT or ray://HOST:PORT, but got .* --ray-address"):
+        RayRunner(address=address)

@@ -121,6 +121,16 @@ def test_a_job_that_slurm_has_forgotten_without_a_record_is_lost(
     assert result.reason == "job 41 is unknown to Slurm and left no record"
 
 
+def test_a_job_that_is_held_is_shown_and_ends_its_trial(runner: SlurmRunner, slurm: FakeSlurm, folder: Path) -> None:
+    slurm.answer("scancel", "")
+    slurm.answer("squeue", "41|PENDING|JobHeldUser||0:00|zenithtune\n")
+    states: list[str] = []
+    result = runner.submit("train", folder, Resources(), on_state=states.append).wait(20)
+    assert result is not None and (result.end, result.exit_code) == (End.EXITED, None)
+    assert (states, result.reason) == (["pending (JobHeldUser)"], "Slurm can never start it: pending (JobHeldUser)")
+    assert slurm.calls("scancel") == ["41"]
+
+
 def test_a_scheduler_that_hangs_is_waited_for_and_told_of_once(
     runner: SlurmRunner, slurm: FakeSlurm, folder: Path
 ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from zenith_tune.errors import UsageError
 from zenith_tune.regular_file import open_regular
 
-_HOST = re.compile(r"^(\S+)\s+slots=(\d{1,6})")
+_HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?=\s|#|$)", re.ASCII)
+_MAX_SLOTS = 999_999
 _MAX_BYTES = 1 << 20
 
 
@@ -32,8 +33,14 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
         if not entry or entry.startswith("#"):
             continue
         match = _HOST.match(entry)
-        if match is None or match[1] in found:
+        if match is None:
             law = "a hostfile must have one line `name slots=8` for each host"
             raise UsageError(f"{law}, but line {number} of {path} is {entry[:80]!r}: correct it")
+        if match[1] in found:
+            law = "a hostfile must name each host once"
+            raise UsageError(f"{law}, but line {number} of {path} is a duplicate of {match[1][:80]!r}: take one out")
+        if len(match[2]) > len(str(_MAX_SLOTS)):
+            law = f"a host must have at most {_MAX_SLOTS} slots"
+            raise UsageError(f"{law}, but line {number} of {path} gives {match[2][:40]}: correct it")
         found[match[1]] = int(match[2])
     return found

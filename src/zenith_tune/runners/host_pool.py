@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from zenith_tune.resources import Resources
 
@@ -45,6 +45,11 @@ class HostPool:
             self._free |= set(hosts)
             self._failed = (self._failed - set(hosts)) | set(failed)
             self._changed.notify_all()
+
+    def distrust(self, hosts: Collection[str]) -> None:
+        """Remember hosts that failed before anybody took them."""
+        with self._changed:
+            self._failed |= set(hosts)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until hosts were given back, at most so long."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +19,7 @@ from zenith_tune.runners.process_tree import MARK
 LOST_CODE = 255
 """What ssh exits with when it cannot connect, or when the connection broke."""
 _CONNECT_S = 15
+_ASKED_AT_ONCE = 32
 # No master connection is shared: a trial that is ended would take those of others with it.
 _OPTIONS = {
     "BatchMode": "yes",
@@ -75,6 +77,8 @@ class HostShell:
             )
         except subprocess.TimeoutExpired:
             return f"no answer within {2 * _CONNECT_S} s"
+        except OSError as error:
+            return f"{shlex.split(self.ssh)[0]}: {error.strerror}"
         return last_line(asked.stderr) if asked.returncode == LOST_CODE else None
 
 
@@ -85,6 +89,13 @@ def end_marked_everywhere(shells: Sequence[HostShell], folder: str, grace_s: flo
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def unreachable(shells: Sequence[HostShell]) -> dict[str, str]:
+    """Return the hosts that do not answer, each with what ssh says of it."""
+    with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as asking:
+        told = list(asking.map(HostShell.why_unreachable, shells))
+    return {shell.name: why for shell, why in zip(shells, told, strict=True) if why is not None}
 
 
 def last_line(text: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from zenith_tune.registry import RunnerRegistry
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.host_pool import HostPool
-from zenith_tune.runners.host_shell import LOST_CODE, HostShell, end_marked_everywhere
+from zenith_tune.runners.host_shell import LOST_CODE, HostShell, end_marked_everywhere, unreachable
 from zenith_tune.runners.hostfile_job import HostfileJob, HostfileRequest, hosts_left_in
 from zenith_tune.runners.local import LocalRunner
+from zenith_tune.runners.seconds import check_seconds
 
 _NAME = re.compile(r"[\w.:%@][\w.:%@-]*", re.ASCII)
 
@@ -24,7 +26,8 @@ class HostfileRunner(Runner):
     """Start each trial on free hosts: torchrun and plain commands by ssh on each, deepspeed once with a hostfile."""
 
     def __init__(self, *, hostfile: str, ssh: str = "ssh", grace_s: float = 5.0) -> None:
-        self.ssh = ssh
+        check_seconds("hostfile", "grace_s", grace_s)
+        self.ssh = _checked_ssh(ssh)
         self.grace_s = grace_s
         """Seconds between SIGTERM and SIGKILL when a trial is ended."""
         self.pool = HostPool(_hosts(hostfile))
@@ -33,27 +36,46 @@ class HostfileRunner(Runner):
         self.starting_or_ending = threading.Lock()
         self._path = hostfile
         self._nodes = 1
+        self._silent: dict[str, str] = {}
+        """Hosts that did not answer when the study began, each with what ssh says."""
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
-        fitting = len(self.pool.fitting(resources))
+        fitting = self.pool.fitting(resources)
         self._nodes = resources.nodes
-        if fitting < resources.nodes:
-            few = f"{fitting} of {len(self.pool.slots)} hosts" if fitting < len(self.pool.slots) else f"{fitting}"
+        if len(fitting) < resources.nodes:
+            num_hosts = len(self.pool.slots)
+            few = f"{len(fitting)} of {num_hosts} hosts" if len(fitting) < num_hosts else f"{len(fitting)}"
             slots = f" with {resources.gpus_per_node} slots or more" if resources.gpus_per_node else ""
             cure = "add hosts, or take fewer nodes or GPUs for a trial"
             raise UsageError(f"a trial needs {resources.describe()}, but {self._path} has {few}{slots}: {cure}")
-        room = fitting // resources.nodes
+        room = len(fitting) // resources.nodes
         if parallel is not None and parallel > room:
             law = f"{parallel} trials of {resources.describe()} need {parallel * resources.nodes} hosts"
-            raise UsageError(f"{law}, but {self._path} has {fitting}: give --parallel auto, or at most {room}")
-        self.num_slots = parallel or room
+            raise UsageError(f"{law}, but {self._path} has {len(fitting)}: give --parallel auto, or at most {room}")
+        num_answering = self._ask(fitting, resources)
+        self.num_slots = parallel or num_answering // resources.nodes
+
+    def _ask(self, hosts: list[str], resources: Resources) -> int:
+        """Return how many hosts answer; too few for a trial would have every trial lost, one after the other."""
+        self._silent = unreachable(self.shells(hosts))
+        num_answering = len(hosts) - len(self._silent)
+        if num_answering < resources.nodes:
+            name, why = next(iter(self._silent.items()))
+            more, do = (f" and {len(self._silent) - 1} more", "do") if len(self._silent) > 1 else ("", "does")
+            law = f"a trial needs {resources.describe()}, but host {name}{more} of {self._path} {do} not answer ({why})"
+            raise UsageError(f"{law}: see that `{self.ssh} {name} true` works without a password")
+        self.pool.distrust(self._silent)
+        return num_answering
 
     def notes(self) -> list[str]:
+        cure = "used only where others are too few"
+        silent = [f"host {name} does not answer ({why}): {cure}" for name, why in self._silent.items()]
         if len(self.pool.slots) < 2:
-            return []
+            return silent
         each = "a host of its own" if self._nodes == 1 else f"{self._nodes} hosts of its own"
         side = f"{self.num_slots} trials side by side, each" if self.num_slots > 1 else "each trial"
-        return [f"{side} on {each}, from hostfile {self._path}; all hosts must see this folder under its name here"]
+        where = f"{side} on {each}, from hostfile {self._path}; all hosts must see this folder under its name here"
+        return [where, *silent]
 
     def submit(
         self,
@@ -90,6 +112,16 @@ class HostfileRunner(Runner):
 
     def close(self) -> None:
         self.local.close()
+
+
+def _checked_ssh(ssh: str) -> str:
+    try:
+        words = shlex.split(ssh)
+    except ValueError:
+        words = []
+    if not words:
+        raise UsageError(f"hostfile: ssh must be a program with its options, but got {ssh[:80]!r}: give e.g. ssh=ssh")
+    return ssh
 
 
 def _hosts(path: str) -> dict[str, int]:

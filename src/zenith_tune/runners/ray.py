@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from zenith_tune.runners.gang_command import check_gang_command
 from zenith_tune.runners.process_tree import ProcessTree
 from zenith_tune.runners.ray_cluster import RayCluster
 from zenith_tune.runners.ray_job import RayJob, RayRequest
+from zenith_tune.runners.seconds import check_seconds
 from zenith_tune.trial_folder import TrialFolder
 
 _STARTING_AT_ONCE = 2
@@ -25,8 +27,10 @@ class RayRunner(Runner):
     """Gang-schedule each trial over nodes of a Ray cluster, and bring its output back."""
 
     def __init__(self, *, address: str = "auto", grace_s: float = 5.0, cpus_per_node: float = 1.0) -> None:
-        if cpus_per_node < 0:
-            raise UsageError(f"cpus_per_node must be 0 or more, but got {cpus_per_node:g}")
+        if not 0 <= cpus_per_node < math.inf:
+            law = f"ray: cpus_per_node must be 0 or more, but got {cpus_per_node:g}"
+            raise UsageError(f"{law}: give e.g. cpus_per_node=1, or leave it out")
+        check_seconds("ray", "grace_s", grace_s)
         self.grace_s = grace_s
         """Seconds between SIGTERM and SIGKILL when a trial is ended."""
         self.cluster = RayCluster(address, cpus_per_node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import signal
 import socket
 import threading
@@ -17,6 +18,8 @@ from zenith_tune.resources import Resources
 from zenith_tune.runners import ray_worker
 
 _CONNECT_S = 10.0
+_ADDRESS = re.compile(r"auto|local|(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):(\d{1,5})|ray://[^\s:/]\S*|(?!ray:)[\w+.-]+://\S+")
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class RayCluster:
     """Hold the connection to a cluster; one that this process has already is used, and left as it is."""
 
     def __init__(self, address: str, cpus_per_node: float) -> None:
+        check_address(address)
         self._address = address
         self._cpus = cpus_per_node
         self._ray: Any = None
@@ -109,6 +113,18 @@ class RayCluster:
         told = why.splitlines()[0].partition(". ")[0][:200]
         law = f"runner ray must reach a Ray cluster at {self._address!r}, but: {told}"
         return UsageError(f"{law}: start one by `ray start --head`, or give --ray-address HOST:6379")
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address, before Ray is asked, which takes a second to load.
+
+    >>> for address in ("auto", "10.0.0.7:6379", "[fd00::7]:6379", "ray://head:10001"):
+    ...     check_address(address)
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1] or 1) <= _MAX_PORT:
+        law = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"
+        raise UsageError(f"{law}, but got {address[:80]!r}: give e.g. --ray-address 10.0.0.7:6379")
 
 
 def _imported() -> Any:

@@ -12,6 +12,7 @@ from zenith_tune.registry import RunnerRegistry
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.local import LocalRunner
+from zenith_tune.runners.seconds import check_seconds
 from zenith_tune.runners.slurm_allocation import SlurmAllocation
 from zenith_tune.runners.slurm_capacity import MAX_SLOTS, NodeRoom, check_request, gives_whole_nodes, num_slots
 from zenith_tune.runners.slurm_client import SlurmClient, SlurmError, SlurmRefusedError
@@ -73,6 +74,11 @@ class SlurmRunner(Runner):
             time=time,
             extra=extra,
         )
+        check_seconds("slurm", "grace_s", grace_s)
+        check_seconds("slurm", "call_timeout_s", call_timeout_s, least_s=0.1)
+        check_seconds("slurm", "max_pause_s", max_pause_s, least_s=0.1)
+        if ahead is not None and ahead < 0:
+            raise UsageError(f"slurm: ahead must be 0 or more jobs, but got {ahead}: give ahead=0 or leave it out")
         self._setup = setup
         if launch not in _LAUNCHES:
             raise UnknownNameError("Slurm launch", launch, _LAUNCHES)

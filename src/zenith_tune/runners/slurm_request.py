@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -14,6 +15,11 @@ _OWN = frozenset(
     | {"--parsable", "--requeue", "--test-only", "--wait", "--wrap", "-a", "-D", "-e", "-i", "-J", "-M", "-o", "-W"}
 )
 """Options that would take the trial away from the tuner, which gives them itself or must do without."""
+
+_HELD = frozenset({"--hold"})
+_HELD_SHORT = re.compile(r"-[hkOQsvV]*H")
+"""-H, also behind others that take no value."""
+_MIN_BEGINNING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,9 @@ class SlurmRequest:
             raise UsageError(f"{law}: write e.g. time=00:20:00")
         for word in self.extra_words():
             name = word.partition("=")[0]
-            if name in _OWN or (word[:2] in _OWN and not word.startswith("--")):
+            if _is_one_of(_HELD, name) or _HELD_SHORT.match(word):
+                raise UsageError(f"slurm: extra must not hold {name!r}, with which no trial would start: take it out")
+            if _is_one_of(_OWN, name) or (word[:2] in _OWN and not word.startswith("--")):
                 raise UsageError(f"slurm: extra must not hold {name!r}, which the tuner gives itself: take it out")
 
     def extra_words(self) -> list[str]:
@@ -80,3 +88,9 @@ class SlurmRequest:
         named = [f"--{name}={value}" for name, value in given.items() if value]
         # Requeued, a job would run again without the tuner's knowing, over what its first run wrote.
         return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_words()]
+
+
+def _is_one_of(options: frozenset[str], name: str) -> bool:
+    """Tell whether sbatch would take the name for one of these: it also takes the beginning of a long one."""
+    is_long = name.startswith("--") and len(name) > _MIN_BEGINNING
+    return name in options or (is_long and any(option.startswith(name) for option in options))

@@ -10,8 +10,8 @@ from zenith_tune.runners.marked_processes import END_MARKED, end_arguments
 from zenith_tune.runners.process_tree import MARK
 from zenith_tune.runners.slurm_launch import HOSTFILE, Launch
 
-# Bash hears a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get. What
-# ends the marked processes does not belong to the job any more: Slurm, which kills the rest, lets it do its work.
+# Bash hears a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.
+# What ends the marked processes does not belong to the job any more: Slurm, which kills the rest, lets it do its work.
 _ATTEND = """sweep() {{
   setsid -f {end_marked} < /dev/null 2> /dev/null
 }}
@@ -53,8 +53,8 @@ _SETUP = """  {{
 {line}
   }} || {{ local code=$?; echo "error: the setup line failed with exit code $code" >&2; return "$code"; }}
 """
-_SWEEP_NODES = """[ -n "$is_told" ] || timeout --kill-after=2 {limit_s} srun --overlap --nodes="$SLURM_JOB_NUM_NODES" \\
-  --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {end_marked} < /dev/null > /dev/null 2>&1
+_SWEEP_NODES = """[ -n "$is_told{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
+  --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1
 """
 _SWEEP_S = 20
 """How long the nodes may take beyond the grace to be asked for what is left there."""
@@ -65,13 +65,18 @@ _EACH_NODE = """  export PET_MASTER_ADDR=$MASTER_ADDR PET_NNODES=$NNODES
   env -u {mark} srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --export=ALL \\
     bash -c {node}"""
 _NODE = """{attend}train() {{
-  export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID {mark}={folder}
+  export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID {mark}={folder} {node_mark}
   local command=$ZENITHTUNE_COMMAND
   unset ZENITHTUNE_COMMAND
   exec bash -o pipefail -c "$command"
 }}
 attend train
+code=$?
+read -r < <(sweep)
+exit "$code"
 """
+_NODE_MARK = "ZENITHTUNE_TRIAL_NODE"
+"""Carried by what runs on one of several nodes: srun would wait for a daemon that holds its output."""
 _HOSTS = """  printf "%s slots={slots}\\n" "${{nodes[@]}}" > "$folder/{hostfile}"
 """
 
@@ -92,29 +97,33 @@ class SlurmScript:
 
     def text(self) -> str:
         """Return the script."""
-        limit_s = round(self.grace_s + _SWEEP_S)
-        nodes = _SWEEP_NODES.format(limit_s=limit_s, end_marked=self._end_marked()) if self.num_nodes > 1 else ""
+        end_marked = self._end_marked(f"{MARK}={shlex.quote(str(self.folder))}")
         return _SCRIPT.format(
             folder=shlex.quote(str(self.folder)),
             mark=MARK,
-            attend=self._attend(),
+            attend=_ATTEND.format(end_marked=end_marked),
             cwd=shlex.quote(str(self.cwd)),
             setup=_SETUP.format(line=self.setup) if self.setup else "",
             launch=self._launch(),
-            sweep_nodes=nodes,
+            sweep_nodes=self._sweep_nodes(end_marked) if self.num_nodes > 1 else "",
         )
 
-    def _end_marked(self) -> str:
-        arguments = end_arguments(str(self.folder), self.grace_s)
-        return shlex.join(["env", "-u", MARK, "/bin/sh", "-c", END_MARKED, "end-marked", *arguments])
+    def _end_marked(self, mark: str) -> str:
+        argv = ["env", "-u", MARK, "-u", _NODE_MARK, "/bin/sh", "-c", END_MARKED, "end-marked"]
+        return f"{shlex.join(argv)} {mark} {end_arguments('', self.grace_s)[-1]}"
 
-    def _attend(self) -> str:
-        return _ATTEND.format(end_marked=self._end_marked())
+    def _sweep_nodes(self, end_marked: str) -> str:
+        # Where the command ended well on each node, each has been swept already.
+        is_swept = "${code##[1-9]*}" if self.launch is Launch.EACH_NODE else ""
+        return _SWEEP_NODES.format(is_swept=is_swept, limit_s=round(self.grace_s + _SWEEP_S), end_marked=end_marked)
 
     def _launch(self) -> str:
         command = shlex.quote(self.command)
         if self.launch is Launch.EACH_NODE:
-            node = _NODE.format(attend=self._attend(), mark=MARK, folder=shlex.quote(str(self.folder)))
+            folder = shlex.quote(str(self.folder))
+            node_mark = f'{_NODE_MARK}="$SLURM_NODEID:"{folder}'
+            attend = _ATTEND.format(end_marked=self._end_marked(node_mark))
+            node = _NODE.format(attend=attend, mark=MARK, folder=folder, node_mark=node_mark)
             return _EACH_NODE.format(command=command, mark=MARK, node=shlex.quote(node))
         # A launcher that reads the nodes from a file finds them there.
         hosts = _HOSTS.format(slots=self.gpus_per_node or 1, hostfile=HOSTFILE)

@@ -24,11 +24,13 @@ _REVOKED = {
     "DEADLINE": "ended at its deadline",
     "REVOKED": "revoked by the scheduler",
 }
+# A job that is held starts when a person says so, for whom a study does not wait.
 # Of the limits only those of a single job: one on all jobs of a user or an account is met once others have ended.
 _NEVER = re.compile(
     r"PartitionNodeLimit|PartitionTimeLimit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed"
     r"|QOSNotAllowed|DependencyNeverSatisfied|ReservationDeleted|QOSTimeLimit|QOSMaxWallDurationPerJobLimit"
-    r"|(?:Assoc|QOS)\w*Max\w*Per(?:Job|Node)\w*|(?:Assoc|QOS)Min\w*|\w*launch_failed_requeued_held",
+    r"|(?:Assoc|QOS)\w*Max\w*Per(?:Job|Node)\w*|(?:Assoc|QOS)Min\w*|\w*launch_failed_requeued_held"
+    r"|JobHeld(?:User|Admin)|JobHoldMaxRequeue",
     re.IGNORECASE,
 )
 _KILLED = 137

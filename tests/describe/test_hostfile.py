@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune.describe.hostfile import parse_hostfile
+from zenith_tune.errors import UsageError
+
+
+def test_what_mpi_writes_beside_the_slots_is_left_alone() -> None:
+    assert parse_hostfile("n1 slots=4 max_slots=8\nn2 slots=999999#spare\n", "hosts") == {"n1": 4, "n2": 999_999}
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        ("n1\n", "one line `name slots=8` for each host, but line 1 of hosts is 'n1'"),
+        ("n1 slots=8x\n", "one line `name slots=8` for each host, but line 1 of hosts is 'n1 slots=8x'"),
+        (
+            "n1 slots=99999999999999999999\n",
+            "at most 999999 slots, but line 1 of hosts gives 99999999999999999999: correct it",
+        ),
+        ("n1 slots=8\n\nn1 slots=4\n", "each host once, but line 3 of hosts is a duplicate of 'n1': take one out"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_refused(text: str, law: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_hostfile(text, "hosts")
+    assert law in str(refused.value)
