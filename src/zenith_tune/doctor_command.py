@@ -48,6 +48,8 @@ class _BeforeCommand(click.Command):
               help="Propose nothing that runs out of memory with this probability or more.")  # fmt: skip
 @click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
               help="Coefficients fitted to measured runs. [default: built in]")  # fmt: skip
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
+@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 @click.argument("target", required=False, type=click.Path(path_type=Path), metavar="[STUDY|LOG] [-- COMMAND...]")
@@ -55,11 +57,11 @@ class _BeforeCommand(click.Command):
 def doctor(context: click.Context, /, target: Path | None, **options: Any) -> int:
     """Name what slows a run down, with its number, and the change that helps, with the gain that the planner predicts.
 
-    STUDY is the folder of a finished study, LOG what a run printed; Megatron-LM's log tells its job itself, other logs
-    need the COMMAND too. A command alone is diagnosed on paper.
+    STUDY is a study's name, its folder, or its study.json, LOG what a run printed; Megatron-LM's log tells its job
+    itself, other logs need the COMMAND too. A command alone is diagnosed on paper.
 
     \b
-    zenithtune doctor zenithtune-out/megatron-lm-20260801-120000
+    zenithtune doctor megatron-lm-20260801-120000
     zenithtune doctor train.log --cluster h100x64
     zenithtune doctor --cluster h100x64 -- bash train.sh
     """
@@ -67,7 +69,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
         raise UsageError("--risk must be a probability above 0 and up to 1, but got nan: give another")
     command = context.meta[COMMAND]
     if target is None and not command:
-        raise UsageError("the doctor needs a run: give the folder of a study, a log, or your command after --")
+        raise UsageError("the doctor needs a run: give a study's name or folder, a log, or your command after --")
     topology = _topology(options)
     diagnosis, run = _diagnosis(target, command, topology, options)
     _show(diagnosis, run, topology, options)
@@ -86,7 +88,7 @@ def _topology(options: Options) -> Topology | None:
 def _diagnosis(
     target: Path | None, command: tuple[str, ...], topology: Topology | None, options: Options
 ) -> tuple[Diagnosis, DiagnosedRun]:
-    run = _run(target, command, _told(options))
+    run = _run(target, command, options)
     if topology is not None:
         from zenith_tune.describe.tensor_island import with_topology
 
@@ -112,9 +114,10 @@ def _told(options: Options) -> Told:
     return Told(preset=options["preset"], args=args, cluster=options["cluster"])
 
 
-def _run(target: Path | None, command: tuple[str, ...], told: Told) -> DiagnosedRun:
+def _run(target: Path | None, command: tuple[str, ...], options: Options) -> DiagnosedRun:
     from zenith_tune.command_line import CommandLine
 
+    told = _told(options)
     text = CommandLine.from_argv(command).text if command else None
     if target is None:
         from zenith_tune.doctor.diagnosed_run import from_command
@@ -127,9 +130,24 @@ def _run(target: Path | None, command: tuple[str, ...], told: Told) -> Diagnosed
         if text is not None:
             raise UsageError("a study knows the command that it tuned: leave -- COMMAND out")
         return from_study(target if target.is_dir() else target.parent, told)
+    if text is None and not target.exists() and (run := _of_named_study(target, told, options)) is not None:
+        return run
     from zenith_tune.doctor.logged_run import from_log
 
     return from_log(target, text, told)
+
+
+def _of_named_study(target: Path, told: Told, options: Options) -> DiagnosedRun | None:
+    """Return the run of the study of this name; None where there is none and it looks like a file's name."""
+    from zenith_tune.doctor.studied_run import from_named_study
+    from zenith_tune.errors import StudyError, UnknownNameError
+
+    try:
+        return from_named_study(str(target), told, db=options["db"], output_dir=options["output_dir"])
+    except (StudyError, UnknownNameError):
+        if target.suffix or len(target.parts) > 1:
+            return None
+        raise
 
 
 def _show(diagnosis: Diagnosis, run: DiagnosedRun, topology: Topology | None, options: Options) -> None:

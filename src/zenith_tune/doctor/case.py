@@ -27,6 +27,8 @@ MOST_FULL = 1.05
 COUNTS = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
 WORLD_RULES = ("world", "expert_world", "batch")
 """Rules without which nothing can be reckoned."""
+MODEL_RULES = ("heads", "query_groups", "ffn", "experts", "expert_tensor")
+"""Rules that no run of the model can break: the one that broke them is of another model."""
 
 
 def _refuse_peak(cluster: ClusterSpec, measured: Measured | None) -> None:
@@ -67,9 +69,14 @@ class Case:
                 law = f"the run cannot be reckoned, because {name} must be a whole number from 1, but is {value!r}"
                 raise UsageError(f"{law}: correct it")
         broken = broken_rules(planner.model, planner.job, layout)
-        fatal = next((reason for rule, reason in broken if rule.name in WORLD_RULES), None)
-        if fatal is not None:
-            raise UsageError(f"the run cannot be reckoned, because {fatal}: give the GPUs and the batch that it has")
+        for rule, reason in broken:
+            if rule.name in WORLD_RULES:
+                raise UsageError(
+                    f"the run cannot be reckoned, because {reason}: give the GPUs and the batch that it has"
+                )
+            if rule.name in MODEL_RULES:
+                law = f"{planner.model.name} cannot run as {layout.name}, because {reason}"
+                raise UsageError(f"{law}: give the model that was trained, or correct the layout")
         _refuse_peak(planner.cluster, measured)
         return cls(
             planner=planner,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zenith_tune.doctor.advice import Advice, Remedy
 from zenith_tune.doctor.case import Case
-from zenith_tune.doctor.full_memory import full_memory
+from zenith_tune.doctor.full_memory import full_memory, full_memory_words
 from zenith_tune.doctor.idle_recompute import idle_recompute
 from zenith_tune.doctor.needless_recompute import needless_recompute
 from zenith_tune.doctor.out_of_memory import remedies
-from zenith_tune.doctor.pipeline_bubble import bubble_share, pipeline_bubble
+from zenith_tune.doctor.pipeline_bubble import pipeline_bubble
+from zenith_tune.doctor.plan_doubt import plan_doubt
 from zenith_tune.doctor.single_change import fastest_neighbour, single_change
 from zenith_tune.doctor.slow_tensor_link import slow_tensor_link
 from zenith_tune.doctor.small_micro_batch import small_micro_batch
@@ -41,11 +42,13 @@ class Diagnosis:
     """Of a run that does not fit."""
     way_out: PlannedLayout | None = None
     """The fastest layout of all that fits, where no single change makes the run fit."""
+    warnings: tuple[str, ...] = ()
+    """What is wrong without a change that would better it, in a line each."""
 
     @property
     def is_healthy(self) -> bool:
         """Whether nothing is wrong that a change would better."""
-        return not self.advice and not self.remedies
+        return not self.advice and not self.remedies and not self.warnings
 
     @property
     def all_clear(self) -> str:
@@ -55,7 +58,7 @@ class Diagnosis:
         gain = format_gain(max(case.gain(best), 0.0)) if best is not None else "+0.0%"
         figures = [f"compute {parts['compute'] / case.planned.step_s:.0%} of a step"]
         if at.pp > 1:
-            figures.append(f"bubble {bubble_share(p=at.pp, m=at.num_micro_batches, v=at.vp):.0%}")
+            figures.append(f"bubble {parts['bubble'] / case.planned.step_s:.0%}")
         if at.tp > 1:
             figures.append(f"TP {parts['tp'] / case.planned.step_s:.0%}")
         figures.append(f"memory {case.device_bytes / case.planned.capacity_bytes:.0%} full")
@@ -72,7 +75,14 @@ def diagnose(case: Case) -> Diagnosis:
     if not advice and (given := single_change(case)) is not None:
         advice.append(given)
     advice.sort(key=lambda given: -given.gain)
-    return Diagnosis(case=case, advice=tuple(advice), remedies=())
+    return Diagnosis(case=case, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(case, advice)))
+
+
+def _warnings(case: Case, advice: list[Advice]) -> Iterator[str]:
+    if (doubt := plan_doubt(case)) is not None:
+        yield doubt
+    if (full := full_memory_words(case)) is not None and not any(given.name == "full_memory" for given in advice):
+        yield f"{full}; no single change leaves room and gains: more GPUs would"
 
 
 def _way_out(case: Case) -> PlannedLayout | None:

@@ -16,9 +16,8 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         return _memory_lines(diagnosis)
     if diagnosis.is_healthy:
         return [f"nothing is wrong: {diagnosis.all_clear}"]
-    return [
-        line for number, advice in enumerate(diagnosis.advice, 1) for line in _advice(diagnosis.case, advice, number)
-    ]
+    advised = (_advice(diagnosis.case, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
+    return [*diagnosis.warnings, *(line for lines in advised for line in lines)]
 
 
 def _advice(case: Case, advice: Advice, number: int) -> list[str]:

@@ -13,10 +13,24 @@ ENOUGH_SAVED = 0.97
 """What a change may leave of the memory that the run needs, at most: less is no relief."""
 
 
-def full_memory(case: Case) -> Advice | None:
-    """Return the change that leaves room at the least cost, where the memory is all but full."""
+def full_memory_words(case: Case) -> str | None:
+    """Return how full the memory is and what that costs, where it is all but full."""
     longer = case.slowdown(case.device_bytes)
     if longer < LEAST_SLOWDOWN:
+        return None
+    capacity = case.planned.capacity_bytes
+    size = f"{case.device_bytes / GIB:.1f} of {format_bytes(capacity)}"
+    how = "measured" if case.measured.peak_bytes is not None else "planned"
+    thrash = (
+        f"the allocator frees and claims blocks in every step, which is reckoned to take {longer:.1f} times as long"
+    )
+    return f"the memory is {case.device_bytes / capacity:.1%} full ({size}, {how}): {thrash}"
+
+
+def full_memory(case: Case) -> Advice | None:
+    """Return the change that leaves room at the least cost, where the memory is all but full."""
+    finding = full_memory_words(case)
+    if finding is None:
         return None
     around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
     roomy = [planned for planned in case.legal(around) if case.fits(planned)]
@@ -24,18 +38,11 @@ def full_memory(case: Case) -> Advice | None:
     better = max(roomy, key=case.gain, default=None)
     if better is None or case.gain(better) < LEAST_GAIN:
         return None
-    capacity = case.planned.capacity_bytes
-    share = case.device_bytes / capacity
-    size = f"{case.device_bytes / GIB:.1f} of {format_bytes(capacity)}"
-    how = "measured" if case.measured.peak_bytes is not None else "planned"
-    thrash = (
-        f"the allocator frees and claims blocks in every step, which is reckoned to take {longer:.1f} times as long"
-    )
     return Advice(
         name="full_memory",
-        number=share,
+        number=case.device_bytes / case.planned.capacity_bytes,
         unit="share of the GPU's memory",
-        finding=f"the memory is {share:.1%} full ({size}, {how}): {thrash}",
+        finding=finding,
         change=changes(case.layout, better.layout),
         planned=better,
         gain=case.gain(better),

@@ -44,12 +44,14 @@ def pipeline_bubble(case: Case) -> Advice | None:
     if better is None or case.gain(better) < LEAST_GAIN:
         return None
     stages = f"{at.pp} stages of {at.vp} chunks" if at.vp > 1 else f"{at.pp} stages"
+    planned = case.planned.time_parts["bubble"] / case.planned.step_s
+    beside = f"the plan's {planned:.0%} has uneven stages and the rest of the step in it"
     formula = "(p-1)/(vm+p-1)" if at.vp > 1 else "(p-1)/(m+p-1)"
     return Advice(
         name="pipeline_bubble",
         number=share,
         unit="share of a step",
-        finding=f"{share:.0%} of a step is pipeline bubble: {formula} with {stages} and {m} micro-batches",
+        finding=f"{share:.0%} of a step is pipeline bubble: {formula} with {stages} and {m} micro-batches; {beside}",
         change=changes(at, better.layout),
         planned=better,
         gain=case.gain(better),

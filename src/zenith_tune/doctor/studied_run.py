@@ -1,4 +1,4 @@
-"""A run of a finished study: the trial that tells most of the job."""
+"""A run of a study: the trial that tells most of the job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,29 @@ Json = dict[str, Any]
 
 def from_study(folder: Path, told: Told) -> DiagnosedRun:
     """Read the fastest trial of a study, or where none went well the first that ran out of memory."""
-    study = _study(folder)
+    return _diagnosed(_study(folder), folder, told)
+
+
+def from_named_study(name: str, told: Told, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
+    """Read a study of a database by its name, as far as it has come."""
+    from zenith_tune.record.export import trial_as_json
+    from zenith_tune.record.study_source import find_study
+
+    view = find_study(name, db=db, output_dir=output_dir).view()
+    best, baseline = (trial_as_json(trial) if trial else None for trial in (view.best, view.baseline))
+    study = {
+        "command": view.header.command,
+        "preset": view.header.preset,
+        "args": view.header.args,
+        "best": best,
+        "baseline": baseline,
+        "gain": view.study.gain,
+        "trials": [trial_as_json(trial) for trial in view.study.trials],
+    }
+    return _diagnosed(study, Path(name), told)
+
+
+def _diagnosed(study: Json, folder: Path, told: Told) -> DiagnosedRun:
     command, trial = str(study["command"]), _telling_trial(study, folder)
     name = told.preset or str(study["preset"])
     args = {**study["args"], **told.all_args}

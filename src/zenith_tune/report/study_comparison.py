@@ -7,7 +7,7 @@ from typing import Any
 
 from zenith_tune import __version__
 from zenith_tune.direction import Direction
-from zenith_tune.units import format_gain, format_seconds, format_value
+from zenith_tune.units import count, format_gain, format_seconds, format_value
 
 Json = dict[str, Any]
 
@@ -36,6 +36,15 @@ def compared(first: Json, second: Json) -> Json:
         "common": [] if why_not else _common(first, second, direction),
         "differences": _differences(first, second),
     }
+
+
+def gain_words(study: Json) -> str:
+    """Return a study's gain over its own command, which is none where that command is the fastest."""
+    if study["gain"] is None:
+        return "unknown"
+    if study["fastest_is_baseline"]:
+        return f"none; the best trial is {format_gain(study['gain'])}"
+    return format_gain(study["gain"])
 
 
 def _why_not(first: Json, second: Json) -> str:
@@ -80,12 +89,13 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
             [
                 best["label"] if best else "none",
                 format_value(best["value"], study["unit"]) if best else "none",
-                format_gain(study["gain"]) if study["gain"] is not None else "unknown",
+                gain_words(study),
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
                 format_seconds(took) if took is not None else "unknown",
+                f"unfinished: {count(cut, 'trial')} running or cut off" if (cut := study["num_unfinished"]) else "ended",
             ]
         )
-    names = ("best layout", "best value", "gain over its own command", "trials", "time")
+    names = ("best layout", "best value", "gain over its own command", "trials", "time", "state")
     return [[name, *pair] for name, *pair in zip(names, *rows, strict=True)]
 
 

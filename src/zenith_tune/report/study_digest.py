@@ -15,6 +15,7 @@ from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.record.remade_preset import FROM_ANOTHER_RELEASE, RemadePreset
 from zenith_tune.record.study_source import StudySource
 from zenith_tune.record.study_view import StudyView, TrialView
+from zenith_tune.record.unfinished import unfinished
 from zenith_tune.report.layout_digest import best_layout_object
 from zenith_tune.trial import Outcome
 from zenith_tune.trial_folder import TrialFolder
@@ -62,11 +63,14 @@ class StudyDigest:
             "started_s": view.started_s,
             "ended_s": view.ended_s,
             "is_running": bool(view.running),
+            "num_unfinished": len(unfinished(view)),
             "best": study.best.number if study.best else None,
             "baseline": study.baseline.number if study.baseline else None,
             "fastest_is_baseline": bool(fastest and fastest.is_baseline),
             "gain": finite(study.gain),
             "noise": finite(study.noise),
+            "num_failed": sum(_is_failure(each) for each in view.trials),
+            "num_cancelled": sum(_is_cancelled(each) for each in view.trials),
             "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
             "num_pruned": view.num_pruned,
             "num_repeated": view.num_repeated,
@@ -105,6 +109,14 @@ class StudyDigest:
                 },
             )
         return self._best[1]
+
+
+def _is_cancelled(each: TrialView) -> bool:
+    return each.trial.outcome is Outcome.CANCELLED and not each.is_running and not each.trial.is_baseline
+
+
+def _is_failure(each: TrialView) -> bool:
+    return not (each.trial.ok or each.is_running or each.trial.is_baseline or _is_cancelled(each))
 
 
 def failure_groups(trials: Iterable[Json]) -> list[Json]:

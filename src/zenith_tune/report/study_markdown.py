@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from zenith_tune.report.study_comparison import gain_words
 from zenith_tune.units import count, format_bytes, format_gain, format_seconds, format_spread, format_value
 
 MAX_ROWS = 20
@@ -42,7 +43,7 @@ def comparison_markdown(comparison: Json) -> str:
     names = [each["name"] for each in comparison["studies"]]
     gain = comparison["gain"]
     verdict = (
-        f"At its best **{escaped(names[1])}** is {format_gain(gain)} against **{escaped(names[0])}**."
+        f"**{escaped(names[1])}** is {_faster(gain)} than **{escaped(names[0])}** at its best."
         if gain is not None
         else comparison["why_no_gain"]
     )
@@ -79,14 +80,21 @@ def _headline(study: Json) -> str:
     number = study["baseline"] if study["fastest_is_baseline"] else study["best"]
     best = next((trial for trial in study["trials"] if trial["number"] == number), None)
     tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
-    failed = sum(trial["value"] is None and trial["state"] != "running" for trial in tried)
-    counts = f"{count(len(tried), 'trial')}, {failed} failed"
+    counts = f"{count(len(tried), 'trial')}, {study['num_failed']} failed"
+    counts += f", {study['num_cancelled']} cancelled" if study["num_cancelled"] else ""
+    counts += ", unfinished" if study["num_unfinished"] else ""
     if best is None:
         return f"No trial went well yet ({counts})."
     value = f"{format_value(best['value'], study['unit'])}{format_spread(best['spread'])}"
+    if study["fastest_is_baseline"]:
+        gain = "" if study["gain"] is None else f" Gain: {gain_words(study)} against your own command."
+        return f"Best: your own command, {escaped(value)} ({counts}).{gain}"
     gain = f", **{format_gain(study['gain'])}** over your own command" if study["gain"] is not None else ""
-    who = "your own command" if study["fastest_is_baseline"] else f"**{escaped(best['label'])}**"
-    return f"Best: {who}, {escaped(value)}{gain} ({counts})."
+    return f"Best: **{escaped(best['label'])}**, {escaped(value)}{gain} ({counts})."
+
+
+def _faster(gain: float) -> str:
+    return f"{format_gain(abs(gain)).lstrip('+')} {'faster' if gain >= 0 else 'slower'}"
 
 
 def _best_first(study: Json) -> list[Json]:

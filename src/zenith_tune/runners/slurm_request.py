@@ -62,12 +62,8 @@ class SlurmRequest:
             raise UsageError(f"slurm: extra is no list of options ({error}): {self.extra!r}") from error
 
     def needs(self, resources: Resources) -> Resources:
-        """Return what a trial gets: what the user gave Slurm counts more than what the command seems to need."""
-        return Resources(
-            nodes=self.nodes or resources.nodes,
-            gpus_per_node=self.gpus_per_node or resources.gpus_per_node,
-            avoid=resources.avoid,
-        )
+        """Return what a trial gets: as the user gave it to Slurm, and as many GPUs in all as the command needs."""
+        return resources.given(nodes=self.nodes, gpus_per_node=self.gpus_per_node)
 
     def options(self, resources: Resources) -> list[str]:
         """Return sbatch's options for one trial, apart from its name and its files."""

@@ -6,6 +6,7 @@ import time
 from enum import StrEnum
 
 from zenith_tune.record.study_view import StudyView
+from zenith_tune.record.unfinished import unfinished
 from zenith_tune.serve.steady_source import SteadySource
 from zenith_tune.serve.tuner_presence import is_tuned
 
@@ -22,7 +23,7 @@ class LiveState(StrEnum):
     PAUSED = "paused"
     ENDED = "ended"
     STOPPED = "stopped"
-    """Its tuner is gone, and left trials behind that had not ended."""
+    """Its tuner is gone, and left trials behind that had not ended, or was interrupted in the midst of them."""
     UNREADABLE = "unreadable"
 
     @property
@@ -39,7 +40,7 @@ def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> Liv
     if tuned is None:
         tuned = bool(view.running) or not view.trials or time.time() - (view.ended_s or 0) < QUIET_S
     if not tuned:
-        return LiveState.STOPPED if view.running else LiveState.ENDED
+        return LiveState.STOPPED if unfinished(view) else LiveState.ENDED
     if is_paused:
         return LiveState.PAUSING if view.running else LiveState.PAUSED
     return LiveState.RUNNING

@@ -183,7 +183,7 @@ function askPause() {
 }
 function askCancel(number) {
   const trial = trials.get(number);
-  ask(`Cancel ${nameOf(trial)}?`, `${trial.is_baseline ? "Your own command" : trial.label} is ended within a second, and what it measured does not count. The study goes on with the next one.`, "Cancel it", `/trial/${number}/cancel`);
+  ask(`Cancel ${nameOf(trial)}?`, `${trial.is_baseline ? "Your own command" : trial.label} is ended within a second as cancelled by hand: it counts as a trial, is never the best, and runs again on --resume. The study goes on with the next one.`, "Cancel it", `/trial/${number}/cancel`);
 }
 
 drawBar();

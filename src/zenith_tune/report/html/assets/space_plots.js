@@ -191,9 +191,9 @@ function parallelPlot(data, width) {
   const shown = axes.slice(0, Math.max(2, Math.floor(width / 64) - 1));
   const chart = new Chart("parallel", {
     width,
-    height: 310,
+    height: 322,
     left: 26,
-    bottom: 34,
+    bottom: 46,
     right: 62,
     label: "Every trial as a line through its parameters and its value.",
   });
@@ -226,24 +226,25 @@ function parallelPlot(data, width) {
       trial.number,
     );
   }
-  const axis = (at, name, anchor) =>
+  // Names in two rows: in one, neighbours would run into each other.
+  const axis = (index, name, anchor) =>
     chart.add(
-      svg("line", { class: "grid-line", x1: at, x2: at, y1: chart.box.top, y2: chart.box.bottom }),
+      svg("line", { class: "grid-line", x1: x(index), x2: x(index), y1: chart.box.top, y2: chart.box.bottom }),
       svg(
         "text",
-        { class: "axis-name", x: at, y: chart.box.bottom + 24, "text-anchor": anchor },
-        words.short(name, Math.max(6, Math.floor(width / (shown.length + 1) / 7))),
+        { class: "axis-name", x: x(index), y: chart.box.bottom + 22 + (index % 2) * 15, "text-anchor": anchor },
+        words.short(name, Math.max(6, Math.floor(((x(1) - x(0)) * 1.25) / 7))),
       ),
     );
   shown.forEach((name, index) => {
-    axis(x(index), name, index ? "middle" : "start");
+    axis(index, name, index ? "middle" : "start");
     values
       .get(name)
       .forEach((value, place) =>
         chart.add(svg("text", { x: x(index) + 5, y: heights.get(name)(place) + 4 }, words.short(String(value), 9))),
       );
   });
-  axis(x(shown.length), data.unit || "value", "end");
+  axis(shown.length, data.unit || "value", "end");
   niceTicks(domain[0], domain[1], 4).forEach((tick) =>
     chart.add(svg("text", { x: x(shown.length) + 6, y: height(tick) + 4 }, words.value(tick))),
   );

@@ -10,12 +10,11 @@ function studyHeadline(data) {
   const title = best ? (own ? "Your own command is the fastest so far" : best.label) : "No trial went well yet";
   const doubt =
     isNumber(data.gain) && isNumber(data.noise) && data.gain > 0 && data.gain < data.noise ? " (within the noise)" : "";
-  const failed = data.trials.filter(
-    (trial) => !trial.is_baseline && trial.value === null && trial.state !== "running",
-  ).length;
   const tiles = best
     ? [
-        tile(isNumber(data.gain) ? words.gain(data.gain) : "–", `gain over your command${doubt}`, true),
+        own && isNumber(data.gain)
+          ? tile("none", `gain; the best trial is ${words.gain(data.gain)} against your own command`, true)
+          : tile(isNumber(data.gain) ? words.gain(data.gain) : "–", `gain over your command${doubt}`, true),
         tile(
           words.value(best.value),
           `${words.short(data.unit || "best value", 40)}${isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : ""}`,
@@ -30,14 +29,17 @@ function studyHeadline(data) {
       ]
     : [];
   const trials = data.trials.filter((trial) => !trial.is_baseline).length;
-  tiles.push(
-    tile(String(trials), `trials, ${failed} failed${data.num_pruned ? `, ${data.num_pruned} points pruned` : ""}`),
-  );
+  const counts = [
+    `${data.num_failed} failed`,
+    data.num_cancelled ? `${data.num_cancelled} cancelled` : null,
+    data.num_pruned ? `${data.num_pruned} points pruned` : null,
+  ];
+  tiles.push(tile(String(trials), `trials, ${counts.filter(Boolean).join(", ")}`));
   if (data.started_s)
     tiles.push(
       tile(
         words.seconds((data.ended_s || data.now_s) - data.started_s),
-        data.ended_s ? "from first to last" : "so far",
+        data.num_unfinished ? "so far; unfinished" : data.ended_s ? "from first to last" : "so far",
       ),
     );
   return {
@@ -79,7 +81,7 @@ function runningNow(data) {
             null,
             stateWord("running"),
             ` ${nameOf(trial)}: ${trial.label}`,
-            trial.started_s ? ` since ${words.seconds(data.now_s - trial.started_s)}` : "",
+            trial.started_s ? ` for ${words.seconds(data.now_s - trial.started_s)}` : "",
           ),
           trial.why ? el("p", { class: "note" }, trial.why) : null,
           trial.log.length ? logBox(trial.log.slice(-6), `Log of ${nameOf(trial)}`) : null,
