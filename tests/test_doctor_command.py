@@ -12,6 +12,7 @@ import pytest
 from tests.command_runs import Run, as_json, running
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
+from tests.report.studies import BEST, recorded
 from zenith_tune.direction import Direction
 from zenith_tune.record.export import export
 from zenith_tune.record.study_folder import StudyFolder
@@ -183,6 +184,24 @@ def test_the_best_trial_of_a_study_is_diagnosed(doctor: Doctor, tmp_path: Path) 
     assert doctor(str(folder / "study.json")).out == done.out
 
 
+def test_a_study_is_known_by_its_name_as_in_a_report(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "zenithtune-out", name="first")
+    done = doctor("first", "--output-dir", str(tmp_path / "zenithtune-out"))
+    assert done.code == 0 and f"trial {BEST} of first: " in done.out
+    monkeypatch.chdir(tmp_path)
+    assert doctor("first").out == done.out
+    unknown = doctor("firts")
+    assert unknown.code == 2 and "unknown study 'firts'; did you mean 'first'? Known: first." in unknown.err
+
+
+def test_a_step_that_the_plan_cannot_explain_is_doubted(doctor: Doctor, tmp_path: Path) -> None:
+    done = doctor(str(log_of(tmp_path, seconds=1.2)), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert done.code == 0 and "nothing is wrong" not in done.out
+    assert "% off: is model= the one that was trained?" in done.out
+
+
 def test_a_study_in_which_all_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_path: Path) -> None:
     shown = as_json(doctor(str(study_of(tmp_path, trial(1, Outcome.OOM, **point(mbs=16)))), "--json"))
     assert shown["measured"]["out_of_memory"] and shown["remedies"][0]["fits"]
@@ -205,7 +224,7 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "the doctor needs a run: give the folder of a study, a log, or your command after --"),
+        ([], "the doctor needs a run: give a study's name or folder, a log, or your command after --"),
         (["nowhere.log"], "'nowhere.log' cannot be read (No such file or directory): check the path"),
         (["empty"], "study.json' cannot be read"),
         (["broken"], "must be what a study writes, but is not"),
@@ -215,6 +234,10 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
         ([*H100, "--", "echo", "hello"], "no preset recognises the command"),
         (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], "unknown GPU 'h10'; did you mean 'h100'?"),
         (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], "but h100x4 has fewer: give --cluster h100x8"),
+        (
+            [*H100, "--", *LAUNCH, *GOOD, "--expert-model-parallel-size", "2"],
+            "ep must be 1 for a model without experts",
+        ),
         ([*H100, "--risk", "nan", "--", *LAUNCH], "--risk must be a probability"),
         ([*H100, "--risk", "7", "--", *LAUNCH], "Invalid value for '--risk'"),
         ([*H100, "--topology", "nowhere", "--", *LAUNCH, *PIPELINE], "--topology 'nowhere' cannot be read"),

@@ -54,7 +54,7 @@ def test_other_formats_go_to_stdout_or_to_a_file_by_its_ending(report: Run, tmp_
 def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", [BASELINE, ok(2, 2, 1, 67_100.0)], name="t")
     assert as_json(report("s", "--compare", "t", "--format", "json"))["gain"] == pytest.approx(0.1)
-    assert "At its best **t** is +10.0%" in report("s", "--compare", "t", "--format", "md").out
+    assert "**t** is 10.0% faster than **s** at its best." in report("s", "--compare", "t", "--format", "md").out
     assert report("s", "--compare", "t").out.endswith("zenithtune-out/report-s-t.html\n")
     refused = report("s", "--compare", "t", "--format", "csv")
     assert (refused.code, refused.err.count("\n")) == (2, 1)

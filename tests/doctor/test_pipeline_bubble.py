@@ -17,6 +17,10 @@ def test_few_micro_batches_for_many_stages_are_told_with_what_the_planner_says_o
     advice = pipeline_bubble(run)
     assert advice is not None and advice.number == pytest.approx(3 / 11)
     assert "27% of a step is pipeline bubble: (p-1)/(m+p-1) with 4 stages and 8 micro-batches" in advice.finding
+    in_the_plan = f"{run.planned.time_parts['bubble'] / run.planned.step_s:.0%}"
+    assert (
+        f"the plan's {in_the_plan} has uneven stages" in advice.finding and f"bubble {in_the_plan}" in run.planned.bound
+    )
     (evaluated,) = run.planner.evaluate([advice.planned.layout])
     assert advice.gain == pytest.approx(run.planned.step_s / evaluated.step_s - 1) and advice.gain > 0.1
     assert advice.planned.layout.pp < 4 and "pp 4 -> 1" in advice.change

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tests.report.hostile import write_hostile
-from tests.report.studies import BASELINE, BEST, TRIALS, ok, recorded
+from tests.report.studies import BASELINE, BEST, TRIALS, Recorded, failed, header, ok, recorded
 from zenith_tune.record.study_reader import StudyReader
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_csv import study_csv
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import comparison_markdown, escaped, fenced, study_markdown
+from zenith_tune.trial import Outcome
 
 
 def digest(root: Path, *trials: Any, name: str = "s", **changes: Any) -> dict[str, Any]:
@@ -86,7 +87,9 @@ def test_two_studies_are_compared_by_their_bests_and_common_layouts(tmp_path: Pa
         (name, "–") for name in ("model", "cluster", "seq", "folding")
     ]
     text = comparison_markdown(found)
-    assert "At its best **t** is +10.0% against **s**." in text
+    assert "**t** is 10.0% faster than **s** at its best." in text
+    assert "**s** is 9.1% slower than **t** at its best." in comparison_markdown(compared(second, first))
+    assert ["state", "ended", "ended"] in found["summary"]
     assert "| TP2 PP2 mbs1 full | 61,000 tokens/s | 67,100 tokens/s | +10.0% |" in text
 
 
@@ -102,3 +105,39 @@ def test_a_study_without_success_is_told_as_such(tmp_path: Path, study: dict[str
     none = digest(tmp_path / "two", TRIALS[2], name="t")
     assert "No trial went well yet (1 trial, 1 failed)." in study_markdown(none)
     assert "cannot be compared" in compared(study, none)["why_no_gain"]
+
+
+def test_a_study_whose_own_command_is_the_fastest_has_no_gain(tmp_path: Path, study: dict[str, Any]) -> None:
+    slower = digest(tmp_path / "two", BASELINE, ok(2, 2, 1, 46_300.0), name="t")
+    text = study_markdown(slower)
+    assert "Best: your own command, 50,000 tokens/s ±1.0% (1 trial, 0 failed). " in text
+    assert "Gain: none; the best trial is -7.4% against your own command." in text and "over your own" not in text
+    (row,) = (row for row in compared(study, slower)["summary"] if row[0] == "gain over its own command")
+    assert row[1:] == ["+22.0%", "none; the best trial is -7.4%"]
+
+
+def test_a_trial_that_was_cancelled_by_hand_has_not_failed(tmp_path: Path) -> None:
+    by_hand = failed(4, 1, 2, Outcome.CANCELLED, "cancelled from outside", "cancelled by hand")
+    told = digest(tmp_path / "out", BASELINE, TRIALS[3], TRIALS[2], by_hand)
+    assert (told["num_failed"], told["num_cancelled"], told["num_unfinished"]) == (1, 1, 0)
+    assert "(3 trials, 1 failed, 1 cancelled)." in study_markdown(told)
+
+
+def test_a_study_that_was_cut_off_is_unfinished_until_its_trial_runs_again(
+    tmp_path: Path, study: dict[str, Any]
+) -> None:
+    cut = replace(TRIALS[3], outcome=Outcome.CANCELLED, value=None, cause="interrupted")
+    told = digest(tmp_path / "two", BASELINE, TRIALS[4], cut, name="t")
+    assert "(2 trials, 0 failed, 1 cancelled, unfinished)." in study_markdown(told)
+    found = compared(study, told)
+    assert ["state", "ended", "unfinished: 1 trial running or cut off"] in found["summary"]
+    again = digest(tmp_path / "three", BASELINE, cut, TRIALS[3], name="t")
+    assert again["num_unfinished"] == 0
+
+
+def test_a_study_with_a_running_trial_is_unfinished(tmp_path: Path) -> None:
+    study = Recorded(tmp_path / "out", "s", header(tmp_path)).run(TRIALS[:2])
+    study.start(TRIALS[3])
+    told = StudyDigest(StudyReader(study.url, "s")).object()
+    study.record.close()
+    assert (told["num_unfinished"], told["num_failed"], told["num_cancelled"]) == (1, 0, 0)

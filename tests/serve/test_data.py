@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.serve.served import served, wait_until
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.lock import StudyLock
+from zenith_tune.trial import Outcome
 
 ITERATION = " iteration {:8d}/     100 | elapsed time per iteration (ms): 500.0 | global batch size: 64 |\n"
 
@@ -93,6 +95,8 @@ def test_states_follow_the_tuner(root: Path) -> None:
         wait_until(lambda: state() == "stopped")
         study.finish(number, TRIALS[2])
         wait_until(lambda: state() == "ended")
+        study.finish(study.start(TRIALS[3]), replace(TRIALS[3], outcome=Outcome.CANCELLED, value=None))
+        wait_until(lambda: state() == "stopped")
 
 
 def test_a_database_that_is_gone_is_told_and_the_server_goes_on(root: Path) -> None:

@@ -13,6 +13,7 @@ from zenith_tune.doctor.measured import Measured
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.memory_pressure import slowdown
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_name import layout_name
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner import Planner
@@ -75,7 +76,7 @@ class Case:
                     f"the run cannot be reckoned, because {reason}: give the GPUs and the batch that it has"
                 )
             if rule.name in MODEL_RULES:
-                law = f"{planner.model.name} cannot run as {layout.name}, because {reason}"
+                law = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
                 raise UsageError(f"{law}: give the model that was trained, or correct the layout")
         _refuse_peak(planner.cluster, measured)
         return cls(

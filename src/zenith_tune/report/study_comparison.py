@@ -92,11 +92,16 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
                 gain_words(study),
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
                 format_seconds(took) if took is not None else "unknown",
-                f"unfinished: {count(cut, 'trial')} running or cut off" if (cut := study["num_unfinished"]) else "ended",
+                _state(study),
             ]
         )
     names = ("best layout", "best value", "gain over its own command", "trials", "time", "state")
     return [[name, *pair] for name, *pair in zip(names, *rows, strict=True)]
+
+
+def _state(study: Json) -> str:
+    cut = study["num_unfinished"]
+    return f"unfinished: {count(cut, 'trial')} running or cut off" if cut else "ended"
 
 
 def _common(first: Json, second: Json, direction: Direction) -> list[Json]:

@@ -16,7 +16,8 @@ READ = "document.querySelector('#parallel')"
 
 def test_a_running_trial_is_shown_with_its_log(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("running"))
-    assert "trial 4: TP2 PP2 mbs1 full" in browser.text("#running")
+    assert "trial 4: TP2 PP2 mbs1 full for " in browser.text("#running")
+    assert "unfinished" in browser.text("#headline .tiles")
     assert "iteration 3/10" in browser.text("#running .log")
 
 

@@ -117,3 +117,20 @@ def test_failures_and_the_doctor_are_told(page: Browser) -> None:
     page.click("#failures [data-key='fold-failure-out of memory']")
     page.driver.execute_async_script("setTimeout(arguments[0], 50)")
     assert "CUDA out of memory" in page.text("#failures .log")
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_names_of_parallel_axes_do_not_run_into_each_other(browser: Browser, tmp_path: Path, width: int) -> None:
+    browser.open(tmp_path, data("study"), width=width)
+    boxes = browser.run(
+        "return [...document.querySelectorAll('#plot-parallel .axis-name')].map((node) => node.getBoundingClientRect())"
+    )
+    pairs = [(one, other) for at, one in enumerate(boxes) for other in boxes[at + 1 :]]
+    assert pairs and not [
+        (one, other)
+        for one, other in pairs
+        if one["left"] < other["right"]
+        and other["left"] < one["right"]
+        and one["top"] < other["bottom"] - 2
+        and other["top"] < one["bottom"] - 2
+    ]

@@ -32,6 +32,20 @@ def test_the_headline_is_the_best_layout_its_gain_and_its_command(page: Browser)
     assert page.text("#headline .command pre") == f"{COMMAND} --trial {BEST}"
 
 
+def test_a_headline_without_a_gain_says_so_and_a_cancelled_trial_has_not_failed(
+    browser: Browser, tmp_path: Path
+) -> None:
+    content = {**data("study"), "fastest_is_baseline": True, "gain": -0.219, "num_cancelled": 1}
+    content["trials"][-1]["state"] = "cancelled"
+    browser.open(tmp_path, content)
+    assert "6 runs went well, 3 failed, 1 cancelled" in browser.text("#progress")
+    assert browser.text("h1") == "Your own command is the fastest so far"
+    assert browser.text("#headline .tile.lead b") == "none"
+    lead = browser.text("#headline .tile.lead span")
+    assert lead == "gain; the best trial is −21.9% against your own command"
+    assert "4 failed, 1 cancelled" in browser.text("#headline .tiles")
+
+
 def test_the_table_sorts_both_ways_and_tells_so(page: Browser) -> None:
     assert numbers(page) == ["yours", *map(str, range(1, 10))]
     head = "#table-trials th:has([data-key=trials-sort-value])"

@@ -50,10 +50,11 @@ function bestSoFar(data, width) {
     const y = trial.value === null ? chart.box.bottom - 7 : chart.y(trial.value);
     chart.point(chart.x(index), y, kindOf(data, trial), tellOf(data, trial), trial.number);
   });
-  const failed = ended.length - good.length;
+  const cancelled = ended.filter((trial) => trial.state === "cancelled").length;
+  const failed = ended.length - good.length - cancelled;
   return {
     body: figure("progress", chart, {
-      caption: `${words.count(good.length, "run")} went well, ${failed} failed (on the lower edge)${base ? "; the dashed line is your own command" : ""}.`,
+      caption: `${words.count(good.length, "run")} went well, ${failed} failed${cancelled ? `, ${cancelled} cancelled` : ""} (on the lower edge)${base ? "; the dashed line is your own command" : ""}.`,
       keys: [["best so far", "var(--accent)"], KEYS.ok, KEYS.failed],
       columns: ["trial", "layout", "state", data.unit || "value", "gain"],
       rows: () =>

@@ -1,0 +1,58 @@
+"""A plan that cannot be that of the run is doubted, and a layout that its model cannot have is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.doctor.cases import case
+from zenith_tune.doctor.diagnosis import diagnose
+from zenith_tune.doctor.diagnosis_words import diagnosis_lines
+from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.plan_doubt import plan_doubt
+from zenith_tune.errors import UsageError
+
+GOOD = "TP2 mbs1 SP Z1"
+ASKED = "is model= the one that was trained?"
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.18, "82% off"), (1.6, "60% off")])
+def test_a_step_that_is_far_from_the_plan_is_doubted_and_not_called_well(share: float, words: str) -> None:
+    planned = case(GOOD).planned
+    found = diagnose(case(GOOD, measured=Measured(step_s=share * planned.step_s)))
+    assert diagnosis_lines(found) == [f"the plan is {words}: {ASKED}"] and not found.is_healthy
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0, 1.4])
+def test_a_step_near_the_plan_is_not_doubted(share: float) -> None:
+    assert plan_doubt(case(GOOD, measured=Measured(step_s=share * case(GOOD).planned.step_s))) is None
+
+
+def test_a_run_that_went_well_without_the_memory_that_is_planned_is_doubted() -> None:
+    large = case(GOOD, model="llama3-70b")
+    assert plan_doubt(large) is None, "nothing was measured"
+    doubt = plan_doubt(case(GOOD, model="llama3-70b", measured=Measured(step_s=large.planned.step_s)))
+    assert doubt is not None and "of 79.1 GiB, although the run went well" in doubt and doubt.endswith(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("EP4 mbs1 Z1", "llama3-8b cannot run as EP4 DP8 Z1 mbs1, because ep must be 1 for a model without experts"),
+        ("TP2 PP2 EP2 mbs1 SP Z1", "because ep must be 1 for a model without experts, but got 2"),
+    ],
+)
+def test_a_layout_that_the_model_cannot_have_is_refused_in_one_line(layout: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        case(layout)
+    assert words in str(caught.value) and "give the model that was trained" in str(caught.value)
+
+
+def test_a_full_memory_that_no_change_relieves_is_told_all_the_same() -> None:
+    layout = "TP8 PP2 mbs1 SP Z1 full"
+    base = case(layout, model="llama3-70b", cluster="h100x16", gbs=16)
+    peak = base.planned.capacity_bytes - base.planner.calibration.memory.context_bytes
+    full = Measured(step_s=base.planned.roomy_s * base.slowdown(base.planned.capacity_bytes), peak_bytes=peak)
+    found = diagnose(case(layout, model="llama3-70b", cluster="h100x16", gbs=16, measured=full))
+    (line,) = diagnosis_lines(found)
+    assert line.startswith("the memory is 100.0% full (79.1 of 79.1 GiB, measured)") and "no single change" in line
+    assert not found.is_healthy
