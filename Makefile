@@ -10,7 +10,7 @@ demo: $(VENV)/.base  ## tune the bundled fake trainer
 	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
 
 test: $(VENV)/.dev  ## run all tests
-	PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal
+	PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -n 3 --dist worksteal
 
 check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/ruff check .

@@ -63,8 +63,8 @@ def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["r"], "unknown study 'r';"),
-        (["s", "--compare", "nope"], "unknown study 'nope'; Known: s."),
+        (["r"], "unknown study 'r'."),
+        (["s", "--compare", "nope"], "unknown study 'nope'. Known: s."),
         (["s", "--output", "gone/report.html"], "does not exist: make it, or give another"),
         (["s", "--output", "zenithtune-out"], "must be a file, but 'zenithtune-out' is a folder"),
         (["s", "--db", "gone.db"], "there is no database"),

@@ -36,8 +36,8 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         close = difflib.get_close_matches(name, names, n=1)
-        guess = f" did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"unknown {kind} {name!r};{guess} Known: {', '.join(names) or 'none'}.")
+        guess = f"; did you mean {close[0]!r}?" if close else "."
+        super().__init__(f"unknown {kind} {name!r}{guess} Known: {', '.join(names) or 'none'}.")
 
 
 class CommandError(UsageError):

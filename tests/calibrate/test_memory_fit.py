@@ -6,15 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.data_folder import measured_data
 from tests.estimate.memory_cases import llama
 from zenith_tune.calibrate.memory_fit import fit_memory, shortest_half
-from zenith_tune.calibrate.memory_holdout import HeldOutMemory, hold_out_memory, predict
+from zenith_tune.calibrate.memory_holdout import hold_out_memory, predict
 from zenith_tune.calibrate.memory_rows import MemoryRows, forbidden, layout_columns, usable
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_UNIFORM
-from zenith_tune.measured.measured_rows import read_measured
 from zenith_tune.measured.measured_run import MeasuredRun
 from zenith_tune.units import GIB
 
@@ -133,22 +131,3 @@ def test_deterministic_tests_of_megatron_core_are_read_as_unfused() -> None:
     assert layout_columns(run)["flash_attention"] is False
     resumed = replace(run, model_name="gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist")
     assert layout_columns(resumed).get("flash_attention", True)
-
-
-def errors(held: list[HeldOutMemory], source: str) -> np.ndarray:
-    items = [item for item in held if item.run.source == source and item.run.memory_bytes]
-    return np.array([abs(item.predicted_bytes / (item.run.memory_bytes or 1) - 1) * 100 for item in items])
-
-
-@pytest.mark.slow
-def test_memory_of_held_out_landscapes_is_predicted_as_well_as_promised() -> None:
-    held = hold_out_memory(read_measured(measured_data()))
-    h200 = np.concatenate([errors(held, "h200_megatron_lm_0.20"), errors(held, "h200_hf_accelerate")])
-    assert h200.mean() <= 3 and h200.max() <= 8
-    assert np.median(errors(held, "ultrascale_playbook")) <= 6
-    assert np.median(errors(held, "mcore_ci_golden")) <= 8
-    playbook = [item for item in held if item.run.source == "ultrascale_playbook"]
-    assert np.mean([item.runs != item.run.out_of_memory for item in playbook]) >= 0.9
-    measured = [item for item in held if item.run.memory_bytes]
-    inside = np.mean([item.low_bytes <= (item.run.memory_bytes or 0) <= item.high_bytes for item in measured])
-    assert 0.85 <= inside <= 0.95

@@ -59,7 +59,7 @@ def test_an_unknown_name_is_one_line_with_both_cures(evaluator: str | TuningEval
 
 
 def test_an_evaluator_without_objectives_has_no_names(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"unknown objective 'step_time'; Known: none\. Or give a pattern"):
+    with pytest.raises(UsageError, match=r"unknown objective 'step_time'\. Known: none\. Or give a pattern"):
         tune(tmp_path, PRINT_X, objective="step_time")
 
 
@@ -87,7 +87,7 @@ def test_a_name_on_the_command_line_chooses(zenithtune: Run) -> None:
         (("--objective", "tokens_per_sec"), "did you mean 'tokens_per_s'?"),
         (("--objective", "step_time", "--maximize"), "but 'step_time' has its own way"),
         (("--objective", "step_time", "--select", "min"), "but 'step_time' has its own way"),
-        (("--objective", "step_time", "--evaluator", "duration"), "unknown objective 'step_time'; Known: none."),
+        (("--objective", "step_time", "--evaluator", "duration"), "unknown objective 'step_time'. Known: none."),
     ],
 )
 def test_a_mistake_is_one_line(zenithtune: Run, arguments: tuple[str, ...], part: str) -> None:

@@ -14,15 +14,16 @@ import pytest
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
+# Only one sample of four has images: on paper the best layout takes 0.7 of the time of the best homogeneous one, which
+# a busy machine does not hide.
 JOB = (
-    "--encoder-layers 2 --encoder-heads 2 --llm-layers 2 --llm-heads 2 --llm-hidden 32 --vocab-size 64 --images 2,0 "
-    "--global-batch-size 6 --micro-batch-size 3 --encoder-dp 2 --encoder-tp 1 --llm-dp 2 --train-iters 6 "
-    "--device-flops 3e7"
+    "--encoder-layers 8 --encoder-hidden 64 --llm-layers 2 --llm-hidden 32 --vocab-size 64 --images 4,0,0,0 "
+    "--global-batch-size 8 --train-iters 5 --device-flops 5e7"
 )
 
 
 def test_a_study_ends_with_a_layout_at_least_as_fast_as_the_best_homogeneous_one(start: Start, tmp_path: Path) -> None:
-    options = ["--preset", "mimo", "--args", "top=1,mbs_max=1", "--no-baseline", "--no-early-stop"]
+    options = ["--preset", "mimo", "--args", "n_gpus=4,mbs_max=2,top=1", "--no-baseline", "--no-early-stop"]
     command = [sys.executable, "examples/mimo_train.py", *JOB.split()]
     place = ["--output-dir", str(tmp_path), "--study-name", "study"]
     done = start("-m", "zenith_tune.cli", "optimize", *options, *place, "--", *command)
@@ -35,7 +36,7 @@ def test_a_study_ends_with_a_layout_at_least_as_fast_as_the_best_homogeneous_one
     ratio = re.search(r"(\d\.\d\d)x as fast as the best homogeneous layout, (\S+) ms -> (\S+) ms a step", said)
     assert ratio is not None, said
     assert float(ratio[2]) > float(ratio[3])
-    causes = r"where it comes from, by the plan: (waiting|sums).* -> .*the encoder's 4 -> 1 ranks take .* an LLM stage"
+    causes = r"where it comes from, by the plan: waiting .* -> .*the encoder's 4 ranks take .* an LLM stage"
     assert re.search(causes, said), said
     best = next(line for line in said.splitlines() if line.strip().startswith("encoder_ranks="))
-    assert "encoder_ranks=1 " in best and "--llm-offset 1" in said
+    assert "encoder_ranks=0 encoder_tp=2 " in best and "--encoder-tp 2" in said

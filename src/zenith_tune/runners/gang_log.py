@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_HELD_BYTES = 64 * 1024
 
 
@@ -34,8 +32,8 @@ class GangLog:
                 self._write(text)
                 return
             held = self._held[rank] + text
-            lines = _LINE.findall(held)
-            rest = held[sum(map(len, lines)) :]
+            end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
+            lines, rest = held[:end].splitlines(keepends=True), held[end:]
             if len(rest) > _MAX_HELD_BYTES:
                 lines, rest = [*lines, rest + b"\n"], b""
             self._held[rank] = rest
