@@ -148,7 +148,7 @@ def test_an_unknown_name_is_answered_with_a_guess() -> None:
 def test_an_unknown_name_with_odd_characters_is_answered_in_one_line() -> None:
     with pytest.raises(UnknownNameError) as caught:
         load_model("lla\nma\0\x1b[31m")
-    assert str(caught.value).startswith(r"unknown model 'lla\nma\x00\x1b[31m'; ")
+    assert str(caught.value).startswith(r"unknown model 'lla\nma\x00\x1b[31m'")
     assert "\n" not in str(caught.value)
 
 
