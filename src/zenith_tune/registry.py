@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -71,18 +71,16 @@ class Registry(Generic[T]):
         """Return the name that a class is registered under, or the class's own."""
         return next((name for name, known in self._classes.items() if known is cls), cls.__name__)
 
-    def loadable(self) -> dict[str, type[T]]:
-        """Return every class that can be imported, by name, the particular before the general: x-y comes before x.
+    def each_loadable(self) -> Iterator[tuple[str, type[T]]]:
+        """Yield every class that can be imported, with its name, the particular before the general: x-y before x.
 
-        A plugin that cannot be imported is named in a warning and skipped.
+        Each is imported when it is its turn. A plugin that cannot be imported is named in a warning and skipped.
         """
-        classes = {}
         for name in sorted(self.names(), key=lambda name: f"{name}~"):
             try:
-                classes[name] = self.get(name)
+                yield name, self.get(name)
             except UnknownNameError:
                 continue
-        return classes
 
     def _entry_points(self) -> EntryPoints:
         from importlib import metadata  # not at the top: it costs more than the rest of this module

@@ -77,6 +77,8 @@ class PresetTuner:
         early_stop: EarlyStop | None = _EARLY_STOP,
         objective: str | None = None,
     ) -> None:
+        if isinstance(runner, str):
+            check_runner(runner, runner_args)  # a mistake is told now, not when the study begins
         check_text(command, "the training command")
         self.command = command
         self._line = CommandLine(command)
@@ -88,8 +90,6 @@ class PresetTuner:
         self.evaluator = choose_evaluator(
             evaluator, evaluator_args, objective, own=self.preset.evaluator, defaults=self._tune_args
         )
-        if isinstance(runner, str):
-            check_runner(runner, runner_args)  # a mistake is told now, not when the study begins
         self._runner, self._runner_args, self._parallel = runner, runner_args, parallel
         self.resources = self.preset.resources(command).given(**(needs or {}))
         # A framework prints its configuration, and whatever that holds, into the log.
@@ -99,8 +99,7 @@ class PresetTuner:
         self._runner_notes: list[str] = []
         self._num_slots = 1
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
-        self._timeouts = timeouts or Timeouts()
-        self._limits = limits or Limits()
+        self._timeouts, self._limits = timeouts or Timeouts(), limits or Limits()
         self._dump_env = dump_env
         self._baseline = baseline
         self._repeats = repeats

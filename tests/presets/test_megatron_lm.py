@@ -79,7 +79,7 @@ class TestMegatronLmPresetWithoutACommand(PresetContract):
 )
 def test_a_pretrain_script_is_recognised_before_the_older_preset_gets_it(command: str) -> None:
     assert MegatronLmPreset.recognises(command)
-    names = list(PresetRegistry.loadable())
+    names = [name for name, _ in PresetRegistry.each_loadable()]
     assert names.index("megatron-lm") < names.index("megatron")
     assert PresetTuner(LLAMA3_8B).preset_name == "megatron-lm"
 

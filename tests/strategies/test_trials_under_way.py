@@ -44,7 +44,7 @@ class Slots(EvalFunction):
             future: Future[Trial] = Future()
             self._running.append((future, dict(params)))
             self.most = max(self.most, len(self._running))
-        threading.Timer(0.005, self._end_one).start()
+        threading.Timer(0.05, self._end_one).start()  # longer than a sampler takes to think
         return future
 
     def has_room(self) -> bool:

@@ -122,7 +122,7 @@ def made_preset(name: str, args: Mapping[str, Any]) -> TuningPreset:
 
 def recognised(command: str) -> str:
     """Return the preset that knows such commands."""
-    for name, cls in PresetRegistry.loadable().items():
+    for name, cls in PresetRegistry.each_loadable():
         if cls.recognises(command):
             return name
     known = ", ".join(PresetRegistry.names())

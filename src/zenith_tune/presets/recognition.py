@@ -9,7 +9,7 @@ from zenith_tune.secrets import find_secrets, mask
 
 def recognised_preset(command: str) -> str:
     """Return the name of the first preset that recognises the command."""
-    for name, cls in PresetRegistry.loadable().items():
+    for name, cls in PresetRegistry.each_loadable():
         if cls.recognises(command):
             return name
     known = ", ".join(PresetRegistry.names())

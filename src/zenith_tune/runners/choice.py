@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zenith_tune.constructor_args import construct, typed
+from zenith_tune.constructor_args import construct
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import RunnerRegistry
 from zenith_tune.runners.base import Runner
@@ -14,8 +14,8 @@ MAX_PARALLEL = 1000
 
 
 def check_runner(name: str, args: Mapping[str, Any] | None = None) -> None:
-    """Refuse an unknown name or argument before anything is started."""
-    typed(RunnerRegistry.get(name), args or {}, f"runner {name}")
+    """Refuse an unknown name, and arguments that the runner does not take, before anything is started."""
+    make_runner(name, args).close()
 
 
 def make_runner(name: str, args: Mapping[str, Any] | None = None) -> Runner:

@@ -62,8 +62,12 @@ _SWEEP_S = 20
 _EACH_NODE = """  export PET_MASTER_ADDR=$MASTER_ADDR PET_NNODES=$NNODES
   [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   export ZENITHTUNE_COMMAND={command}
+  rm -f "$folder/.first_code"
   env -u {mark} srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --export=ALL \\
-    bash -c {node}"""
+    bash -c {node}
+  local code=$?
+  [ ! -s "$folder/.first_code" ] || read -r code < "$folder/.first_code"
+  return $code"""
 _NODE = """{attend}train() {{
   export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID {mark}={folder} {node_mark}
   local command=$ZENITHTUNE_COMMAND
@@ -72,6 +76,8 @@ _NODE = """{attend}train() {{
 }}
 attend train
 code=$?
+# Of a gang the first to fail tells why: srun ends the others, and would tell of that.
+[ "$code" = 0 ] || [ -n "$is_told" ] || (set -o noclobber; echo "$code" > {folder}/.first_code) 2> /dev/null
 read -r < <(sweep)
 exit "$code"
 """
