@@ -18,6 +18,7 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_lm import MegatronLmPreset
 from zenith_tune.presets.megatron_lm_job import Given, read_job
 from zenith_tune.presets.megatron_lm_subject import subject_of
+from zenith_tune.presets.recognition import recognised_preset
 from zenith_tune.registry import PresetRegistry
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
@@ -60,7 +61,7 @@ class Told:
 def from_command(command: str, told: Told) -> DiagnosedRun:
     """Read the run that a command stands for."""
     with in_words_of_the_doctor():
-        name = told.preset or recognised(command)
+        name = told.preset or recognised_preset(command)
         if name == MEGATRON_LM:
             return megatron_lm_run(command, told)
         if name == MEGATRON:
@@ -118,12 +119,3 @@ def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[
 def made_preset(name: str, args: Mapping[str, Any]) -> TuningPreset:
     """Return a preset with its arguments."""
     return construct(PresetRegistry.get(name), args, f"preset {name}")
-
-
-def recognised(command: str) -> str:
-    """Return the preset that knows such commands."""
-    for name, cls in PresetRegistry.each_loadable():
-        if cls.recognises(command):
-            return name
-    known = ", ".join(PresetRegistry.names())
-    raise UsageError(f"no preset recognises the command: choose one by --preset ({known})")

@@ -14,7 +14,6 @@ from zenith_tune.doctor.diagnosed_run import (
     in_words_of_the_doctor,
     made_preset,
     megatron_lm_run,
-    recognised,
 )
 from zenith_tune.doctor.log_arguments import MODULES, dumped_arguments, dumped_command, recompute_modules
 from zenith_tune.doctor.measured import Measured
@@ -23,6 +22,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.failures import FailureKind, hidden_failure
 from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.recognition import recognised_preset
 
 
 def from_log(path: Path, command: str | None, told: Told) -> DiagnosedRun:
@@ -49,7 +49,7 @@ def _from_dump(path: Path, log: str, told: Told) -> DiagnosedRun:
 
 
 def _evaluator(command: str, told: Told) -> TuningEvaluator:
-    name = told.preset or recognised(command)
+    name = told.preset or recognised_preset(command)
     if name == MEGATRON_LM:
         return MegatronEvaluator()
     preset = made_preset(name, told.all_args)

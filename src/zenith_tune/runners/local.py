@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import overload
 
 from zenith_tune.command_line import CommandLine
-from zenith_tune.errors import UsageError
 from zenith_tune.registry import RunnerRegistry
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.local_room import LocalRoom, Seat
 from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree, adopt_orphans, end_adopted
+from zenith_tune.runners.seconds import check_seconds
 from zenith_tune.trial_folder import TrialFolder
 
 # The trial's own shell notes who it is before the command starts and how it ended after, because both must be
@@ -34,7 +34,6 @@ exit "$code"
 """
 
 _MAX_EXIT_CODE = 255
-MAX_GRACE_S = 3600.0
 
 
 @RunnerRegistry.register("local")
@@ -44,8 +43,7 @@ class LocalRunner(Runner):
     shares_machine = True
 
     def __init__(self, *, grace_s: float = 5.0, owns_process: bool = False) -> None:
-        if not 0 <= grace_s <= MAX_GRACE_S:
-            raise UsageError(f"grace_s must be from 0 to {MAX_GRACE_S:g} seconds, but got {grace_s:g}: change it")
+        check_seconds("local", "grace_s", grace_s)
         self.grace_s = grace_s
         """Seconds between SIGTERM and SIGKILL when a trial is ended."""
         self.owns_process = owns_process
