@@ -125,7 +125,7 @@ def test_gpus_that_fill_no_nodes_of_that_kind_are_refused() -> None:
         ("rtx4090_two_sockets", "is avoided, in favour of pipeline and data parallelism"),
         ("a40_nvlink_and_pix", "joins some GPUs but not all alike (0 1 | 2 3 | 4 | 5), so that no group of two fits"),
         ("a100_mig", "no NVLink joins the GPUs (the slowest way is SYS"),
-        ("h200_single", "no NVLink joins the GPUs: tensor parallelism is avoided"),
+        ("h200_single", "with one GPU there is nothing to spread"),
     ],
 )
 def test_the_reason_is_told_in_one_line(name: str, words: str) -> None:
@@ -136,6 +136,7 @@ def test_the_reason_is_told_in_one_line(name: str, words: str) -> None:
 
 
 def test_the_reason_of_a_named_cluster_needs_no_matrix() -> None:
+    assert "with one GPU there is nothing to spread" in tensor_reason(load_cluster("h200x1"))
     assert "NVLink joins 72 GPUs of several nodes" in tensor_reason(load_cluster("gb200x72"))
     assert tensor_reason(load_cluster("l40sx8")).startswith("no NVLink joins the GPUs: tensor parallelism is avoided")
 

@@ -54,6 +54,8 @@ def with_topology(cluster: ClusterSpec, topology: Topology, source: str) -> Clus
 
 def tensor_reason(cluster: ClusterSpec, topology: Topology | None = None) -> str:
     """Return how many GPUs tensor parallelism may span at most, which is `cluster.fast_domain`, and why, in a line."""
+    if cluster.num_gpus == 1:
+        return "with one GPU there is nothing to spread: tensor, pipeline and data parallelism stay at 1"
     if cluster.fast_domain == 1:
         return f"{_unjoined(topology)}: tensor parallelism is avoided, in favour of pipeline and data parallelism"
     size = cluster.fast_domain
