@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 COUNT = click.IntRange(min=1)
 VOCAB_DIVISOR = 128
+NAMED = ("heads", "kv_heads", "head_dim", "vocab", "tied", "whole_experts", "any_model")
 
 
 def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
@@ -49,6 +50,11 @@ def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
             "--whole-experts",
             is_flag=True,
             help="Experts are not split over tensor ranks: --expert-tensor-parallel-size 1.",
+        ),
+        click.option(
+            "--any-model",
+            is_flag=True,
+            help="Its layers differ, or it has no embedding or final norm: do not hold them against one another.",
         ),
         click.option("--force", is_flag=True, help="Replace what --output names, if it is of the same kind."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
@@ -168,10 +174,10 @@ def _counts(text: str | None) -> tuple[int, ...] | None:
 def _shape(options: Options) -> ModelShape:
     from zenith_tune.checkpoint.model_shape import ModelShape
 
-    shape = ModelShape(whole_experts=options["whole_experts"])
+    shape = ModelShape()
     if options["model"] is not None:
         from zenith_tune.describe.model_catalog import load_model
 
-        shape = ModelShape.of_model(load_model(options["model"]), whole_experts=options["whole_experts"])
-    named = {name: options[name] for name in ("heads", "kv_heads", "head_dim", "vocab", "tied")}
+        shape = ModelShape.of_model(load_model(options["model"]))
+    named = {name: options[name] for name in NAMED}
     return replace(shape, **{name: value for name, value in named.items() if value is not None})

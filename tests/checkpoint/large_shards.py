@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def large_shapes(tp: int, mib: int) -> dict[str, list[int]]:
         "embedding.word_embeddings.weight": [rows // tp, HIDDEN],
         "decoder.layers.0.mlp.linear_fc1.weight": [2 * (ffn // tp), HIDDEN],
         "decoder.layers.0.mlp.linear_fc2.weight": [HIDDEN, ffn // tp],
+        "decoder.final_layernorm.weight": [HIDDEN],
     }
 
 
@@ -25,7 +27,7 @@ def write_large(folder: Path, tp: int, mib: int) -> Path:
     folder.mkdir()
     header, end = {}, 0
     for name, shape in large_shapes(tp, mib).items():
-        start, end = end, end + 2 * shape[0] * shape[1]
+        start, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     for rank in range(tp):

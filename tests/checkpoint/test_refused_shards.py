@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,12 @@ def test_another_element_type_on_one_rank_is_refused(folder: Path, model: Model)
 
 
 def test_an_unknown_weight_that_differs_is_refused_and_one_that_does_not_is_kept(folder: Path, model: Model) -> None:
-    for rank in range(2):
-        change(folder, model, lambda w: w.update({"decoder.layers.0.adapter.weight": w[NORM]}), rank)
+    adapters = [f"decoder.layers.{number}.adapter.weight" for number in range(2)]
+    for rank, stage in product(range(2), range(2)):
+        change(folder, model, lambda w: w.update(dict.fromkeys(adapters, w[NORM])), rank, stage)
     written = merge(folder, folder.parent / "ok.safetensors")
-    assert written.num_tensors == len(model.whole()) + 1
-    change(folder, model, lambda w: w.update({"decoder.layers.0.adapter.weight": other(w[NORM])}), 1)
+    assert written.num_tensors == len(model.whole()) + 4
+    change(folder, model, lambda w: w.update(dict.fromkeys(adapters, other(w[NORM]))), 1)
     law = "'decoder.layers.0.adapter.weight' must be the same on all tensor ranks"
     assert law in refused(folder)
 

@@ -8,8 +8,9 @@ from typing import Any
 from zenith_tune.checkpoint.joined_tensor import JoinedTensor, join_ranks
 from zenith_tune.checkpoint.layer_numbers import LayerNumbers, find_numbers
 from zenith_tune.checkpoint.model_shape import Attention, ModelShape
-from zenith_tune.checkpoint.shape_checks import find_heads, refuse_experts, refuse_shape
-from zenith_tune.checkpoint.shard_set import ShardSet
+from zenith_tune.checkpoint.one_model import refuse_two_models, refuse_two_runs
+from zenith_tune.checkpoint.shape_checks import find_heads, refuse_experts, refuse_layers, refuse_tables, refuse_widths
+from zenith_tune.checkpoint.shard_set import ShardSet, shard_name
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
     HEAD,
@@ -65,8 +66,10 @@ class JoinedModel:
 
 def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
     """Join the shards of all ranks; whatever is missing, extra or mismatched is refused."""
+    refuse_two_runs(shards)
     names = [shards.names(stage) for stage in range(shards.pp)]
     numbers = find_numbers(names)
+    refuse_layers(numbers.num_layers, shape)
     _refuse_grouped(names)
     found: dict[str, JoinedTensor] = {}
     stages: dict[str, list[int]] = {}
@@ -78,11 +81,15 @@ def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
                 _refuse_other(known, joined, stages[joined.name][0], stage)
             stages.setdefault(joined.name, []).append(stage)
     _refuse_misplaced(stages, shards.pp)
+    if not shape.any_model:
+        files = {name: shard_name(0, held[0], shards.extension) for name, held in stages.items()}
+        refuse_two_models(found, files)
     housed = {name: _housed(tensor, stages[name], shards.pp) for name, tensor in found.items()}
     tensors, is_tied = _untied(housed, shape, shards.pp)
     refuse_experts(tensors)
     tables = [tensor for tensor in tensors.values() if tensor.split is Split.VOCABULARY]
-    padded_vocab = refuse_shape(tables, shape, numbers.num_layers)
+    padded_vocab = refuse_tables(tables, shape)
+    refuse_widths(tensors, shape)
     plain, metadata, left_out = _common(shards)
     return JoinedModel(
         tensors=tensors,

@@ -20,13 +20,21 @@ class ModelShape:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    ffn: int | None = None
+    """Width of a dense feed-forward part."""
+    expert_ffn: int | None = None
+    num_experts: int | None = None
     vocab: int | None = None
     tied: bool | None = None
+    no_query_gate: bool = False
+    """The attention has no gate of its queries' size: then its rows tell the query groups for sure."""
     whole_experts: bool = False
     """Every tensor rank holds its experts whole: --expert-tensor-parallel-size 1."""
+    any_model: bool = False
+    """Layers may differ, and an end may be missing: the parts are not held against one another."""
 
     @classmethod
-    def of_model(cls, model: ModelSpec, *, whole_experts: bool = False) -> ModelShape:
+    def of_model(cls, model: ModelSpec) -> ModelShape:
         """Return the shape of a model that is known by its config.json or name."""
         is_latent = model.latent_attention is not None
         return cls(
@@ -35,9 +43,12 @@ class ModelShape:
             heads=model.num_heads,
             kv_heads=None if is_latent else model.num_kv_heads,
             head_dim=None if is_latent else model.head_dim,
+            ffn=model.ffn_hidden,
+            expert_ffn=model.moe_ffn_hidden or None,
+            num_experts=model.num_experts or None,
+            no_query_gate=True,
             vocab=model.vocab,
             tied=model.tied_embeddings,
-            whole_experts=whole_experts,
         )
 
 
@@ -67,7 +78,8 @@ def find_attention(
     columns of the output projection are all queries. So keys are known as a whole, and one of heads, groups and head
     size tells the others.
     """
-    halves = [divmod(qkv_rows - queries, 2) for queries in (query_size, 2 * query_size)]
+    all_queries = (query_size,) if shape.no_query_gate else (query_size, 2 * query_size)
+    halves = [divmod(qkv_rows - queries, 2) for queries in all_queries]
     kv_sizes = [size for size, rest in halves if not rest and 0 < size <= query_size and not query_size % size]
     if not kv_sizes:
         law = f"{name!r} has {qkv_rows} rows, which are not {query_size} of queries with their keys and values"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from zenith_tune.checkpoint.joined_model import JoinedModel, with_tied_head, with_vocab
 from zenith_tune.checkpoint.joined_tensor import JoinedTensor
 from zenith_tune.checkpoint.layer_numbers import LayerNumbers
-from zenith_tune.checkpoint.split_rules import Home, layer_of, renumbered
+from zenith_tune.checkpoint.split_rules import Home, Split, is_known, is_state_space, layer_of, renumbered
+from zenith_tune.checkpoint.stored_tensor import describe
 from zenith_tune.errors import UsageError
 
 
@@ -23,9 +24,13 @@ class NewLayout:
     on_every_stage: frozenset[str]
 
     @classmethod
-    def of(cls, model: JoinedModel, *, tp: int, numbers: LayerNumbers, vocab_rows: int | None) -> NewLayout:
+    def of(
+        cls, model: JoinedModel, *, source_tp: int, tp: int, numbers: LayerNumbers, vocab_rows: int | None
+    ) -> NewLayout:
         """Cut a model; refuse degrees that Megatron could not split it by."""
         pp = len(numbers.per_stage)
+        if tp > 1:
+            _refuse_unknown(model.tensors.values(), source_tp, tp)
         for attention in model.attention:
             reason = attention.why_not(tp)
             if reason is not None:
@@ -71,3 +76,21 @@ class NewLayout:
     def _local_name(self, name: str) -> str:
         place = layer_of(name)
         return renumbered(name, self.numbers.place(place[1])[1]) if place else name
+
+
+def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) -> None:
+    """Refuse to write whole copies of a matrix that may well have to be split.
+
+    One that several ranks held, each the same, is whole.
+    """
+    for tensor in tensors:
+        if tensor.split is not Split.WHOLE or is_known(tensor.name, len(tensor.shape)):
+            continue
+        shown = f"{tensor.name!r}, {describe(tensor.dtype, tensor.shape)}"
+        if is_state_space(tensor.name):
+            law = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
+            raise UsageError(f"{law}: choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
+        if source_tp == 1:
+            law = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
+            cure = "choose --tp 1, or convert the checkpoint to Megatron's names first (Hugging Face's are not known)"
+            raise UsageError(f"{law}: {cure}")

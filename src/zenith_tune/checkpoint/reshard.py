@@ -53,7 +53,7 @@ def reshard(
     numbering = target.numbering or (model.numbers.numbering if shards.pp > 1 else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
     rows, notes = _rows(model, shards, target, shape.vocab)
-    layout = NewLayout.of(model, tp=target.tp, numbers=numbers, vocab_rows=rows)
+    layout = NewLayout.of(model, source_tp=shards.tp, tp=target.tp, numbers=numbers, vocab_rows=rows)
     contents = {ranks: layout.shard(*ranks) for ranks in product(range(target.tp), range(target.pp))}
     sizes = [sum(tensor.num_bytes for tensor in tensors) for tensors in contents.values()]
     refuse_full_disk(output, sum(sizes) + (max(sizes) if extension == "bin" else 0))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from zenith_tune.checkpoint.joined_tensor import JoinedTensor
 from zenith_tune.checkpoint.model_shape import Attention, ModelShape, find_attention
-from zenith_tune.checkpoint.split_rules import EMBEDDING, Split, expert_of
+from zenith_tune.checkpoint.split_rules import EMBEDDING, Split, expert_of, is_expert
+from zenith_tune.checkpoint.stored_tensor import describe
 from zenith_tune.errors import UsageError
 
 Tensors = Mapping[str, JoinedTensor]
@@ -30,11 +31,15 @@ def refuse_experts(tensors: Tensors) -> None:
             raise UsageError(f"{law}: shards of expert parallelism cannot be joined; save with EP 1")
 
 
-def refuse_shape(tables: list[JoinedTensor], shape: ModelShape, num_layers: int) -> int | None:
-    """Refuse weights of another shape than was told; return the rows of the vocabulary, padding included."""
+def refuse_layers(num_layers: int, shape: ModelShape) -> None:
+    """Refuse another number of layers than was told."""
     if shape.num_layers is not None and shape.num_layers != num_layers:
         law = f"the model has {shape.num_layers} layers, but the shards hold {num_layers}"
         raise UsageError(f"{law}: a stage is missing, or check --model")
+
+
+def refuse_tables(tables: list[JoinedTensor], shape: ModelShape) -> int | None:
+    """Refuse vocabularies of another size than was told; return their rows, padding included."""
     rows = {table.shape[0] for table in tables}
     if len(rows) > 1:
         law = f"all vocabulary tables must have the same rows, but have {', '.join(map(str, sorted(rows)))}"
@@ -48,6 +53,21 @@ def refuse_shape(tables: list[JoinedTensor], shape: ModelShape, num_layers: int)
         law = f"the vocabulary has {shape.vocab} entries, but the shards hold only {padded} rows"
         raise UsageError(f"{law}: check --vocab or --model")
     return padded
+
+
+def refuse_widths(tensors: Tensors, shape: ModelShape) -> None:
+    """Refuse feed-forward parts and routers of another size than was told."""
+    for name, tensor in tensors.items():
+        axis, told, what = 0, None, ""
+        if name.endswith((".mlp.linear_fc2.weight", ".mlp.dense_4h_to_h.weight")):
+            axis, told, what = 1, shape.ffn, "columns, the feed-forward width"
+        elif tensor.split is Split.ROW and is_expert(name):
+            axis, told, what = 1, shape.expert_ffn, "columns, the experts' width"
+        elif name.endswith(".router.weight"):
+            told, what = shape.num_experts, "rows, one for each expert"
+        if told is not None and tensor.shape[axis] != told:
+            law = f"{name!r} must have {told} {what}, but is {describe(tensor.dtype, tensor.shape)}"
+            raise UsageError(f"{law}: check --model")
 
 
 def find_heads(tensors: Tensors, shape: ModelShape) -> tuple[Attention, ...]:

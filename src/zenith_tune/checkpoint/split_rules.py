@@ -46,6 +46,13 @@ _SPLITS = [
     (r"(word_embeddings|output_layer|word_embeddings_for_head)\.weight", Split.VOCABULARY),
     (r"(output_layer|lm_head)\.bias", Split.VOCABULARY),
 ]
+_WHOLE = re.compile(
+    r"(?:.*\.)?(router|(position|tokentype)_embeddings|linear_(q|kv)_down_proj|fc[12]_latent_proj|indexer\.linear_\w+"
+    r"|pooler\.dense|binary_head|lm_head\.dense)\.(weight|bias)|(?:.*\.)?shared_experts\.gate_weight",
+    re.DOTALL,
+)
+"""Matrices that Megatron keeps whole on every rank."""
+_STATE_SPACE = re.compile(r"(?:^|.*\.)mixer\.", re.DOTALL)
 _BY_NAME = [(re.compile(rf"(?:.*\.)?{ending}", re.DOTALL), split) for ending, split in _SPLITS]
 _LAYER = re.compile(r"(?:(.*?)\.)?layers\.(\d{1,6})\.(.*)", re.DOTALL)
 _MTP = re.compile(r"(?:^|.*\.)mtp\.", re.DOTALL)
@@ -54,6 +61,8 @@ _LAST = re.compile(
     r"(?:^|.*\.)(final_layernorm|final_norm|output_layer|word_embeddings_for_head|lm_head|pooler|binary_head)\.",
     re.DOTALL,
 )
+_FINAL_NORM = re.compile(r"(?:^|.*\.)(final_layernorm|final_norm)\.", re.DOTALL)
+_EXPERT_NUMBER = re.compile(r"(local_experts\.|linear_fc[12]\.(?:weight|bias))\d{1,6}(?=\.|$)")
 _EXPERT = re.compile(r".*\.(?:experts|local_experts)\.", re.DOTALL)
 _EXPERT_INDEX = re.compile(r"(.*\.)(?:local_experts\.(\d{1,6})\.|experts\.linear_fc[12]\.weight(\d{1,6})$)", re.DOTALL)
 _GROUPED = re.compile(r".*\.experts\.weight[12]", re.DOTALL)
@@ -69,6 +78,22 @@ def split_of(name: str) -> Split:
     ('ROW', 'WHOLE')
     """
     return next((split for pattern, split in _BY_NAME if pattern.fullmatch(name)), Split.WHOLE)
+
+
+def is_known(name: str, num_axes: int) -> bool:
+    """Tell whether a rule says how a weight is split; a vector that no rule knows is whole, as norms and biases are.
+
+    >>> is_known("decoder.layers.0.mlp.router.weight", 2), is_known("model.layers.0.self_attn.q_proj.weight", 2)
+    (True, False)
+    """
+    if is_state_space(name):  # its vectors are split too
+        return False
+    return num_axes < 2 or split_of(name) is not Split.WHOLE or _WHOLE.fullmatch(name) is not None
+
+
+def is_state_space(name: str) -> bool:
+    """Tell whether a weight belongs to a Mamba mixer, which is split in parts of its own."""
+    return _STATE_SPACE.match(name) is not None
 
 
 def home_of(name: str) -> Home:
@@ -97,6 +122,16 @@ def layer_of(name: str) -> tuple[str, int] | None:
     return (match[1] or "", int(match[2])) if match else None
 
 
+def in_layer(name: str) -> str | None:
+    """Return a weight's name inside its layer, the same for all layers and all experts.
+
+    >>> in_layer("decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight")
+    'mlp.experts.local_experts.N.linear_fc1.weight'
+    """
+    match = None if _MTP.match(name) else _LAYER.fullmatch(name)
+    return _EXPERT_NUMBER.sub(r"\1N", match[3]) if match else None
+
+
 def renumbered(name: str, number: int) -> str:
     """Return the weight's name in another layer.
 
@@ -106,6 +141,11 @@ def renumbered(name: str, number: int) -> str:
     match = _LAYER.fullmatch(name)
     assert match is not None, name
     return f"{name[: match.start(2)]}{number}{name[match.end(2) :]}"
+
+
+def is_final_norm(name: str) -> bool:
+    """Tell whether a weight belongs to the norm behind the last layer."""
+    return _FINAL_NORM.match(name) is not None
 
 
 def is_expert(name: str) -> bool:
