@@ -101,8 +101,14 @@ def _diagnosis(
 
     known = load_calibration(options["calibration"]) if options["calibration"] else None
     planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, known)
-    modules = run.recompute_modules
-    case = Case.of(planner, run.layout, measured=run.measured, risk=options["risk"], recompute_modules=modules)
+    case = Case.of(
+        planner,
+        run.layout,
+        measured=run.measured,
+        risk=options["risk"],
+        recompute_modules=run.recompute_modules,
+        origin=run.origin,
+    )
     return diagnose(case), run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planning.planners import planner
 from zenith_tune.doctor.case import Case
 from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.run_origin import RunOrigin
 from zenith_tune.layouts.layout_name import parse_layout
 
 
@@ -17,8 +18,10 @@ def case(
     seq_len: int = 8192,
     modules: tuple[str, ...] = (),
     measured: Measured | None = None,
+    framework: str = "megatron",
+    origin: RunOrigin | None = None,
 ) -> Case:
     """Return a run of a layout."""
-    at = planner(model, cluster, seq_len=seq_len)
+    at = planner(model, cluster, seq_len=seq_len, framework=framework)
     chosen = parse_layout(layout, num_gpus=at.cluster.num_gpus, global_batch=gbs)
-    return Case.of(at, chosen, measured=measured, recompute_modules=modules)
+    return Case.of(at, chosen, measured=measured, recompute_modules=modules, origin=origin)

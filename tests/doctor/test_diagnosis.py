@@ -4,8 +4,10 @@ import pytest
 
 from tests.doctor.cases import case
 from zenith_tune.doctor.diagnosis import diagnose
+from zenith_tune.doctor.diagnosis_words import diagnosis_lines
 from zenith_tune.doctor.measured import Measured
 from zenith_tune.errors import UsageError
+from zenith_tune.units import GIB
 
 OOM = Measured(out_of_memory=True, cause="CUDA out of memory")
 
@@ -32,7 +34,7 @@ def test_an_out_of_memory_with_a_pipeline_has_each_way_out_with_its_cost() -> No
         if remedy.fits:
             assert remedy.cost == pytest.approx(run.step_s(remedy.planned) / run.planned.roomy_s - 1)
             assert remedy.planned.oom_probability < run.risk
-    assert "mbs 4 -> 1" in ways["more micro-batches"].change and ways["more micro-batches"].fits
+    assert ways["more micro-batches"].change == "mbs 4 -> 2" and ways["more micro-batches"].fits
     assert "zero 0 -> 1" in ways["sharding"].change and "tp 2 -> 4" in ways["tensor parallelism"].change
     assert ways["recomputation"].cost is not None and ways["recomputation"].cost > 0
     assert found.advice == () and found.way_out is None
@@ -89,6 +91,46 @@ def test_a_run_that_ran_out_although_the_plan_had_room_needs_a_change_that_saves
     assert run.planned.oom_probability < run.risk
     fitting = [remedy.planned for remedy in diagnose(run).remedies if remedy.fits]
     assert fitting and all(each and each.memory_bytes <= 0.9 * run.planned.memory_bytes for each in fitting)
+
+
+def test_a_run_that_ran_out_as_planned_needs_no_more_than_what_fits() -> None:
+    run = case("TP2 PP2 mbs4 SP", measured=OOM)
+    assert run.planned.memory_bytes > run.planned.capacity_bytes
+    (smaller,) = (remedy for remedy in diagnose(run).remedies if remedy.name == "more micro-batches")
+    assert smaller.fits and smaller.planned is not None
+    assert 0.9 * run.planned.capacity_bytes < smaller.planned.memory_bytes < run.planned.capacity_bytes
+
+
+@pytest.mark.parametrize(
+    ("capacity", "is_refused"),
+    [("79.10", False), ("79.33", False), ("139.80", True), ("39.39", True), ("1.2.3", False)],
+)
+def test_a_run_that_ran_out_on_a_gpu_of_another_size_is_refused(capacity: str, is_refused: bool) -> None:
+    cause = f"CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of {capacity} GiB"
+    said = Measured(out_of_memory=True, cause=cause)
+    if not is_refused:
+        assert case("TP2 PP2 mbs4 SP", measured=said).measured is said
+        return
+    with pytest.raises(UsageError) as caught:
+        case("TP2 PP2 mbs4 SP", measured=said)
+    law = f"the run says that its GPU has {float(capacity):.1f} GiB, but one of h100x8 has 79.1 GiB"
+    assert str(caught.value) == f"{law}: name the --cluster that it ran on"
+
+
+@pytest.mark.parametrize("cluster", ["h100x2", "h100x64"])
+def test_plain_data_parallelism_that_does_not_fit_is_sharded_and_not_given_more_gpus(cluster: str) -> None:
+    found = diagnose(case("mbs4", cluster=cluster, gbs=256, seq_len=2048, framework="hf-accelerate"))
+    (sharding,) = (remedy for remedy in found.remedies if remedy.name == "sharding")
+    assert sharding.fits and sharding.planned is not None and sharding.planned.layout.zero == 3
+    assert sharding.planned.memory_bytes < 79.1 * GIB and sharding.cost is not None and sharding.cost > -0.1
+    (line,) = (line for line in diagnosis_lines(found) if "sharding" in line)
+    assert line.startswith("  fits") and "FSDP or ZeRO-3 in place of plain data parallelism, zero 0 -> 3" in line
+
+
+def test_a_model_that_no_sharding_makes_fit_is_not_helped_by_more_copies() -> None:
+    found = diagnose(case("mbs1", model="llama3-70b", cluster="h100x2", seq_len=2048, framework="hf-accelerate"))
+    *_, last = diagnosis_lines(found)
+    assert "every GPU holds the whole model" in last and "FSDP or ZeRO-3" in last and "more of them" not in last
 
 
 def test_a_layout_that_does_not_divide_its_gpus_is_refused_in_one_line() -> None:

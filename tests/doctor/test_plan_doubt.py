@@ -9,10 +9,13 @@ from zenith_tune.doctor.diagnosis import diagnose
 from zenith_tune.doctor.diagnosis_words import diagnosis_lines
 from zenith_tune.doctor.measured import Measured
 from zenith_tune.doctor.plan_doubt import plan_doubt
+from zenith_tune.doctor.run_origin import RunOrigin
+from zenith_tune.doctor.small_micro_batch import small_micro_batch
 from zenith_tune.errors import UsageError
 
 GOOD = "TP2 mbs1 SP Z1"
-ASKED = "is model= the one that was trained?"
+OF_MODEL, OF_CLUSTER = "model= the one that was trained", "--cluster the one that it ran on"
+ASKED = f"is {OF_MODEL}, and {OF_CLUSTER}?"
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.18, "82% off"), (1.6, "60% off")])
@@ -32,6 +35,43 @@ def test_a_run_that_went_well_without_the_memory_that_is_planned_is_doubted() ->
     assert plan_doubt(large) is None, "nothing was measured"
     doubt = plan_doubt(case(GOOD, model="llama3-70b", measured=Measured(step_s=large.planned.step_s)))
     assert doubt is not None and "of 79.1 GiB, although the run went well" in doubt and doubt.endswith(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("origin", "asked"),
+    [
+        (RunOrigin(), ASKED),
+        (RunOrigin(model="llama3-8b"), f"is {OF_MODEL}?"),
+        (RunOrigin(cluster="h100x8"), f"is {OF_CLUSTER}?"),
+        (RunOrigin(model="llama3-8b", cluster="h100x8"), ASKED),
+    ],
+)
+def test_what_the_user_said_of_the_run_is_what_may_be_wrong(origin: RunOrigin, asked: str) -> None:
+    doubt = plan_doubt(case(GOOD, origin=origin, measured=Measured(step_s=0.1)))
+    assert doubt is not None and doubt.endswith(f"off: {asked}")
+
+
+def test_a_plan_that_is_doubted_stands_behind_no_advice() -> None:
+    slow = "TP2 PP4 mbs1 SP Z1 selective"
+    planned = case(slow, gbs=8).planned
+    believed = diagnose(case(slow, gbs=8, measured=Measured(step_s=planned.step_s)))
+    assert [advice.name for advice in believed.advice] == ["pipeline_bubble", "idle_recompute"]
+    doubted = diagnose(case(slow, gbs=8, measured=Measured(step_s=0.1 * planned.step_s)))
+    assert doubted.advice == () and diagnosis_lines(doubted) == [f"the plan is 90% off: {ASKED}"]
+
+
+def test_nothing_is_advised_that_runs_out_of_memory_whatever_went_well() -> None:
+    large = case("mbs4", gbs=16, seq_len=32, cluster="h100x2", framework="hf-accelerate")
+    run = case("mbs4", gbs=16, seq_len=32, cluster="h100x2", framework="hf-accelerate", measured=Measured(step_s=1.0))
+    assert large.planned.oom_probability == 1.0 and not run.fits(run.planned)
+    assert small_micro_batch(run) is None
+
+
+def test_a_memory_that_was_measured_full_explains_a_long_step() -> None:
+    base = case(GOOD)
+    peak = 0.995 * base.planned.capacity_bytes - base.planner.calibration.memory.context_bytes
+    found = diagnose(case(GOOD, measured=Measured(step_s=40.0, peak_bytes=peak)))
+    assert [advice.name for advice in found.advice][:1] == ["full_memory"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from tests.doctor.cases import case
 from zenith_tune.describe.tensor_island import read_topology, with_topology
 from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.data_parallel_traffic import data_parallel_traffic
 from zenith_tune.doctor.full_memory import full_memory
 from zenith_tune.doctor.idle_recompute import idle_recompute
 from zenith_tune.doctor.measured import Measured
@@ -147,6 +148,40 @@ def test_recomputation_that_is_needed_is_left_alone() -> None:
     needed = case("TP8 PP8 mbs1 SP Z1 full", model="llama3-405b", cluster="h100x64", gbs=64)
     assert needed.planned.memory_bytes > 0.8 * needed.planned.capacity_bytes
     assert needless_recompute(needed) is None
+
+
+def test_recomputation_is_left_out_with_smaller_micro_batches_where_larger_ones_do_not_fit() -> None:
+    run = case("Z3 mbs2 full", gbs=16, framework="fsdp")
+    advice = needless_recompute(run)
+    assert advice is not None and advice.change == "mbs 2 -> 1, recompute full/uniform1 -> none"
+    assert "24% of a step recomputes layers" in advice.finding and advice.gain > 0.2
+    assert advice.planned.oom_probability < run.risk
+
+
+def test_data_parallel_ranks_that_wait_for_one_another_are_told() -> None:
+    run = case("Z3 mbs1", cluster="l40sx8", seq_len=4096, framework="deepspeed")
+    advice = data_parallel_traffic(run)
+    assert advice is not None and advice.number == pytest.approx(run.planned.time_parts["dp"] / run.planned.step_s)
+    assert "60% of a step is data-parallel communication: 8 ranks gather the weights anew for each" in advice.finding
+    assert "their 8 micro-batches, over 25 GB/s" in advice.finding
+    assert advice.change == "mbs 1 -> 4, recompute none -> full/uniform1" and advice.gain > 0.9
+    assert advice.planned.time_parts["dp"] < 0.5 * run.planned.time_parts["dp"]
+    assert advice.planned.oom_probability < run.risk
+
+
+@pytest.mark.parametrize(
+    ("layout", "cluster"), [("Z3 mbs4 full", "l40sx8"), ("Z3 mbs1", "h100x8"), ("Z2 mbs2 full", "l40sx8")]
+)
+def test_data_parallel_traffic_that_takes_little_is_left_alone(layout: str, cluster: str) -> None:
+    run = case(layout, cluster=cluster, seq_len=4096, framework="deepspeed")
+    assert run.runs and run.planned.time_parts["dp"] < 0.1 * run.planned.step_s
+    assert data_parallel_traffic(run) is None
+
+
+def test_data_parallel_traffic_that_no_change_makes_less_is_left_alone() -> None:
+    run = case("Z3 mbs1 full", model="llama2-13b", gbs=8, cluster="l40sx8", seq_len=4096, framework="deepspeed")
+    assert run.runs and run.planned.time_parts["dp"] > 0.3 * run.planned.step_s
+    assert data_parallel_traffic(run) is None, "one micro-batch of one sample, and nothing but ZeRO-3 fits"
 
 
 def test_one_change_is_told_where_it_has_no_cause_of_its_own_and_only_where_it_is_worth_it() -> None:

@@ -6,6 +6,7 @@ from tests.doctor.cases import case
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.direction import Direction
 from zenith_tune.doctor.study_diagnosis import study_diagnosis, trial_diagnosis
+from zenith_tune.doctor.tried_layouts import tried_layouts
 from zenith_tune.parameters import Params
 from zenith_tune.presets.demo import DemoPreset
 from zenith_tune.presets.megatron_lm import MegatronLmPreset
@@ -45,6 +46,25 @@ def test_the_fastest_run_of_a_study_is_diagnosed_the_users_own_command_included(
     better = Trial(params=POINT, outcome=Outcome.OK, value=0.9, step_s=0.9)
     (line,) = study_diagnosis(preset, COMMAND, study(own, better))
     assert line.startswith("nothing is wrong: ")
+
+
+def test_what_the_study_has_tried_is_not_proposed_again() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    own = Trial(params={}, outcome=Outcome.OK, value=1.3, step_s=1.3, is_baseline=True)
+    proposed = study_diagnosis(preset, COMMAND, study(own))[1]
+    assert proposed.strip() == "change pp 4 -> 1, dp 1 -> 4"
+    slower = Trial(params=POINT, outcome=Outcome.OK, value=1.4, step_s=1.4)
+    assert proposed not in study_diagnosis(preset, COMMAND, study(own, slower))
+
+
+def test_points_that_a_preset_does_not_understand_were_not_tried() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    layout = preset.planned_layout(COMMAND, POINT)
+    points: list[Params] = [{}, POINT, {"tp": "many"}]
+    assert tried_layouts(preset, COMMAND, points, but=replace(layout, tp=1)) == {layout}
+    assert tried_layouts(preset, COMMAND, points, but=layout) == frozenset()
 
 
 def test_a_study_whose_trials_ran_out_of_memory_is_told_what_helps() -> None:

@@ -29,6 +29,8 @@ class Advice:
     """How much more speed, in tokens per second, as a fraction."""
     caution: str = ""
     """What else the change does."""
+    command: str = ""
+    """What writes the changed layout down for the framework, where the change is more than an option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.run_origin import RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.memory_pressure import slowdown
 from zenith_tune.layouts.layout import Layout
@@ -22,9 +23,11 @@ from zenith_tune.planning.risk import RISK
 from zenith_tune.units import format_bytes
 
 ROOM = 0.9
-"""What a change may need at most of a GPU that ran out of memory: how much more than all was needed, nobody knows."""
+"""What a change may need at most of a GPU that ran out although the plan had room: how much more, nobody knows."""
 MOST_FULL = 1.05
 """Boards of one kind differ a little in the memory that the driver leaves."""
+MOST_APART = 1.1
+"""The same of what a run says that its GPU has: with error correction or without is a few hundredths too."""
 COUNTS = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
 WORLD_RULES = ("world", "expert_world", "batch")
 """Rules without which nothing can be reckoned."""
@@ -32,11 +35,16 @@ MODEL_RULES = ("heads", "query_groups", "ffn", "experts", "expert_tensor")
 """Rules that no run of the model can break: the one that broke them is of another model."""
 
 
-def _refuse_peak(cluster: ClusterSpec, measured: Measured | None) -> None:
-    """Refuse a peak that the named GPU could not have held: it was measured on another."""
-    peak, memory = measured.peak_bytes if measured else None, cluster.gpu.memory_bytes
+def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
+    """Refuse a memory that the named GPU has not: the run was on another."""
+    peak, told, memory = measured.peak_bytes, measured.capacity_bytes, cluster.gpu.memory_bytes
+    what = None
     if peak is not None and peak > memory * MOST_FULL:
-        law = f"the run reserved {format_bytes(peak)} on a GPU, but one of {cluster.name} has {format_bytes(memory)}"
+        what = f"reserved {format_bytes(peak)} on a GPU"
+    elif told is not None and not 1 / MOST_APART < told / memory < MOST_APART:
+        what = f"says that its GPU has {format_bytes(told)}"
+    if what is not None:
+        law = f"the run {what}, but one of {cluster.name} has {format_bytes(memory)}"
         raise UsageError(f"{law}: name the --cluster that it ran on")
 
 
@@ -53,6 +61,7 @@ class Case:
     """Where changes are looked for."""
     recompute_modules: tuple[str, ...] = ()
     """What selective recomputation was told to recompute; nothing: the core of attention."""
+    origin: RunOrigin = field(default_factory=RunOrigin)
 
     @classmethod
     def of(
@@ -63,6 +72,7 @@ class Case:
         measured: Measured | None = None,
         risk: float = RISK,
         recompute_modules: tuple[str, ...] = (),
+        origin: RunOrigin | None = None,
     ) -> Self:
         """Estimate a run; a layout that does not fit its GPUs or its batch is refused."""
         for name in COUNTS:
@@ -78,15 +88,17 @@ class Case:
             if rule.name in MODEL_RULES:
                 law = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
                 raise UsageError(f"{law}: give the model that was trained, or correct the layout")
-        _refuse_peak(planner.cluster, measured)
+        measured = measured or Measured()
+        _refuse_memory(planner.cluster, measured)
         return cls(
             planner=planner,
             layout=layout,
             planned=planner.evaluate([layout])[0],
-            measured=measured or Measured(),
+            measured=measured,
             risk=risk,
             space=SearchSpace.named("all"),
             recompute_modules=recompute_modules,
+            origin=origin or RunOrigin(),
         )
 
     @property
@@ -135,9 +147,10 @@ class Case:
         return samples * self.step_s(self.planned) / self.step_s(other) - 1
 
     def legal(self, layouts: Iterable[Layout]) -> list[PlannedLayout]:
-        """Return the estimates of those that the framework takes, without the run's own."""
+        """Return the estimates of those that the framework takes, without the run's own and what its study ran."""
         model, job = self.planner.model, self.planner.job
-        kept = [layout for layout in dict.fromkeys(layouts) if layout != self.layout]
+        known = self.origin.tried | {self.layout}
+        kept = [layout for layout in dict.fromkeys(layouts) if layout not in known]
         return self.planner.evaluate([layout for layout in kept if not broken_rules(model, job, layout)])
 
     def refusal(self, layout: Layout) -> str | None:
@@ -147,11 +160,15 @@ class Case:
 
     def fits(self, planned: PlannedLayout) -> bool:
         """Tell whether a layout is taken to fit, its memory being off by as much as that of the run was."""
-        needed = planned.memory_bytes * max(self.memory_ratio, 1.0) / (ROOM if self.measured.out_of_memory else 1.0)
-        smaller = planned.memory_bytes <= self.planned.memory_bytes and not self.measured.out_of_memory
-        if self.measured.step_s is not None and smaller:
+        if planned.oom_probability >= self.risk:
+            return False
+        is_out = self.measured.out_of_memory
+        if self.measured.step_s is not None and not is_out and planned.memory_bytes <= self.planned.memory_bytes:
             return True  # what needs less than a run that went well goes well
-        return planned.oom_probability < self.risk and needed < planned.capacity_bytes
+        # A plan without room for the run knew it: only one that had some is off by nobody knows how much.
+        had_room = is_out and self.planned.memory_bytes < self.planned.capacity_bytes
+        needed = planned.memory_bytes * max(self.memory_ratio, 1.0) / (ROOM if had_room else 1.0)
+        return needed < planned.capacity_bytes
 
     def fastest(self, layouts: Iterable[Layout]) -> PlannedLayout | None:
         """Return the layout of the most tokens per second among those that are legal and fit."""

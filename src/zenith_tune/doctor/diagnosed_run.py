@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import construct, typed
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.run_origin import RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.megatron_command import runs_ms_swift
 from zenith_tune.presets.megatron_lm import MegatronLmPreset
 from zenith_tune.presets.megatron_lm_job import Given, read_job
 from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.presets.recognition import recognised_preset
+from zenith_tune.presets.unasked_size import UnaskedSize
 from zenith_tune.registry import PresetRegistry
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
+EMITTED = {name: name for name in ("deepspeed", "accelerate")} | {MEGATRON_LM: "megatron", MEGATRON: "megatron"}
+"""The format of `plan --emit` that a preset's runs are written in."""
 WORDS = {
     "preset megatron-lm": "the doctor",
     "--args cluster=": "--cluster ",
@@ -40,6 +45,7 @@ class DiagnosedRun:
     layout: Layout
     measured: Measured = field(default_factory=Measured)
     recompute_modules: tuple[str, ...] = ()
+    origin: RunOrigin = field(default_factory=RunOrigin)
     what: str = "the command"
     """Which run it is, for people."""
 
@@ -57,6 +63,11 @@ class Told:
         """The preset's arguments, the cluster among them."""
         return {**self.args, **({"cluster": self.cluster} if self.cluster is not None else {})}
 
+    def origin(self, emit: str, unasked: Iterable[UnaskedSize] = ()) -> RunOrigin:
+        """Return how a run became known by what was said."""
+        model, cluster = (str(self.all_args.get(name) or "") for name in ("model", "cluster"))
+        return RunOrigin(model=model, cluster=cluster, emit=emit, unasked=tuple(unasked))
+
 
 def from_command(command: str, told: Told) -> DiagnosedRun:
     """Read the run that a command stands for."""
@@ -73,8 +84,11 @@ def from_command(command: str, told: Told) -> DiagnosedRun:
         point = preset.own_point(command)
         if point is None:
             law = f"preset {name} cannot tell the layout that the command has"
-            raise UsageError(f"{law}: give the folder of a study, whose trials tell theirs")
-        return run_of_point(preset, name, command, point)
+            unasked = [f"{each.cure}, as {each.finding}" for each in preset.unasked_sizes(command)]
+            cures = [*unasked, "give the folder of a study, whose trials tell theirs"]
+            raise UsageError(f"{law}: {'; or '.join(cures)}")
+        run = run_of_point(preset, name, command, point)
+        return replace(run, origin=told.origin(emitted(name, command), preset.unasked_sizes(command)))
 
 
 @contextmanager
@@ -95,7 +109,14 @@ def megatron_lm_run(command: str, told: Told) -> DiagnosedRun:
     job = read_job(command, Given(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
     subject = subject_of(job, args.get("cluster"))
     modules = _listed(job.args.line, "--recompute-modules")
-    return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules)
+    origin = told.origin(emitted(MEGATRON_LM, command))
+    return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules, origin=origin)
+
+
+def emitted(preset: str, command: str) -> str:
+    """Return the format that writes the layouts of a preset's command; nothing where there is none."""
+    is_swift = preset == MEGATRON and runs_ms_swift(command)
+    return "ms-swift" if is_swift else EMITTED.get(preset, "")
 
 
 def _listed(line: CommandLine, option: str) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zenith_tune.doctor.advice import Advice, Remedy
+from zenith_tune.doctor.better_layout import better_layout, fastest_planned
 from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.data_parallel_traffic import data_parallel_traffic
 from zenith_tune.doctor.full_memory import full_memory, full_memory_words
 from zenith_tune.doctor.idle_recompute import idle_recompute
 from zenith_tune.doctor.needless_recompute import needless_recompute
@@ -16,8 +18,7 @@ from zenith_tune.doctor.plan_doubt import plan_doubt
 from zenith_tune.doctor.single_change import fastest_neighbour, single_change
 from zenith_tune.doctor.slow_tensor_link import slow_tensor_link
 from zenith_tune.doctor.small_micro_batch import small_micro_batch
-from zenith_tune.errors import UsageError
-from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.doctor.unasked_size import UNASKED, unasked_size, unasked_words
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.units import format_gain
 
@@ -26,6 +27,7 @@ ADVICE: tuple[Callable[[Case], Advice | None], ...] = (
     slow_tensor_link,
     pipeline_bubble,
     small_micro_batch,
+    data_parallel_traffic,
     idle_recompute,
     needless_recompute,
 )
@@ -61,6 +63,8 @@ class Diagnosis:
             figures.append(f"bubble {parts['bubble'] / case.planned.step_s:.0%}")
         if at.tp > 1:
             figures.append(f"TP {parts['tp'] / case.planned.step_s:.0%}")
+        if at.dp > 1:
+            figures.append(f"DP {parts['dp'] / case.planned.step_s:.0%}")
         figures.append(f"memory {case.device_bytes / case.planned.capacity_bytes:.0%} full")
         return f"{', '.join(figures)}; the best single change is predicted to bring {gain}"
 
@@ -69,29 +73,29 @@ def diagnose(case: Case) -> Diagnosis:
     """Look for everything that limits a run."""
     if not case.runs:
         found = remedies(case)
-        way_out = None if any(remedy.fits for remedy in found) else _way_out(case)
-        return Diagnosis(case=case, advice=(), remedies=found, way_out=way_out)
-    advice = [given for look in ADVICE if (given := look(case)) is not None]
-    if not advice and (given := single_change(case)) is not None:
-        advice.append(given)
-    advice.sort(key=lambda given: -given.gain)
+        way_out = None if any(remedy.fits for remedy in found) else fastest_planned(case)
+        warnings = tuple(unasked_words(case))
+        return Diagnosis(case=case, advice=(), remedies=found, way_out=way_out, warnings=warnings)
+    if (doubt := plan_doubt(case)) is not None:
+        # What rests on a plan that is not the run's is no advice.
+        return Diagnosis(case=case, advice=(), remedies=(), warnings=(doubt, *unasked_words(case)))
+    advice = _advice(case)
     return Diagnosis(case=case, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(case, advice)))
 
 
+def _advice(case: Case) -> list[Advice]:
+    """Return what applies, the largest gain first, but for sizes that nobody asked for: they spoil all the rest."""
+    found = [given for look in ADVICE if (given := look(case)) is not None]
+    if not found and (given := single_change(case)) is not None:
+        found.append(given)
+    most = max((given.gain for given in found), default=0.0)
+    if (given := better_layout(case, over=most)) is not None:
+        found.append(given)
+    return [*unasked_size(case), *sorted(found, key=lambda given: -given.gain)]
+
+
 def _warnings(case: Case, advice: list[Advice]) -> Iterator[str]:
-    if (doubt := plan_doubt(case)) is not None:
-        yield doubt
+    if not any(given.name == UNASKED for given in advice):
+        yield from unasked_words(case)
     if (full := full_memory_words(case)) is not None and not any(given.name == "full_memory" for given in advice):
         yield f"{full}; no single change leaves room and gains: more GPUs would"
-
-
-def _way_out(case: Case) -> PlannedLayout | None:
-    """Return the fastest layout that fits, several sizes changed; tensor parallelism inside NVLink where that goes."""
-    for space in (SearchSpace(max_tp=case.cluster.fast_domain), SearchSpace()):
-        try:
-            best = case.planner.plan(case.layout.global_batch, top=8, risk=case.risk, space=space).best
-        except UsageError:  # no layout is legal, which is not what was asked
-            continue
-        if (found := next((planned for planned in best if case.fits(planned)), None)) is not None:
-            return found
-    return None

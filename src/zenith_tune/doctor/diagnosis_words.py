@@ -5,6 +5,7 @@ from __future__ import annotations
 from zenith_tune.doctor.advice import Advice, Remedy
 from zenith_tune.doctor.case import Case
 from zenith_tune.doctor.diagnosis import Diagnosis
+from zenith_tune.doctor.sharded_elsewhere import has_whole_copies
 from zenith_tune.planning.changes import changes
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
@@ -13,7 +14,7 @@ from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     """Return what was found, line by line, without the run's own figures."""
     if diagnosis.remedies:
-        return _memory_lines(diagnosis)
+        return [*diagnosis.warnings, *_memory_lines(diagnosis)]
     if diagnosis.is_healthy:
         return [f"nothing is wrong: {diagnosis.all_clear}"]
     advised = (_advice(diagnosis.case, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
@@ -28,7 +29,8 @@ def _advice(case: Case, advice: Advice, number: int) -> list[str]:
         f"   change {advice.change}",
         f"   predicted {gain}; {memory_words(advice.planned)}, {advice.planned.oom_probability:.0%} OOM",
     ]
-    return [*found, *([f"   but {advice.caution}"] if advice.caution else [])]
+    found += [f"   but {advice.caution}"] if advice.caution else []
+    return [*found, *([f"   written by: {advice.command}"] if advice.command else [])]
 
 
 def _memory_lines(diagnosis: Diagnosis) -> list[str]:
@@ -43,8 +45,16 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
         figures = f"{format_seconds(out.step_s)} a step, {memory_words(out)}, {out.oom_probability:.0%} OOM"
         found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
-        found.append("no layout fits on these GPUs: take more of them, or larger ones (zenithtune plan says how many)")
+        found.append(f"no layout fits on these GPUs: {_larger_machine(case)}")
     return found
+
+
+def _larger_machine(case: Case) -> str:
+    """Return what machine would do: more GPUs hold more of a model only where it is cut or sharded over them."""
+    if has_whole_copies(case):
+        law = "every GPU holds the whole model, however many there are"
+        return f"{law}: shard it with FSDP or ZeRO-3, or take larger ones"
+    return "take more of them, or larger ones (zenithtune plan says how many)"
 
 
 def _remedy(remedy: Remedy) -> str:

@@ -10,7 +10,7 @@ from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import typed
 from zenith_tune.describe.megatron_args import MegatronArgs, shown, whole
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Told
+from zenith_tune.doctor.diagnosed_run import MEGATRON, DiagnosedRun, Told, emitted
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Params
@@ -41,7 +41,8 @@ def megatron_run(command: str, told: Told) -> DiagnosedRun:
     asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
     subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)
     layout = _layout(said, start, subject.model, is_swift=runs_ms_swift(command))
-    return DiagnosedRun(subject=subject, layout=layout_in(command, layout))
+    origin = told.origin(emitted(MEGATRON, command))
+    return DiagnosedRun(subject=subject, layout=layout_in(command, layout), origin=origin)
 
 
 def _told_by(command: str, said: MegatronArgs) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from zenith_tune.doctor.advice import LEAST_GAIN, Advice
 from zenith_tune.doctor.case import Case
+from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline_split import layers_per_chunk
 from zenith_tune.planning.changes import changes
@@ -18,7 +19,11 @@ def needless_recompute(case: Case) -> Advice | None:
     at = case.layout
     if not at.recompute.startswith("full"):
         return None
-    better = case.fastest(_less(case))
+    better = case.fastest(_less(case, at))
+    if better is None or case.gain(better) < LEAST_GAIN:
+        # Smaller micro-batches keep less: what they lose may be less than what recomputation takes.
+        smaller = (replace(at, micro_batch=size) for size in divisors(at.micro_batch)[:-1])
+        better = case.fastest(layout for less in smaller for layout in _less(case, less))
     if better is None or case.gain(better) < LEAST_GAIN:
         return None
     share = case.planned.time_parts["recompute"] / case.planned.step_s
@@ -34,8 +39,7 @@ def needless_recompute(case: Case) -> Advice | None:
     )
 
 
-def _less(case: Case) -> Iterator[Layout]:
-    at = case.layout
+def _less(case: Case, at: Layout) -> Iterator[Layout]:
     yield replace(at, recompute="none", recompute_layers=0)
     chunk = layers_per_chunk(case.planner.model.num_layers, pp=at.pp, vp=at.vp)
     most = at.recompute_layers if at.recompute == "full/block" else chunk

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from zenith_tune.doctor.advice import Remedy
 from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.sharded_elsewhere import sharded_elsewhere
 from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
@@ -22,7 +23,7 @@ def remedies(case: Case) -> tuple[Remedy, ...]:
     found = [
         _remedy(case, "more micro-batches", _more_micro_batches(at), f"the micro-batch is {at.micro_batch} already"),
         _remedy(case, "recomputation", _recomputed(case), "every layer is recomputed already"),
-        _remedy(case, "sharding", _sharded(case), _why_not_sharded(at)),
+        sharded_elsewhere(case) or _remedy(case, "sharding", _sharded(case), _why_not_sharded(at)),
         _remedy(case, "tensor parallelism", _wider(case), _why_not_wider(case)),
     ]
     return tuple(sorted(found, key=lambda remedy: (not remedy.fits, remedy.cost is None, remedy.cost or 0.0)))

@@ -10,6 +10,7 @@ from typing import Any
 from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
     Told,
+    emitted,
     from_command,
     in_words_of_the_doctor,
     made_preset,
@@ -17,6 +18,7 @@ from zenith_tune.doctor.diagnosed_run import (
 )
 from zenith_tune.doctor.measured import Measured
 from zenith_tune.doctor.run_file import positive, read_bytes
+from zenith_tune.doctor.tried_layouts import tried_layouts
 from zenith_tune.errors import UsageError
 
 STUDY_FILE = "study.json"
@@ -68,8 +70,19 @@ def _diagnosed(study: Json, folder: Path, told: Told) -> DiagnosedRun:
             run = from_command(command, Told(preset=name, args=args))
         else:
             run = _run_of_trial(name, args, command, params, folder)
+        preset = made_preset(name, args)
+        preset.bind(command)
+    points = [each["parameters"] for each in study["trials"] if isinstance(each, dict) and _is_point(each)]
+    origin = replace(
+        Told(args=args).origin(emitted(name, command), run.origin.unasked),
+        tried=tried_layouts(preset, command, points, but=run.layout),
+    )
     who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
-    return replace(run, measured=measured, what=f"{who} of {folder}")
+    return replace(run, measured=measured, origin=origin, what=f"{who} of {folder}")
+
+
+def _is_point(trial: Json) -> bool:
+    return isinstance(trial.get("parameters"), dict)
 
 
 def _run_of_trial(name: str, args: Json, command: str, params: Json, folder: Path) -> DiagnosedRun:

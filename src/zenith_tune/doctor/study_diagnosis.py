@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosed_run import emitted
 from zenith_tune.doctor.diagnosis import diagnose
 from zenith_tune.doctor.diagnosis_words import diagnosis_lines
 from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.run_origin import RunOrigin
+from zenith_tune.doctor.tried_layouts import tried_layouts
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner import Planner
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.registry import PresetRegistry
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
 
@@ -26,10 +30,17 @@ def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[st
         layout = preset.planned_layout(command, point) if point else None
     except UsageError:  # model or cluster are not known, of which the study's own notes tell
         return []
-    return trial_diagnosis(subject, layout, trial) if subject is not None and layout is not None else []
+    if subject is None or layout is None:
+        return []
+    origin = RunOrigin(
+        emit=emitted(PresetRegistry.name_of(type(preset)), command),
+        unasked=() if trial.params else tuple(preset.unasked_sizes(command)),
+        tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
+    )
+    return trial_diagnosis(subject, layout, trial, origin)
 
 
-def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial) -> list[str]:
+def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: RunOrigin | None = None) -> list[str]:
     """Return what limits a trial of a layout, and what to change; nothing where that cannot be reckoned."""
     is_out = trial.outcome is Outcome.OOM
     measured = Measured(
@@ -38,7 +49,8 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial) -> list[
         out_of_memory=is_out,
     )
     try:
-        case = Case.of(Planner(subject.model, subject.cluster, subject.job), layout, measured=measured)
+        planner = Planner(subject.model, subject.cluster, subject.job)
+        case = Case.of(planner, layout, measured=measured, origin=origin)
     except UsageError:  # the run is the user's own, and may break rules that a plan needs
         return []
     return diagnosis_lines(diagnose(case))

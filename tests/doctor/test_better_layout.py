@@ -1,0 +1,85 @@
+"""A layout of the planner's is named where it is clearly faster than the run, and nowhere else."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.command_runs import running
+from tests.doctor.cases import case
+from zenith_tune.doctor.better_layout import better_layout, emit_command
+from zenith_tune.doctor.diagnosis import diagnose
+from zenith_tune.doctor.diagnosis_words import diagnosis_lines
+from zenith_tune.doctor.run_origin import RunOrigin
+from zenith_tune.layouts.layout_name import parse_layout
+
+FAR = "TP8 CP2 mbs1 SP Z1"
+MEGATRON = RunOrigin(emit="megatron")
+
+
+def far(origin: RunOrigin = MEGATRON, framework: str = "megatron") -> str:
+    """Return how the planner's layout is told."""
+    return "\n".join(diagnosis_lines(diagnose(case(FAR, cluster="h100x16", origin=origin, framework=framework))))
+
+
+def test_a_layout_that_is_clearly_faster_is_told_with_its_gain_and_what_writes_it() -> None:
+    run = case(FAR, cluster="h100x16", origin=MEGATRON)
+    advice = better_layout(run, over=0.0)
+    assert advice is not None and advice.gain >= 0.1 and advice.planned.oom_probability < run.risk
+    assert advice.gain == pytest.approx(run.planned.step_s / advice.planned.step_s - 1)
+    assert advice.command in far() and "nothing is wrong" not in far()
+    assert f"the planner's best layout is {advice.planned.name}" in far()
+
+
+def test_the_command_writes_that_very_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    advice = better_layout(case(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
+    assert advice is not None
+    program, command, *words = shlex.split(advice.command)
+    assert (program, command) == ("zenithtune", "plan")
+    done = running("plan", capsys)(*words)
+    assert done.code == 0, done.err
+    at = advice.planned.layout
+    assert f"--micro-batch-size {at.micro_batch}" in done.out and f"# {advice.planned.name} for llama3-8b" in done.out
+
+
+def test_a_run_that_is_about_as_fast_as_the_planners_best_is_left_alone() -> None:
+    run = case("TP2 mbs1 SP Z1", origin=MEGATRON)
+    assert better_layout(run, over=0.0) is None and diagnose(run).is_healthy
+
+
+def test_a_change_that_brings_about_as_much_is_enough() -> None:
+    run = case(FAR, cluster="h100x16", origin=MEGATRON)
+    advice = better_layout(run, over=0.0)
+    assert advice is not None and better_layout(run, over=advice.gain - 0.05) is None
+
+
+def test_what_the_study_has_run_is_not_named_again() -> None:
+    first = better_layout(case(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
+    assert first is not None
+    tried = RunOrigin(emit="megatron", tried=frozenset({first.planned.layout}))
+    second = better_layout(case(FAR, cluster="h100x16", origin=tried), over=0.0)
+    assert second is not None and second.planned.layout != first.planned.layout
+
+
+def test_a_layout_is_one_that_the_format_can_say() -> None:
+    run = case("TP8 PP2 mbs1 SP Z1", cluster="h100x16", origin=RunOrigin(emit="accelerate"))
+    advice = better_layout(run, over=0.0)
+    assert advice is not None and (advice.planned.layout.vp, advice.planned.layout.cp) == (1, 1)
+    assert advice.planned.layout.recompute != "selective" and advice.command.endswith("--emit accelerate")
+
+
+@pytest.mark.parametrize(
+    ("origin", "framework"), [(RunOrigin(), "megatron"), (RunOrigin(emit="deepspeed"), "megatron")]
+)
+def test_what_no_format_writes_has_no_command(origin: RunOrigin, framework: str) -> None:
+    run = case(FAR, cluster="h100x16", origin=origin, framework=framework)
+    assert emit_command(run, run.layout) == ""
+
+
+def test_a_precision_and_a_framework_are_part_of_the_command() -> None:
+    run = case("Z3 mbs1", seq_len=4096, framework="fsdp", origin=RunOrigin(emit="accelerate"))
+    other = parse_layout("Z2 mbs2", num_gpus=8, global_batch=64)
+    words = shlex.split(emit_command(run, other))
+    assert words[words.index("--framework") + 1] == "fsdp" and words[words.index("--explain") + 1] == "DP8 Z2 mbs2"
+    assert "--precision" not in words
