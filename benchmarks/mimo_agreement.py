@@ -8,6 +8,8 @@ layouts whose steps differ by less than TIE have no order, and so the best two o
 steps are within TIE of the best two measured.
 
     python benchmarks/mimo_agreement.py --output benchmarks/mimo_agreement-2026-11-15.json
+
+With --unpaced the ranks run at their own speed, and the plan's rates are measured: see mimo_agreement_unpaced.py.
 """
 
 from __future__ import annotations
@@ -30,8 +32,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mimo_agreement_unpaced import compare
+from pinned_cores import pin, whole_cores
+
 from zenith_tune.command_line import CommandLine
 from zenith_tune.evaluators.iterations import read_megatron_lines
+from zenith_tune.mimo.measured_step import MeasuredStep
+from zenith_tune.planning.mimo_candidate import MimoCandidate
 from zenith_tune.planning.mimo_candidates import mimo_candidates
 from zenith_tune.planning.mimo_prediction import MimoPrediction, predict
 from zenith_tune.presets.mimo_example import example_options, read_example
@@ -87,6 +94,27 @@ SHAPES = {
     ),
 }
 
+UNPACED = {
+    "encoder heavy": Shape(
+        num_ranks=4,
+        mbs_max=2,
+        options="--encoder-layers 6 --encoder-hidden 192 --patches 16 --llm-layers 3 --llm-hidden 96 --seq-length 64 "
+        "--images 2,0,1,0 --global-batch-size 8",
+    ),
+    "language heavy": Shape(
+        num_ranks=4,
+        mbs_max=2,
+        options="--encoder-layers 4 --encoder-hidden 96 --patches 16 --llm-layers 6 --llm-hidden 192 "
+        "--vocab-size 1024 --seq-length 96 --images 1,2,1,0 --global-batch-size 8",
+    ),
+    "balanced": Shape(
+        num_ranks=6,
+        mbs_max=1,
+        options="--encoder-layers 6 --encoder-hidden 192 --patches 16 --llm-layers 4 --llm-hidden 128 "
+        "--vocab-size 512 --seq-length 64 --images 2,1,0 --global-batch-size 12",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -110,8 +138,8 @@ def trainer_module() -> ModuleType:
     return module
 
 
-def measure(trainer: ModuleType, words: Sequence[str]) -> float:
-    """Train for real with these options, and return the fastest step after the first."""
+def measure(trainer: ModuleType, words: Sequence[str], *, pinned: bool = False) -> tuple[list[float], str]:
+    """Train for real with these options, and return the steps after the first, and the log."""
     from zenith_tune.mimo.local_ranks import run_ranks
 
     options = trainer.read_options(words)
@@ -120,13 +148,16 @@ def measure(trainer: ModuleType, words: Sequence[str]) -> float:
         log = Path(folder) / "log"
 
         def work() -> None:
+            if pinned:
+                pin(int(os.environ["RANK"]), num_ranks)
             with log.open("a") as file, contextlib.redirect_stdout(file):
                 trainer.train(options)
 
         codes = run_ranks(num_ranks, work, timeout=timedelta(seconds=60), grace_s=5.0)
         if any(codes):
             raise SystemExit(f"error: {shlex.join(words)} ended with {codes}")
-        return min(line.seconds for line in read_megatron_lines(log.read_text())[1:])
+        text = log.read_text()
+        return [line.seconds for line in read_megatron_lines(text)[1:]], text
 
 
 def run_shape(trainer: ModuleType, shape: Shape) -> list[Row]:
@@ -138,8 +169,7 @@ def run_shape(trainer: ModuleType, shape: Shape) -> list[Row]:
     fixed = [*COMMON.split(), *shape.options.split()]
 
     def timed(prediction: MimoPrediction) -> float:
-        options = example_options(prediction.at)
-        step_s = measure(trainer, [*fixed, *(word for name, value in options.items() for word in (name, str(value)))])
+        step_s = min(measure(trainer, [*fixed, *layout_words(prediction.at)])[0])
         times = f"{prediction.step_s * 1e3:8.1f} ms planned {step_s * 1e3:8.1f} ms measured"
         print(f"{times}  {prediction.at.label}", flush=True)
         return step_s
@@ -150,6 +180,26 @@ def run_shape(trainer: ModuleType, shape: Shape) -> list[Row]:
         min(step_s, timed(each)) if step_s <= bar_s else step_s for each, step_s in zip(predictions, steps, strict=True)
     ]
     return [Row(prediction=each, step_s=step_s) for each, step_s in zip(predictions, again, strict=True)]
+
+
+def layout_words(at: MimoCandidate) -> list[str]:
+    """Return the options of a layout."""
+    return [word for name, value in example_options(at).items() for word in (name, str(value))]
+
+
+def run_unpaced(trainer: ModuleType, shape: Shape) -> dict[str, Any]:
+    """Measure rates, plan, and train every layout of a shape on a core for each rank."""
+    if len(whole_cores()) < shape.num_ranks:
+        raise SystemExit(f"error: {shape.num_ranks} ranks need a core each, but there are {len(whole_cores())}")
+    fixed = [*shape.options.split(), "--train-iters", str(NUM_ITERATIONS)]
+    job = read_example(CommandLine(shlex.join(["python", TRAINER.name, *fixed])), Given(n_gpus=shape.num_ranks)).job
+
+    def train(at: MimoCandidate) -> tuple[list[float], MeasuredStep | None]:
+        steps, log = measure(trainer, [*fixed, *layout_words(at)], pinned=True)
+        print(f"{statistics.median(steps) * 1e3:8.1f} ms  {at.label}", flush=True)
+        return steps, MeasuredStep.read(log)
+
+    return compare(job, shape.mbs_max, train)
 
 
 def agreement(rows: Sequence[Row], tie: float = TIE) -> dict[str, Any]:
@@ -181,44 +231,54 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return statistics.correlation(*ranks)
 
 
+def run_paced(trainer: ModuleType, shape: Shape) -> dict[str, Any]:
+    """Lay the plan for a given speed beside runs at that speed."""
+    rows = run_shape(trainer, shape)
+    lines = [
+        {"layout": row.label, "planned_s": round(row.prediction.step_s, 5), "measured_s": round(row.step_s, 5)}
+        for row in rows
+    ]
+    return {**agreement(rows), "rows": lines}
+
+
 def main() -> None:
     """Run the shapes that are asked for, print the agreement and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write rows and agreement as JSON")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="default: all three")
+    parser.add_argument("--shape", action="append", help="default: all three")
+    parser.add_argument("--unpaced", action="store_true", help="at their own speed, a core for each rank")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    shapes, run = (UNPACED, run_unpaced) if options.unpaced else (SHAPES, run_paced)
+    common = "" if options.unpaced else f"{COMMON} "
+    if unknown := set(options.shape or ()) - set(shapes):
+        parser.error(f"unknown shapes {sorted(unknown)}: known are {sorted(shapes)}")
     trainer = trainer_module()
     import torch
 
     import zenith_tune.mimo.checkpoint  # noqa: F401 - imported before the ranks are forked, so that they have it
 
-    results = {}
-    for name in options.shape or list(SHAPES)[:3]:
+    record: dict[str, Any] = {
+        "date": str(date.today()),
+        "command": shlex.join(["python", "benchmarks/mimo_agreement.py", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "tie": TIE,
+        "shapes": {},
+    }
+    for name in options.shape or list(shapes)[:3]:
         begin = time.monotonic()
-        rows = run_shape(trainer, SHAPES[name])
-        found = agreement(rows)
-        results[name] = {
-            "options": f"{COMMON} {SHAPES[name].options}",
-            "num_ranks": SHAPES[name].num_ranks,
+        found = run(trainer, shapes[name])
+        record["shapes"][name] = {
+            "options": common + shapes[name].options,
+            "num_ranks": shapes[name].num_ranks,
             "seconds": round(time.monotonic() - begin, 1),
             **found,
-            "rows": [
-                {"layout": row.label, "planned_s": round(row.prediction.step_s, 5), "measured_s": round(row.step_s, 5)}
-                for row in rows
-            ],
         }
-        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
-    if options.output:
-        record = {
-            "date": str(date.today()),
-            "command": shlex.join(["python", "benchmarks/mimo_agreement.py", *sys.argv[1:]]),
-            "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "tie": TIE,
-            "shapes": results,
-        }
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
+        told = {key: value for key, value in found.items() if key != "rows"}
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in told.items()), flush=True)
+        if options.output:  # after each shape, so that a run that is cut short keeps what it has
+            options.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ The language model begins after the encoder's ranks; with --llm-offset 0 both sh
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -18,27 +19,50 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.model_flops import step_flops
+from zenith_tune.mimo.model_work import check_layout
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+from zenith_tune.mimo.optimizer_config import OptimizerConfig
 
 if TYPE_CHECKING:
+    from zenith_tune.mimo.step_clock import StepClock
     from zenith_tune.mimo.trainer import StepResult, Trainer
 
 ENCODER = "vision"
+DEGREES = dict.fromkeys(["encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp"], 1)
+STEPS = {"micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "log-interval": 1}
+SIZES = {
+    "encoder-layers": 4,
+    "encoder-hidden": 32,
+    "encoder-heads": 4,
+    "patches": 4,
+    "patch-size": 12,
+    "llm-layers": 6,
+    "llm-hidden": 64,
+    "llm-heads": 4,
+    "seq-length": 32,
+    "vocab-size": 256,
+}
+TOLD_S = 5.0
+"""How long other ranks leave the first to tell of a mistake, before torchrun ends them all."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Report a wrong option like any other mistake: under torchrun every rank would print its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        raise UsageError(f"{message}: see --help.")
 
 
 def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line, or the words that are given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    degrees = dict.fromkeys(["encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp"], 1)
-    steps = {"micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "log-interval": 1, "seed": 0}
-    encoder = {"encoder-layers": 4, "encoder-hidden": 32, "encoder-heads": 4, "patches": 4, "patch-size": 12}
-    llm = {"llm-layers": 6, "llm-hidden": 64, "llm-heads": 4, "seq-length": 32, "vocab-size": 256}
-    for name, default in (degrees | steps | encoder | llm).items():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {**DEGREES, **STEPS, "seed": 0, **SIZES}.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default {default}")
     parser.add_argument("--llm-offset", type=int, metavar="N", help="first rank of the language model")
     parser.add_argument("--images", default="2,1,3,0", help="images of the samples, round and round; default 2,1,3,0")
@@ -106,14 +130,45 @@ def pace_of(options: argparse.Namespace) -> float | None:
     return flops
 
 
-def iteration_line(options: argparse.Namespace, iteration: int, step_s: float, tflops: float, done: StepResult) -> str:
+def optimizer_of(options: argparse.Namespace) -> OptimizerConfig:
+    """Return how the weights are updated."""
+    return OptimizerConfig(
+        lr=options.lr, clip_grad=options.clip_grad, use_distributed_optimizer=options.use_distributed_optimizer
+    )
+
+
+def checked_layout(options: argparse.Namespace) -> MimoLayout:
+    """Return the layout of a command line that can be trained; raises UsageError before anything is started."""
+    for name in (*DEGREES, *STEPS, *SIZES):
+        if (value := getattr(options, name.replace("-", "_"))) < 1:
+            raise UsageError(f"--{name} must be at least 1, but got {value}: correct it.")
+    if not 0 < options.timeout_s < math.inf:
+        raise UsageError(f"--timeout-s must be a number above 0, but got {options.timeout_s:g}: correct it.")
+    layout, config = layout_of(options), config_of(options)
+    check_layout(config, layout)
+    config.item_tokens(max(images_of(options)))
+    optimizer_of(options)
+    pace_of(options)
+    started = int(os.environ.get("WORLD_SIZE", layout.world_size)) if "RANK" in os.environ else layout.world_size
+    if started != layout.world_size:
+        raise UsageError(f"the layout needs {layout.world_size} ranks, but {started} were started.")
+    if options.load and not (options.load / ".metadata").is_file():
+        raise UsageError(f"{options.load} holds no finished checkpoint: it has no file .metadata.")
+    if options.save and options.save.exists() and not options.save.is_dir():
+        raise UsageError(f"--save must be a folder, but {options.save} is a file: give another.")
+    return layout
+
+
+def iteration_line(
+    options: argparse.Namespace, iteration: int, step_s: float, tflops: float, lr: float, done: StepResult
+) -> str:
     """Return one line as Megatron prints it."""
     fields = [
         f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {iteration:8d}/{options.train_iters:8d}",
         f"consumed samples: {iteration * options.global_batch_size:12d}",
         f"elapsed time per iteration (ms): {step_s * 1000:.1f}",
         f"throughput per GPU (TFLOP/s/GPU): {tflops:.4f}",
-        f"learning rate: {options.lr:.6E}",
+        f"learning rate: {lr:.6E}",
         f"global batch size: {options.global_batch_size:5d}",
         f"lm loss: {done.loss:.6E}",
         "loss scale: 1.0",
@@ -124,32 +179,34 @@ def iteration_line(options: argparse.Namespace, iteration: int, step_s: float, t
     return " | ".join(fields)
 
 
-def make_trainer(options: argparse.Namespace) -> Trainer:
-    """Build this rank's part of the model, its optimizer and the trainer."""
+def make_trainer(options: argparse.Namespace) -> tuple[Trainer, StepClock | None]:
+    """Build this rank's part of the model, its optimizer and the trainer, and a clock where passes can be timed."""
     import torch.distributed as dist
 
     from zenith_tune.mimo.mimo_model import MimoModel
     from zenith_tune.mimo.mimo_optimizer import get_mimo_optimizer
-    from zenith_tune.mimo.optimizer_config import OptimizerConfig
     from zenith_tune.mimo.paced_rank import PacedRank
     from zenith_tune.mimo.schedule import unwatched
+    from zenith_tune.mimo.step_clock import StepClock
     from zenith_tune.mimo.topology import Topology
-    from zenith_tune.mimo.trainer import Trainer
+    from zenith_tune.mimo.trainer import Trainer, unwatched_part
 
-    optimizer_config = OptimizerConfig(
-        lr=options.lr, clip_grad=options.clip_grad, use_distributed_optimizer=options.use_distributed_optimizer
-    )
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     flops_per_s = pace_of(options)
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
     model = MimoModel(config_of(options), topology, device=device)
-    return Trainer(
+    # A paced rank has its speed from its user, and nothing to measure.
+    clock = StepClock(model) if device == "cpu" and flops_per_s is None else None
+    around = unwatched if flops_per_s is None else PacedRank(model, flops_per_s)
+    trainer = Trainer(
         model,
-        get_mimo_optimizer(model, optimizer_config),
+        get_mimo_optimizer(model, optimizer_of(options)),
         micro_batch_size=options.micro_batch_size,
         global_batch_size=options.global_batch_size,
-        around=unwatched if flops_per_s is None else PacedRank(model, flops_per_s),
+        around=around if clock is None else clock.around_pass,
+        around_part=unwatched_part if clock is None else clock.around_part,
     )
+    return trainer, clock
 
 
 def train(options: argparse.Namespace) -> None:
@@ -159,12 +216,15 @@ def train(options: argparse.Namespace) -> None:
     from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
     from zenith_tune.mimo.samples import random_samples
 
-    trainer = make_trainer(options)
+    trainer, clock = make_trainer(options)
     if options.load:
         load_checkpoint(options.load, trainer)
     images, config = images_of(options), trainer.model.config
     flops = step_flops(config, options.global_batch_size, sum(images))
     is_last = dist.get_rank() == dist.get_world_size() - 1
+    lr = trainer.optimizer.param_groups[0]["lr"]
+    if is_last and lr != options.lr:
+        print(f"note: the checkpoint's learning rate {lr:g} is kept, not --lr {options.lr:g}", flush=True)
     while trainer.iteration < options.train_iters:
         batch = random_samples(config, options.global_batch_size, seed=trainer.iteration, num_items=images)
         begin = time.perf_counter()
@@ -172,7 +232,11 @@ def train(options: argparse.Namespace) -> None:
         step_s = time.perf_counter() - begin
         if is_last and trainer.iteration % options.log_interval == 0:
             tflops = flops / step_s / dist.get_world_size() / 1e12
-            print(iteration_line(options, trainer.iteration, step_s, tflops, done), flush=True)
+            print(iteration_line(options, trainer.iteration, step_s, tflops, lr, done), flush=True)
+        if clock is not None and trainer.iteration % options.log_interval == 0 and clock.is_worth_telling:
+            measured = clock.gathered()
+            if is_last:
+                print(measured.line(), flush=True)
     if options.save:
         save_checkpoint(options.save, trainer)
     trainer.close()
@@ -194,12 +258,16 @@ def train_as_one_rank(options: argparse.Namespace) -> None:
 
 def main() -> int:
     """Train, here or as a rank; return the exit code."""
-    options = read_options()
     try:
-        layout = layout_of(options)
-        config_of(options)
-        images_of(options)
-        pace_of(options)
+        options = read_options()
+        layout = checked_layout(options)
+    except UsageError as error:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(TOLD_S)
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
         if "RANK" in os.environ:
             train_as_one_rank(options)
             return 0

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.mimo.reference import OPTIMIZERS, samples_of_step
+from tests.mimo.adam_bound import DriftBound
+from tests.mimo.reference import OPTIMIZERS, USUAL, samples_of_step
 from tests.mimo.small_models import GLOBAL_BATCH_SIZE, LAYOUTS, MODELS
 from zenith_tune.mimo.mimo_model import MimoModel
 from zenith_tune.mimo.mimo_optimizer import get_mimo_optimizer
@@ -34,6 +35,7 @@ def compared_steps(trainer: Trainer, reference: Steps, steps: range) -> dict[str
     """Train on, and return the largest relative error of each kind, and what should be alike on all ranks."""
     errors: dict[str, float] = {}
     alike = []
+    bounds = drift_bounds(trainer)
     for step in steps:
         expected = reference[step]
         loss, num_tokens = trainer.accumulate(samples_of_step(trainer.model.config, step))
@@ -49,9 +51,29 @@ def compared_steps(trainer: Trainer, reference: Steps, steps: range) -> dict[str
             "clipped": worst_error(trainer.model, expected["clipped"], grads=True),
             "weights": worst_error(trainer.model, expected["weights"], grads=False),
         }
-        errors = {kind: max(error, errors.get(kind, 0.0)) for kind, error in found.items()}
+        if step == 0:
+            found["first grads"] = grads
+        if bounds:
+            found["drift"] = worst_drift(bounds, expected)
+        errors |= {kind: max(error, errors.get(kind, 0.0)) for kind, error in found.items()}
         trainer.iteration += 1
     return {"errors": errors, "alike": alike}
+
+
+def drift_bounds(trainer: Trainer) -> dict[Any, DriftBound]:
+    """Return what Adam makes of rounding for each parameter; none where it is kept from magnifying it."""
+    if trainer.model.dtype != torch.float32 or trainer.optimizer.config.eps != USUAL.eps:
+        return {}
+    return {
+        parameter: DriftBound(f"{module}/{name}", parameter.shard.cut, USUAL)
+        for module, part in trainer.model.parts.items()
+        for name, parameter in part.named_parameters()
+    }
+
+
+def worst_drift(bounds: dict[Any, DriftBound], expected: dict[str, Any]) -> float:
+    """Return the largest part of Adam's bound by which this rank's weights differ."""
+    return max(bound.excess(parameter.grad, parameter.detach(), expected) for parameter, bound in bounds.items())
 
 
 def worst_error(model: MimoModel, expected: dict[str, torch.Tensor], *, grads: bool, scale: float = 1.0) -> float:

@@ -15,7 +15,7 @@ from tests.requirements import need_module
 
 # Programs and what they share: to import them for their doctests would need torch.
 collect_ignore_glob = ["*_program.py"]
-collect_ignore = ["comparison.py", "forked_world.py", "reference.py"]
+collect_ignore = ["adam_bound.py", "comparison.py", "forked_world.py", "reference.py"]
 
 RANK_ENV = {
     "OMP_NUM_THREADS": "1",  # the ranks share two cores

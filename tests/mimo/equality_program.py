@@ -11,10 +11,10 @@ import torch
 
 from tests.mimo.comparison import Steps, compared_steps, make_trainer
 from tests.mimo.forked_world import run_world
-from tests.mimo.reference import NUM_STEPS, one_process
+from tests.mimo.reference import NUM_STEPS, OPTIMIZERS, USUAL, one_process
 from tests.mimo.small_models import LAYOUTS, MODELS
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "float32 usual eps": torch.float32}
 
 
 def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) -> dict[str, Any]:
@@ -22,9 +22,10 @@ def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) ->
     results = {}
     for name in names:
         for precision, dtype in DTYPES.items():
-            trainer = make_trainer(name, dtype)
+            eps = (USUAL if "usual" in precision else OPTIMIZERS[dtype]).eps
+            trainer = make_trainer(name, dtype, eps=eps)
             results[f"{name}/{precision}"] = compared_steps(
-                trainer, references[LAYOUTS[name][0], precision], range(NUM_STEPS)
+                trainer, references[LAYOUTS[name][0], precision], range(3 if "usual" in precision else NUM_STEPS)
             )
             trainer.close()
     return results
@@ -33,7 +34,7 @@ def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) ->
 def main() -> None:
     wanted = sys.argv[1:]
     references = {
-        (model, precision): one_process(MODELS[model], dtype)
+        (model, precision): one_process(MODELS[model], dtype, optimizer=USUAL if "usual" in precision else None)
         for model in sorted({LAYOUTS[name][0] for name in wanted})
         for precision, dtype in DTYPES.items()
     }

@@ -18,11 +18,13 @@ from zenith_tune.mimo.samples import Sample, collate, random_samples
 from zenith_tune.mimo.tensor_parallel import TensorParallel
 
 # Adam divides a gradient by its own size, so that rounding errors become whole steps where gradients are near 0. In
-# single precision a large eps keeps them out of the comparison; in double precision the usual one is compared.
+# single precision a large eps keeps them out of the comparison; in double precision the usual one is compared, and in
+# single precision too, within what Adam's formula makes of rounding.
 OPTIMIZERS = {
     torch.float32: OptimizerConfig(lr=1e-2, clip_grad=0.5, eps=1e-2),
     torch.float64: OptimizerConfig(lr=1e-2, clip_grad=0.5, eps=1e-8),
 }
+USUAL = OPTIMIZERS[torch.float64]
 NUM_STEPS = 5
 
 
@@ -30,19 +32,24 @@ def samples_of_step(config: MimoConfig, step: int) -> list[Sample]:
     return random_samples(config, GLOBAL_BATCH_SIZE, seed=step, num_items=NUM_ITEMS)
 
 
-def one_process(config: MimoConfig, dtype: torch.dtype, num_steps: int = NUM_STEPS) -> list[dict[str, Any]]:
+def one_process(
+    config: MimoConfig, dtype: torch.dtype, num_steps: int = NUM_STEPS, optimizer: OptimizerConfig | None = None
+) -> list[dict[str, Any]]:
     """Return what training in one process gives, from a process of its own: one that computes must not be forked."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.pt"
-        codes = run_ranks(1, lambda: torch.save(train_in_one_process(config, dtype, num_steps), path))
+        chosen = optimizer or OPTIMIZERS[dtype]
+        codes = run_ranks(1, lambda: torch.save(train_in_one_process(config, dtype, num_steps, chosen), path))
         assert codes == [0]
         steps: list[dict[str, Any]] = torch.load(path)
     return steps
 
 
-def train_in_one_process(config: MimoConfig, dtype: torch.dtype, num_steps: int) -> list[dict[str, Any]]:
+def train_in_one_process(
+    config: MimoConfig, dtype: torch.dtype, num_steps: int, config_of_optimizer: OptimizerConfig
+) -> list[dict[str, Any]]:
     """Return each step's loss, norm, gradients before and after clipping, weights and Adam's moments."""
-    tp, config_of_optimizer = TensorParallel(dtype=dtype), OPTIMIZERS[dtype]
+    tp = TensorParallel(dtype=dtype)
     modules = nn.ModuleDict({name: build_module(config, name, tp) for name in [*sorted(config.encoders), "language"]})
     named = {name.replace(".", "/", 1): parameter for name, parameter in modules.named_parameters()}
     groups = [

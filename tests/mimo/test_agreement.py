@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from zenith_tune.command_line import CommandLine
+from zenith_tune.mimo.measured_step import MeasuredStep
 from zenith_tune.planning.mimo_candidates import mimo_candidates
+from zenith_tune.planning.mimo_plan import plan_mimo
 from zenith_tune.planning.mimo_prediction import predict
+from zenith_tune.planning.mimo_search import MimoSearch
 from zenith_tune.presets.mimo_example import read_example
 from zenith_tune.presets.mimo_job import Given
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPT = "benchmarks/mimo_agreement.py"
 RECORD = ROOT / "benchmarks" / "mimo_agreement-2026-11-15.json"
+UNPACED = ROOT / "benchmarks" / "mimo_agreement-unpaced-2026-11-15.json"
 
 
 @pytest.mark.slow
@@ -66,3 +72,46 @@ def test_the_documentation_quotes_the_record() -> None:
         figures = [str(shape["num_layouts"]), f"{best * 1e3:.0f}", f"{alike * 1e3:.0f}"]
         figures += [f"{shape['rank_correlation']:.2f}", f"{shape['median_error']:.1%}", f"{shape['regret']:.1%}"]
         assert all(figure in row for figure in figures), (figures, row)
+
+
+def test_unpaced_the_plans_first_is_the_measured_first_and_its_second_is_within_the_noise() -> None:
+    shapes = json.loads(UNPACED.read_text())["shapes"]
+    assert sorted(shapes) == ["balanced", "encoder heavy", "language heavy"]
+    assert max(shape["num_ranks"] for shape in shapes.values()) == 6
+    for name, shape in shapes.items():
+        steps = [statistics.median(step_s for steps in row["rounds_s"] for step_s in steps) for row in shape["rows"]]
+        order = sorted(steps)
+        assert len(steps) == shape["num_layouts"] > 30 and shape["tie"] == max(0.05, shape["noise"]), name
+        assert steps[0] == order[0] and shape["regret"] == 0.0, name
+        assert max(steps[:2]) / order[1] - 1 == pytest.approx(shape["regret_of_second"], abs=1e-3)
+        assert shape["regret_of_second"] <= shape["tie"] < 0.2, name
+        assert shape["rank_correlation"] > 0.9, name
+        assert shape["study"]["regret"] == shape["study"]["homogeneous_regret"] == 0.0, name
+
+
+def test_the_unpaced_record_is_of_the_plan_as_it_is_now() -> None:
+    for name, shape in json.loads(UNPACED.read_text())["shapes"].items():
+        job = read_example(
+            CommandLine(f"python mimo_train.py {shape['options']}"), Given(n_gpus=shape["num_ranks"])
+        ).job
+        mbs_max = max(int(row["layout"].rpartition("mbs")[2]) for row in shape["rows"])
+        search = MimoSearch(job, partial(plan_mimo, mbs_max=mbs_max), top=3, measures=True)
+        for probe in shape["probes"]:
+            following = search.next()
+            assert following is not None and following.is_probe
+            assert following.prediction.at.label == probe["layout"], name
+            search.learn(following.prediction.at, probe["step_s"], MeasuredStep.of(probe["told"]))
+        planned = {at.label: expected.step_s for at, expected in search.ranked().items()}
+        assert [row["layout"] for row in shape["rows"]] == list(planned), name
+        assert [row["planned_s"] for row in shape["rows"]] == pytest.approx(list(planned.values()), abs=1e-5), name
+
+
+def test_the_documentation_quotes_the_unpaced_record() -> None:
+    text = (ROOT / "docs" / "mimo.md").read_text()
+    for name, shape in json.loads(UNPACED.read_text())["shapes"].items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| unpaced, {name}"))
+        steps = [shape["best_step_s"], shape["best_homogeneous_step_s"]]
+        shares = [shape[key] for key in ("regret", "regret_of_second", "noise", "median_error")]
+        figures = [str(shape["num_layouts"]), *(f"{step_s * 1e3:.0f} ms" for step_s in steps)]
+        figures += [f"{share:.0%}" for share in shares] + [f"{shape['rank_correlation']:.2f}"]
+        assert all(f" {figure} " in row for figure in figures), (figures, row)

@@ -1,4 +1,4 @@
-"""Every layout trains as one process does: losses, gradients, norm, clipped gradients and weights, five steps long."""
+"""Every layout trains as one process does: losses, gradients, norm, clipped gradients and weights, some steps long."""
 
 from __future__ import annotations
 
@@ -11,15 +11,31 @@ from tests.mimo.small_models import LAYOUTS
 
 pytestmark = pytest.mark.slow
 
-TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
-KINDS = {"loss", "grads", "norm", "clipped", "weights"}
+KINDS = ("loss", "first grads", "grads", "norm", "clipped", "weights")
+# With the usual eps Adam magnifies rounding in single precision: then losses, norms and the gradients before the first
+# update are as equal as with a large one, and "drift" is that of the weights as a part of what Adam's formula makes of
+# the gradients' differences (adam_bound.py). Later gradients are of weights that have drifted.
+TOLERANCES = {
+    "float32": dict.fromkeys(KINDS, 1e-5),
+    "float64": dict.fromkeys(KINDS, 1e-10),
+    "float32 usual eps": {
+        "loss": 1e-5,
+        "norm": 1e-5,
+        "first grads": 1e-5,
+        "grads": 5e-4,
+        "clipped": 5e-4,
+        "drift": 1.0,
+    },
+}
 
 
 def too_large(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
     """Return the errors over the tolerance of their precision, the worst of all ranks."""
-    worst = {key: {k: max(rank["errors"][k] for rank in ranks) for k in KINDS} for key, ranks in found.items()}
-    limits = {key: TOLERANCES[key.rpartition("/")[2]] for key in found}
-    over = {key: {k: e for k, e in errors.items() if not e <= limits[key]} for key, errors in worst.items()}
+    over = {}
+    for key, ranks in found.items():
+        limits = TOLERANCES[key.rpartition("/")[2]]
+        worst = {kind: max(rank["errors"][kind] for rank in ranks) for kind in limits}
+        over[key] = {kind: error for kind, error in worst.items() if not error <= limits[kind]}
     return {key: errors for key, errors in over.items() if errors}
 
 

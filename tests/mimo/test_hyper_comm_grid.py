@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,23 @@ def test_coordinates_and_ranks_are_inverse() -> None:
 def test_a_grid_that_cannot_be_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         HyperCommGrid(*arguments, world_size=8)
+
+
+def test_misuse_raises_what_megatrons_grid_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    grid = HyperCommGrid([2, 2], ["tp", "dp"])
+    misuses: list[tuple[type[Exception], Callable[[], object]]] = [
+        (ValueError, lambda: HyperCommGrid([2], ["tp", "dp"])),
+        (ValueError, lambda: HyperCommGrid([2], ["tp"], -1)),
+        (RuntimeError, lambda: HyperCommGrid([9], ["tp"])),
+        (RuntimeError, lambda: HyperCommGrid([4, 2], ["tp", "dp"], 1)),
+        (ValueError, lambda: grid.get_rank_enum("pp")),
+        (ValueError, lambda: grid.get_rank_enum(["tp", "tp"])),
+        (KeyError, lambda: grid.get_pg("dp")),
+    ]
+    for kind, misuse in misuses:
+        with pytest.raises(kind):
+            misuse()
 
 
 def test_the_world_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

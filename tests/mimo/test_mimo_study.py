@@ -30,10 +30,11 @@ def test_a_study_ends_with_a_layout_at_least_as_fast_as_the_best_homogeneous_one
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
     said = done.stdout
     assert "layouts for 4 ranks planned" in said
-    assert re.search(r"stopped: tried 2 of \d+ planned layouts, 1 of them homogeneous", said)
+    stopped = re.search(r"stopped: tried (\d+) of \d+ planned layouts, (\d+) of them homogeneous", said)
+    assert stopped is not None and int(stopped[1]) == 1 + int(stopped[2]) >= 3, said
     trials = json.loads(next(tmp_path.rglob("*.json")).read_text())["trials"]
-    assert [trial["outcome"] for trial in trials] == ["ok", "ok"]
-    ratio = re.search(r"(\d\.\d\d)x as fast as the best homogeneous layout, (\S+) ms -> (\S+) ms a step", said)
+    assert [trial["outcome"] for trial in trials] == ["ok"] * int(stopped[1])
+    ratio = re.search(r"(\d\.\d\d)x as fast as the best homogeneous layout tried, (\S+) ms -> (\S+) ms a step", said)
     assert ratio is not None, said
     assert float(ratio[2]) > float(ratio[3])
     causes = r"where it comes from, by the plan: waiting .* -> .*the encoder's 4 ranks take .* an LLM stage"

@@ -31,10 +31,14 @@ def train(start: Start, *options: str) -> str:
 def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(start: Start, tmp_path: Path) -> None:
     colocated = train(start, "--encoder-dp 2 --llm-tp 2 --llm-offset 0 --micro-batch-size 2 --llm-recompute")
     begun = train(start, f"--llm-pp 2 --train-iters 3 --save {tmp_path}/half")
-    ended = train(start, f"--encoder-tp 2 --llm-dp 2 --load {tmp_path}/half")
+    ended = train(start, f"--encoder-tp 2 --llm-dp 2 --load {tmp_path}/half --lr 0.5")
     assert len(losses(colocated)) == 6 and len(losses(begun)) == len(losses(ended)) == 3
     assert losses(begun) + losses(ended) == pytest.approx(losses(colocated), rel=2e-5)
     assert MegatronEvaluator("step_time").evaluate(colocated, {}) > 0
+    # What is printed is what is used: the checkpoint's rate, and once that --lr is not.
+    assert set(re.findall(r"learning rate: (\S+)", ended)) == {"1.000000E-03"}
+    assert ended.count("note: the checkpoint's learning rate 0.001 is kept, not --lr 0.5\n") == 1
+    assert "note:" not in begun + colocated
 
 
 def test_torchrun_starts_its_ranks_too(start: Start) -> None:
@@ -47,12 +51,47 @@ def test_torchrun_starts_its_ranks_too(start: Start) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("--llm-tp 3", "the language model's heads must be a multiple of tp, but got 4 and tp 3"),
+        ("--llm-dp 2", "the layout needs 3 ranks, but 4 were started"),
+        ("--llm-tp three", "argument --llm-tp: invalid int value: 'three'"),
+    ],
+)
+def test_under_torchrun_a_mistake_is_told_by_one_rank_with_exit_code_2(
+    start: Start, options: str, message: str
+) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    done = start(*launcher, TRAINER, *options.split())
+    assert done.returncode != 0 and done.stdout == ""
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and message in told[0], done.stderr
+    # The launcher ends the ranks that have said nothing; its own report is all that follows.
+    assert re.search(r"rank +: 0 .*\n +exitcode +: 2 ", done.stderr) and 'mimo_train.py", line' not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ("--encoder-dp 2 --llm-dp 3", "must divide one another, but got 2 and 3"),
         ("--encoder-dp 2", "1 * 1 = 1 and 2"),
         ("--llm-offset 3", "without gap or overlap"),
         ("--images 1,x", "--images takes counts such as 2,1,3,0, but got '1,x'"),
         ("--device-flops 0", "--device-flops must be a number above 0, but got 0"),
         ("--llm-hidden 30", "hidden size must be a multiple of the heads, but got 30 and 4"),
+        ("--llm-tp 3", "the language model's heads must be a multiple of tp, but got 4 and tp 3"),
+        ("--llm-pp 9", "pp must not exceed the layers, but got pp 9 and 6 layers"),
+        ("--vocab-size 250 --llm-tp 4", "the vocabulary must be a multiple of tp, but got 250 and tp 4"),
+        ("--encoder-layers 0", "--encoder-layers must be at least 1, but got 0"),
+        ("--images 9", "32 tokens have no room for 9 items of 4 patches"),
+        ("--llm-heads 0", "--llm-heads must be at least 1, but got 0"),
+        ("--llm-hidden 0", "--llm-hidden must be at least 1, but got 0"),
+        ("--lr nan", "lr must be a number of at least 0, but got nan"),
+        ("--clip-grad -1", "clip_grad must be a number of at least 0, but got -1"),
+        ("--log-interval 0", "--log-interval must be at least 1, but got 0"),
+        ("--timeout-s inf", "--timeout-s must be a number above 0, but got inf"),
+        ("--vocab-size 1", "words besides the 1 tokens of items, but has 1"),
+        ("--llm-dp two", "argument --llm-dp: invalid int value: 'two'"),
+        ("--load no-such-folder", "no-such-folder holds no finished checkpoint"),
+        ("--save README.md", "--save must be a folder, but README.md is a file"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(start: Start, options: str, message: str) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planning.mimo_jobs import INSTANT, SLOW, mimo_job, module
+from zenith_tune.mimo.module_work import ModuleWork
 from zenith_tune.planning import mimo_prediction
 from zenith_tune.planning.mimo_candidate import MimoCandidate
 from zenith_tune.planning.mimo_candidates import mimo_candidates
@@ -88,10 +91,24 @@ def test_recomputation_costs_the_blocks_forward_once_more() -> None:
     assert predict(job, again).memory_bytes < predict(job, plain).memory_bytes
 
 
-def test_a_frozen_encoder_has_no_backward_pass() -> None:
+def test_a_frozen_module_has_the_backward_pass_that_gradients_through_it_need() -> None:
     at = apart(2, (1, 1), (1, 1), 0, mbs=4)
-    trained, frozen = (predict(mimo_job(2, encoder=module(2, 1.0, is_trained=is_on)), at) for is_on in (True, False))
-    assert trained.step_s - frozen.step_s == pytest.approx(4 * 4)
+    trained = predict(mimo_job(2), at).step_s
+    frozen, passing = (
+        predict(mimo_job(2, encoder=frozen_module(2, 1.0, passes_gradient=passes)), at).step_s
+        for passes in (False, True)
+    )
+    assert trained - frozen == pytest.approx(4 * 4)
+    assert trained - passing == pytest.approx(4 * 2)
+
+
+def frozen_module(num_layers: int, layer_flops: float, *, passes_gradient: bool) -> ModuleWork:
+    work = module(num_layers, layer_flops)
+    parts = {
+        name: replace(getattr(work, name), is_trained=False, passes_gradient=passes_gradient)
+        for name in ("first", "layer", "last")
+    }
+    return replace(work, **parts)
 
 
 @pytest.mark.parametrize("items", [(2,), (3, 0, 1), (1, 0, 0, 2, 4, 0)])

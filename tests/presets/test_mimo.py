@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from tests.conftest import ROOT
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.evaluators.mimo import MimoEvaluator
 from zenith_tune.parameters import CategoricalParameter, Params
+from zenith_tune.planning.mimo_candidate import MimoCandidate
 from zenith_tune.presets.mimo import MimoPreset
 from zenith_tune.presets.mimo_example import DEFAULTS, IMAGES
 from zenith_tune.presets.recognition import recognised_preset
@@ -136,7 +140,7 @@ def test_memory_leaves_layouts_out_or_has_them_recompute() -> None:
     assert "a rank must fit" in str(tight.explain(large))
 
 
-def test_the_best_layouts_and_the_best_homogeneous_one_are_tried() -> None:
+def test_the_best_layouts_and_the_best_homogeneous_ones_are_tried() -> None:
     preset = bound("python mimo_train.py --images 4,0,0,0 --device-flops 1e8", n_gpus=4, top=2)
     strategy = preset.get_recommended_strategy()
     assert isinstance(strategy, MimoRankedStrategy) and strategy.ends_by_itself
@@ -144,11 +148,41 @@ def test_the_best_layouts_and_the_best_homogeneous_one_are_tried() -> None:
     strategy.optimize(trials, preset.get_search_space(), preset.evaluator().direction)
     tried = [preset.space.candidate(params) for params in trials.points]
     plan = preset.space.plan
-    assert len(tried) == strategy.max_trials(preset.get_search_space()) == 3
-    assert [at.is_homogeneous for at in tried].count(True) == 1
+    assert len(tried) == 4 <= (strategy.max_trials(preset.get_search_space()) or 0)
+    assert [at.is_homogeneous for at in tried].count(True) == 2
     assert plan.homogeneous[0].at in tried
     best = [each.at for each in plan.ranked if not each.at.is_homogeneous][:2]
     assert [at for at in tried if not at.is_homogeneous] == best
+
+
+def test_runs_at_their_own_speed_measure_the_rates_first() -> None:
+    preset = bound("python mimo_train.py --images 4,0,0,0", n_gpus=4, top=2)
+    trials = ScriptedTrials(lambda params: 1.0)
+    preset.get_recommended_strategy().optimize(trials, preset.get_search_space(), preset.evaluator().direction)
+    first = [preset.label(params) for params in trials.points[:3]]
+    assert first == [
+        "encoder dp4 on 4 shared | llm dp4 on 4 shared | mbs4",
+        "encoder dp4 on 4 shared | llm dp4 on 4 shared | mbs1",
+        "encoder tp2 dp2 on 4 shared | llm tp2 dp2 on 4 shared | mbs4",
+    ]
+    assert isinstance(preset.evaluator(), MimoEvaluator) and not isinstance(bound().evaluator(), MimoEvaluator)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "language", "encoder_ranks", "is_homogeneous"),
+    [
+        ((2, 1), (2, 1), 0, True),  # one layout for both on all ranks
+        ((1, 1), (2, 1), 0, False),
+        ((1, 1), (1, 3), 1, True),  # a plain pipeline whose first stage is the encoder
+        ((2, 1), (2, 1), 2, True),
+        ((1, 2), (1, 1), 2, False),  # dp 1 against dp 2
+    ],
+)
+def test_homogeneous_is_what_needs_no_layouts_of_their_own(
+    encoder: tuple[int, int], language: tuple[int, int], encoder_ranks: int, is_homogeneous: bool
+) -> None:
+    at = MimoCandidate.of(4, encoder=encoder, language=language, encoder_ranks=encoder_ranks, micro_batch=1)
+    assert at.is_homogeneous == is_homogeneous
 
 
 @pytest.mark.parametrize(
@@ -200,6 +234,33 @@ def test_a_plan_needs_no_torch() -> None:
     code = f"import sys; from zenith_tune.presets.mimo import MimoPreset; MimoPreset().bind({COMMAND!r})"
     done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], cwd=ROOT)
     assert done.returncode == 0
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_dry_run_tells_the_planned_step_stages_and_memory_of_each_layout(zenithtune: Run) -> None:
+    wanted = ["optimize", "--preset", "mimo", "--no-baseline", "--dry-run"]
+    text, lines = (zenithtune(*wanted, *more, "--", *COMMAND.split()).stdout for more in ([], ["--json"]))
+    runs = [event for event in map(json.loads, lines.splitlines()) if event["event"] == "would_run"]
+    assert len(runs) == text.count("\ntrial ") >= 2
+    planned = bound()
+    for run in runs:
+        expected = planned.space.predict(run["parameters"])
+        told = run["predicted"]
+        assert (told["step_s"], told["memory_bytes"]) == (expected.step_s, expected.memory_bytes)
+        stages = (expected.encoder_stage_s, expected.language_stage_s)
+        assert (told["encoder_stage_s"], told["llm_stage_s"]) == stages
+        words = "{:.1f} ms a step, encoder stage {:.1f} ms, llm stage {:.1f} ms, {:.3g} GiB by the plan of preset mimo"
+        in_ms = [seconds * 1e3 for seconds in (expected.step_s, *stages)]
+        assert f"{run['command']}\n  {words.format(*in_ms, expected.memory_bytes / 2**30)}\n" in text
+
+
+@pytest.mark.parametrize("options", [(), ("--cluster", "h100x8"), ("--cluster", "h100x8", "--probe", "2")])
+def test_a_plan_of_such_a_command_names_the_way_to_its_ranking(zenithtune: Run, options: tuple[str, ...]) -> None:
+    done = zenithtune("plan", *options, "--", *COMMAND.split())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "zenithtune optimize --preset mimo --dry-run -- COMMAND" in done.stderr
 
 
 def test_both_examples_are_recognised_by_themselves() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.describe.megatron_args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.parameters import Params
 from zenith_tune.presets.mimo import MimoPreset
-from zenith_tune.presets.mimo_megatron_model import megatron_language
+from zenith_tune.presets.recognition import recognised_preset
 from zenith_tune.testing import PresetContract
 
 LAUNCH = "python -m torch.distributed.run --standalone --nproc-per-node 8 examples/mimo/pretrain_mimo.py"
@@ -28,6 +27,11 @@ HYBRID = (
 BATCH = "--micro-batch-size 1 --global-batch-size 8 --num-image-tiles 12"
 LAYOUT = "--encoder-tp 2 --encoder-dp 2 --llm-offset 4 --llm-tp 2 --llm-pp 1 --llm-dp 2 --llm-ep 4 --llm-expt-tp 1"
 COMMAND = f"{LAUNCH} {MODEL} {HYBRID} {BATCH} {LAYOUT}"
+SHARDED = "--tensor-parallel-num-weight-shards 4 --expert-tensor-parallel-num-weight-shards 2"
+SHAPE = (
+    *("num-layers", "num-attention-heads", "num-query-groups", "mamba-num-heads", "mamba-num-groups", "seq-length"),
+    *("tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards"),
+)
 CLUSTER = {"cluster": "h100x8"}
 ROOMY: dict[str, Any] = {"memory_gib": 1000.0}
 """Layouts that only lack memory are no business of the rules."""
@@ -48,23 +52,39 @@ def emitted(preset: MimoPreset, params: Params, command: str = COMMAND) -> dict[
     names = ("encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-pp", "llm-dp", "llm-ep", "llm-expt-tp")
     flags = {name: int(words[words.index(f"--{name}") + 1]) for name in names}
     assert all(words.count(f"--{name}") == 1 for name in names)
-    return {**flags, "mbs": int(words[words.index("--micro-batch-size") + 1])}
+    shape = {name: int(words[words.index(f"--{name}") + 1]) for name in SHAPE if f"--{name}" in words}
+    if "--hybrid-layer-pattern" in words:
+        pattern = words[words.index("--hybrid-layer-pattern") + 1].split("/")[0]
+        shape |= {"num-layers": len(pattern.replace("|", "")), "segments": len(pattern.split("|"))}
+    return {**shape, **flags, "mbs": int(words[words.index("--micro-batch-size") + 1])}
 
 
 def broken_rules(flags: Mapping[str, int], *, world: int, batch: int, experts: int) -> list[str]:
     """Return which rules of the example a set of options breaks, reckoned from the options alone."""
     encoder = set(range(flags["encoder-tp"] * flags["encoder-dp"]))
-    size = flags["llm-tp"] * flags["llm-pp"] * flags["llm-dp"]
+    tp, pp, shards = flags["llm-tp"], flags["llm-pp"], flags.get("tensor-parallel-num-weight-shards", flags["llm-tp"])
+    size = shards * pp * flags["llm-dp"]
+    lanes_of_language = flags["llm-dp"] * (shards // tp)
+    expert = flags.get("expert-tensor-parallel-num-weight-shards", flags["llm-expt-tp"]) * flags["llm-ep"]
+    groups = flags.get("num-query-groups", flags["num-attention-heads"])
     language = set(range(flags["llm-offset"], flags["llm-offset"] + size))
-    lanes = sorted((flags["encoder-dp"], flags["llm-dp"]))
+    lanes = sorted((flags["encoder-dp"], lanes_of_language))
     rules = {
         "spans are disjoint": not encoder & language,
         "spans cover the world": encoder | language == set(range(world)),
         "lanes divide one another": lanes[1] % lanes[0] == 0,
-        "mbs * llm dp is a multiple of encoder dp": flags["mbs"] * flags["llm-dp"] % flags["encoder-dp"] == 0,
-        "the batch is a multiple of mbs * llm dp": batch % (flags["mbs"] * flags["llm-dp"]) == 0,
+        "mbs * llm dp is a multiple of encoder dp": flags["mbs"] * lanes_of_language % flags["encoder-dp"] == 0,
+        "the batch is a multiple of mbs * llm dp": batch % (flags["mbs"] * lanes_of_language) == 0,
         "experts are a multiple of ep": experts % flags["llm-ep"] == 0,
-        "expert ranks fill the stages": size % (flags["llm-expt-tp"] * flags["llm-ep"] * flags["llm-pp"]) == 0,
+        "expert ranks fill the stages": size % (expert * pp) == 0,
+        "weight shards are a multiple of tp": shards % tp == 0,
+        "layers are a multiple of pp": flags.get("segments", 1) > 1 or flags["num-layers"] % pp == 0,
+        "one segment is one stage": flags.get("segments", 1) in (1, pp),
+        "heads are a multiple of tp": flags["num-attention-heads"] % tp == 0,
+        "query groups are a multiple or a divisor of tp": groups % tp == 0 or tp % groups == 0,
+        "Mamba heads are a multiple of tp": flags.get("mamba-num-heads", tp) % tp == 0,
+        "Mamba groups are a multiple of tp": flags.get("mamba-num-groups", tp) % tp == 0,
+        "the sequence is a multiple of tp": flags["seq-length"] % tp == 0,
     }
     return [rule for rule, holds in rules.items() if not holds]
 
@@ -85,6 +105,104 @@ def test_every_planned_layout_is_emitted_by_the_rules(num_gpus: int) -> None:
     for params in points:
         flags = emitted(preset, params)
         assert broken_rules(flags, world=num_gpus, batch=8, experts=128) == [], flags
+
+
+DENSE = f"{LAUNCH} --num-layers 10 --hidden-size 1536 --seq-length 2040 --vocab-size 32000 {BATCH} {LAYOUT}"
+THREE_GROUPS = "--num-attention-heads 12 --group-query-attention --num-query-groups 3"
+MAMBA = COMMAND.replace("--mamba-num-heads 64", "--mamba-num-heads 12 --mamba-num-groups 6")
+
+
+@pytest.mark.parametrize(
+    ("command", "experts", "count"),
+    [
+        (f"{DENSE} {THREE_GROUPS}", 1, 20),
+        (f"{DENSE} --num-attention-heads 24", 1, 20),
+        (MAMBA, 128, 10),
+        (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "'MEMEM*|EMEMEM*|EMEMEM*|M'"), 128, 2),
+        (f"{COMMAND} {SHARDED}", 128, 10),
+    ],
+)
+def test_other_models_too_are_only_tried_as_megatron_takes_them(command: str, experts: int, count: int) -> None:
+    preset = bound(command, mbs_max=2, **ROOMY)
+    points = list(preset.points())
+    assert len(points) >= count
+    for params in points:
+        flags = emitted(preset, params, command)
+        assert broken_rules(flags, world=8, batch=8, experts=experts) == [], flags
+
+
+@pytest.mark.parametrize(
+    ("command", "good", "bad", "rule"),
+    [
+        (
+            f"{DENSE} {THREE_GROUPS}",
+            {"llm_pp": 2, "llm_tp": 1},
+            {"llm_pp": 4, "llm_tp": 1},
+            "layers are a multiple of pp",
+        ),
+        (
+            f"{DENSE} {THREE_GROUPS}",
+            {"encoder_ranks": 2, "llm_tp": 3},
+            {"llm_tp": 2},
+            "query groups are a multiple or a divisor of tp",
+        ),
+        (MAMBA, {"llm_tp": 2}, {"llm_tp": 4, "encoder_tp": 4}, "Mamba groups are a multiple of tp"),
+        (
+            COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "'MEMEM*EMEM|EM*EMEMEM*'"),
+            {"llm_pp": 2, "llm_tp": 1, "llm_ep": 2},
+            {"llm_pp": 1},
+            "one segment is one stage",
+        ),
+        (
+            f"{COMMAND} {SHARDED}",
+            {"llm_ep": 2},
+            {"encoder_ranks": 2, "llm_tp": 3},
+            "weight shards are a multiple of tp",
+        ),
+    ],
+)
+def test_a_model_keeps_what_it_can_be_split_into(command: str, good: Any, bad: Any, rule: str) -> None:
+    preset = bound(command, **ROOMY)
+    space = preset.get_search_space()
+    for changes, is_good in ((good, True), (bad, False)):
+        params = {name: value for name, value in point(**changes).items() if name in space}
+        broken = broken_rules(emitted(preset, params, command), world=8, batch=8, experts=128)
+        assert (preset.explain(params) is None) == is_good, preset.explain(params)
+        assert (broken == []) == is_good and (rule in broken) == (not is_good), broken
+
+
+def test_weight_shards_are_ranks_that_read_samples_of_their_own() -> None:
+    command = f"{COMMAND} {SHARDED}".replace("--llm-dp 2", "--llm-dp 1").replace("--llm-ep 4", "--llm-ep 2")
+    preset = bound(command, **ROOMY)
+    plain = bound(**ROOMY)
+    params = point(llm_ep=2)
+    assert preset.own_point(command) == params and preset.explain(params) is None
+    assert emitted(preset, params, command)["llm-dp"] == 1 and emitted(plain, params)["llm-dp"] == 2
+    # Each rank holds a quarter of the dense weights and of the two experts' halves, not a half of both.
+    assert preset.space.predict(params).memory_bytes < 0.8 * plain.space.predict(params).memory_bytes
+    assert any("--llm-dp is dp * tp / 4" in note for note in preset.notes(command))
+    filled = preset.apply_parameters(f"{command} --llm-dp {{llm_dp}}", params)
+    assert filled.count("--llm-dp 1") == 2
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "torchrun --nproc-per-node 8 -m examples.mimo.pretrain_mimo",
+        "uv run --extra ssm python -m torch.distributed.run --nproc-per-node 8 -m examples.mimo.pretrain_mimo",
+        "torchrun --nproc-per-node=8 --module examples.mimo.pretrain_mimo",
+    ],
+)
+def test_the_example_is_known_as_a_module_too(launch: str, tmp_path: Path) -> None:
+    command = COMMAND.replace(LAUNCH, launch)
+    assert MimoPreset.recognises(command) and recognised_preset(command) == "mimo"
+    preset = bound(command)
+    assert preset.space.read.job.num_ranks == 8 and preset.own_point(command) == point()
+    assert emitted(preset, point(mbs=2), command)["mbs"] == 2
+    assert not MimoPreset.recognises(command.replace("pretrain_mimo", "pretrain_gpt"))
+    script = tmp_path / "train.sh"
+    script.write_text(command.replace(launch, f'ARGS=(--standalone)\n{launch} "${{ARGS[@]}}"') + ' "$@"\n')
+    assert bound(f"bash {script}").own_point(f"bash {script}") == point()
 
 
 @pytest.mark.parametrize(
@@ -178,29 +296,25 @@ def test_a_shell_script_that_passes_its_arguments_on_is_read(tmp_path: Path) -> 
         (COMMAND.replace("--global-batch-size 8", ""), {}, "has no --global-batch-size: add it to the command"),
         (COMMAND.replace("--nproc-per-node 8", ""), {}, "must know the number of GPUs"),
         (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "MGMG"), {}, r"must be made of M \* - E for a plan, but has G"),
+        (
+            f"{COMMAND} --decoder-first-pipeline-num-layers 3",
+            {},
+            "all of the same length, but the command has --decoder",
+        ),
+        (f"{COMMAND} --num-virtual-stages-per-pipeline-rank 2", {}, "one stage on each rank, .*: take it out"),
+        (f"{COMMAND} --mamba-num-groups 6", {}, "Mamba heads must be a multiple of the Mamba groups, but got 64 and 6"),
+        (f"{COMMAND} --freeze-lm --freeze-vit --freeze-projection", {}, "something must be trained, but the command"),
+        (
+            f"{COMMAND.replace('--llm-expt-tp 1', '--llm-expt-tp 2')} --expert-tensor-parallel-num-weight-shards 3",
+            {},
+            "must be a multiple of expert tp, but got 3 and 2",
+        ),
         (COMMAND, {"encoder_heads": 7}, "encoder_hidden must be a multiple of encoder_heads, but got 1280 and 7"),
     ],
 )
 def test_what_a_plan_lacks_is_told(command: str, args: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         bound(command, **args)
-
-
-def test_nemotron_nano_has_its_published_parameters() -> None:
-    # Nemotron 3 Nano, technical report of December 2025: 23 Mamba, 23 MoE and 6 attention layers, 31.6 B parameters.
-    pattern = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-    assert len(pattern) == 52
-    words = f"{MODEL} {HYBRID}".replace("MEMEM*EMEMEM*EMEMEM*", pattern).replace(
-        "--num-query-groups 8", "--num-query-groups 2"
-    )
-    work = megatron_language(MegatronArgs.of(words.split()))
-    params = work.num_layers * work.layer.params(1) + work.first.params(1) + work.last.params(1)
-    assert params == pytest.approx(31.6e9, rel=0.02)
-
-
-def test_a_frozen_encoder_is_planned_without_a_backward_pass() -> None:
-    trained, frozen = (bound(f"{COMMAND}{more}").space.read.job.encoder.is_trained for more in ("", " --freeze-vit"))
-    assert trained and not frozen
 
 
 def test_recomputation_stays_what_the_command_says() -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+class GridTooLargeError(UsageError, RuntimeError):
+    """Report a grid that does not fit into the world; also a RuntimeError, as it is in Megatron-LM."""
+
+
 class HyperCommGrid:
     """Arrange consecutive ranks in a box whose first dimension varies fastest.
 
@@ -57,7 +61,7 @@ class HyperCommGrid:
             raise UsageError(f"rank_offset must be at least 0, but got {self.rank_offset}.")
         world = _world_size() if world_size is None else world_size
         if self.rank_offset + self.size > world:
-            raise UsageError(
+            raise GridTooLargeError(
                 f"a grid must end within the world, but {' * '.join(map(str, shape))} = {self.size} ranks from rank "
                 f"{self.rank_offset} on are over sized for {world}: make a dimension smaller, or start more ranks."
             )

@@ -18,6 +18,9 @@ class TransformerConfig:
     ffn_size: int
 
     def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "ffn_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, but got {getattr(self, name)}.")
         if self.hidden_size % self.num_heads:
             raise UsageError(
                 f"hidden size must be a multiple of the heads, but got {self.hidden_size} and {self.num_heads}."
@@ -54,3 +57,24 @@ class MimoConfig:
     seed: int = 0
     recompute: frozenset[str] = frozenset()
     """Modules whose blocks run forward again in the backward pass instead of keeping their activations."""
+
+    def __post_init__(self) -> None:
+        num_special = max((encoder.token_id for encoder in self.encoders.values()), default=-1) + 1
+        if self.language.vocab_size <= num_special:
+            raise UsageError(
+                f"the vocabulary must have words besides the {num_special} tokens of items, but has "
+                f"{self.language.vocab_size}: enlarge it."
+            )
+
+    def item_tokens(self, num_items: int) -> dict[str, range]:
+        """Return where the items stand in a text that has so many for each encoder; raises UsageError without room."""
+        found, begin, length = {}, 1, self.language.seq_length
+        for name, encoder in sorted(self.encoders.items()):
+            end = begin + num_items * encoder.patches_per_item
+            if end >= length:
+                raise UsageError(
+                    f"{length} tokens have no room for {num_items} items of {encoder.patches_per_item} patches "
+                    f"and some text: lengthen the sequence, or take fewer items."
+                )
+            found[name], begin = range(begin, end), end
+        return found

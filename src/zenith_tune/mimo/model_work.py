@@ -7,8 +7,9 @@ v  vocabulary                                     p  numbers in a patch
 
 from __future__ import annotations
 
+from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout
 from zenith_tune.mimo.module_work import ModuleWork, PartWork
 
 
@@ -70,6 +71,14 @@ def language_work(config: LanguageConfig) -> ModuleWork:
             ("the vocabulary", v),
         ),
     )
+
+
+def check_layout(config: MimoConfig, layout: MimoLayout) -> None:
+    """Refuse a layout that a module cannot be split by."""
+    for name, module in sorted(layout.modules.items()):
+        work = module_work(config, name)
+        if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:
+            raise UsageError(broken)
 
 
 def module_work(config: MimoConfig, name: str) -> ModuleWork:

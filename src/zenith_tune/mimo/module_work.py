@@ -24,6 +24,15 @@ class PartWork:
     split_kept: float = 0.0
     """Numbers kept for the backward pass, for one unit."""
     whole_kept: float = 0.0
+    is_trained: bool = True
+    """False: frozen, without gradients of its own weights and without optimizer."""
+    passes_gradient: bool = True
+    """Whether gradients go through it to something before it that is trained."""
+
+    @property
+    def backward_share(self) -> int:
+        """How many times the forward arithmetic its backward pass takes: once for its weights, once for its input."""
+        return int(self.is_trained) + int(self.passes_gradient)
 
     def flops(self, tp: int) -> float:
         """Return one rank's forward FLOPs of one unit."""
@@ -52,11 +61,25 @@ class ModuleWork:
     """Numbers that an encoder gives to the language model for one item."""
     widths: tuple[tuple[str, int], ...] = ()
     """What tp must divide, by name."""
-    is_trained: bool = True
-    """False: frozen, no backward pass and no optimizer."""
+    depths: tuple[tuple[str, int], ...] = ()
+    """What pp must divide, by name."""
+    groups: tuple[tuple[str, int], ...] = ()
+    """What tp must divide or be a multiple of, by name."""
+    num_segments: int = 0
+    """The stages that the model spells out, which pp must then be."""
     dispatched_numbers: float = 0.0
     """Numbers that a layer sends to experts on other ranks, for one unit and one way."""
     num_experts: int = 0
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any part of it is."""
+        return any(part.is_trained for part in (self.first, self.layer, self.last))
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether any part of it has a backward pass."""
+        return any(part.backward_share for part in (self.first, self.layer, self.last))
 
     def stage_parts(self, stage: int, num_stages: int) -> list[tuple[PartWork, int]]:
         """Return the parts of a stage, each with how many there are."""
@@ -72,8 +95,37 @@ class ModuleWork:
         return sum(count * part.flops(tp) for part, count in self.stage_parts(stage, num_stages))
 
     def backward_flops(self, *, stage: int, num_stages: int, tp: int, recompute: bool) -> float:
-        """Return one rank's FLOPs for one unit backward: twice forward, and the blocks once more if recomputed."""
-        if not self.is_trained:
-            return 0.0
-        again = len(stage_layers(self.num_layers, stage, num_stages)) * self.layer.flops(tp) if recompute else 0.0
-        return 2.0 * self.forward_flops(stage=stage, num_stages=num_stages, tp=tp) + again
+        """Return one rank's FLOPs for one unit backward: twice forward, and the blocks once more if recomputed.
+
+        A frozen part takes once forward where gradients go through it, and nothing where nothing before it is trained.
+        """
+        total = 0.0
+        for part, count in self.stage_parts(stage, num_stages):
+            again = recompute and part is self.layer and part.backward_share > 0
+            total += count * part.flops(tp) * (part.backward_share + again)
+        return total
+
+    def why_not_tp(self, tp: int) -> str | None:
+        """Return what of a module a tensor parallelism cannot split; None where it goes."""
+        for what, width in self.widths:
+            if width % tp:
+                return f"{what} must be a multiple of tp, but got {width} and tp {tp}: change one of them."
+        for what, number in self.groups:
+            if number % tp and tp % number:
+                return (
+                    f"{what} must be a multiple or a divisor of tp, but got {number} and tp {tp}: change one of them."
+                )
+        return None
+
+    def why_not_pp(self, pp: int) -> str | None:
+        """Return why a module cannot be cut into so many stages; None where it can."""
+        if pp > self.num_layers:
+            return f"pp must not exceed the layers, but got pp {pp} and {self.num_layers} layers."
+        if self.num_segments and pp != self.num_segments:
+            return (
+                f"pp must be the number of segments in the pattern, but got pp {pp} and {self.num_segments} segments."
+            )
+        for what, depth in self.depths:
+            if depth % pp:
+                return f"{what} must be a multiple of pp, but got {depth} and pp {pp}: change one of them."
+        return None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +25,9 @@ class OptimizerConfig:
     loss_scale: float = 1.0
     """What the loss is multiplied with before backward."""
     log_num_zeros_in_grad: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "weight_decay", "eps", "clip_grad"):
+            value: float = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise UsageError(f"{name} must be a number of at least 0, but got {value:g}: correct it.")

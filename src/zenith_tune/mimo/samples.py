@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import MimoConfig
 
 
@@ -72,16 +71,11 @@ def _random_sample(config: MimoConfig, seed: int, num_items: int) -> Sample:
     special = [encoder.token_id for encoder in config.encoders.values()]
     tokens = torch.randint(max(special, default=-1) + 1, config.language.vocab_size, (length + 1,), generator=generator)
     items, begin = {}, 1
-    for name, encoder in sorted(config.encoders.items()):
-        end = begin + num_items * encoder.patches_per_item
-        if end >= length:
-            raise UsageError(
-                f"{length} tokens have no room for {num_items} items of {encoder.patches_per_item} patches "
-                f"and some text: lengthen the sequence, or take fewer items."
-            )
+    for name, span in config.item_tokens(num_items).items():
+        encoder = config.encoders[name]
         items[name] = torch.randn(num_items, encoder.patches_per_item, encoder.patch_size, generator=generator)
-        tokens[begin:end] = encoder.token_id
-        begin = end
+        tokens[span.start : span.stop] = encoder.token_id
+        begin = span.stop
     is_counted = torch.zeros(length, dtype=torch.bool)
     # The rest is padding: samples differ in how many of their tokens count.
     is_counted[: int(torch.randint(begin, length + 1, (1,), generator=generator))] = True

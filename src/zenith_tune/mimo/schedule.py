@@ -15,7 +15,7 @@ from zenith_tune.mimo.language_model import LanguageModel
 from zenith_tune.mimo.mimo_model import MimoModel
 from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.samples import MicroBatch
-from zenith_tune.mimo.stage_links import HIDDEN, StageLinks
+from zenith_tune.mimo.stage_links import HIDDEN, StageLinks, grad_of
 
 ReadMicroBatch = Callable[[str, int], MicroBatch]
 """Gives the micro-batch of that number that this rank's lane of that module reads."""
@@ -107,14 +107,24 @@ class ColocatedSchedule:
         total = LossSum()
         for index in range(num_microbatches):
             batches = {name: read(name, index) for name in (*self._bridges, LANGUAGE)}
-            rows = {name: self._encode(name, batches[name]) for name in self._bridges}
-            batch = batches[LANGUAGE]
-            language = self._model.parts[LANGUAGE]
+            # Each module's graph is cut off at its end, so that the backward pass of each is one of its own.
+            encoded = {name: self._encode(name, batches[name]) for name in self._bridges}
+            ends = {name: rows.detach().requires_grad_() for name, rows in encoded.items()}
+            carried = {
+                name: bridge.carry(ends[name], batches[name].rows_per_sample[name])
+                for name, bridge in self._bridges.items()
+            }
+            rows = {name: each.detach().requires_grad_() for name, each in carried.items()}
+            batch, language = batches[LANGUAGE], self._model.parts[LANGUAGE]
             with self._around({LANGUAGE: batch}, False):
                 hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
                 loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
-            with self._around(batches, True):
+            with self._around({LANGUAGE: batch}, True):
                 loss.backward()
+            for name in self._bridges:
+                carried[name].backward(grad_of(rows[name]))
+                with self._around({name: batches[name]}, True):
+                    encoded[name].backward(grad_of(ends[name]))
         return total
 
     def close(self) -> None:
@@ -125,8 +135,7 @@ class ColocatedSchedule:
     def _encode(self, name: str, batch: MicroBatch) -> Tensor:
         items = batch.items[name].to(self._model.device, self._model.dtype)
         with self._around({name: batch}, False):
-            rows = self._model.parts[name](items)
-        return self._bridges[name].carry(rows, batch.rows_per_sample[name])
+            return self._model.parts[name](items)
 
 
 def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:

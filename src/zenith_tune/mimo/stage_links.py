@@ -60,9 +60,9 @@ class StageLinks:
     def send_backward(self, inputs: dict[str, Tensor]) -> None:
         """Hand the gradients of this stage's inputs back."""
         if self._before is not None:
-            self._backward.send(_grad_of(inputs[HIDDEN]), self._before, with_shape=False)
+            self._backward.send(grad_of(inputs[HIDDEN]), self._before, with_shape=False)
         for name, sink in self._sinks.items():
-            sink.send_backward(_grad_of(inputs[name]))
+            sink.send_backward(grad_of(inputs[name]))
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
@@ -70,5 +70,6 @@ class StageLinks:
         self._backward.flush()
 
 
-def _grad_of(tensor: Tensor) -> Tensor:
+def grad_of(tensor: Tensor) -> Tensor:
+    """Return the gradient that came to a tensor, zeros where none did."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zenith_tune.mimo.gradient_sync import finish_gradients, sum_over_world
@@ -11,6 +12,14 @@ from zenith_tune.mimo.mimo_model import MimoModel
 from zenith_tune.mimo.mimo_optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
 from zenith_tune.mimo.schedule import AroundPass, make_schedule, unwatched
+
+AroundPart = Callable[[str], contextlib.AbstractContextManager[None]]
+"""Opens around what a step does besides its passes: "schedule", "agree", "sync" and "optimizer"."""
+
+
+def unwatched_part(name: str) -> contextlib.AbstractContextManager[None]:
+    """Let a part of the step run as it is."""
+    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +46,21 @@ class Trainer:
         micro_batch_size: int,
         global_batch_size: int,
         around: AroundPass = unwatched,
+        around_part: AroundPart = unwatched_part,
     ) -> None:
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self.model, self.optimizer = model, optimizer
         self._schedule = make_schedule(model, around)
+        self._part = around_part
         self.iteration = 0
 
     def step(self, batch: Sequence[Sample]) -> StepResult:
         """Train on one global batch."""
         with peers_expected(f"iteration {self.iteration + 1}"):
             loss, num_tokens = self.accumulate(batch)
-            success, norm, num_zeros = self.optimizer.step()
+            with self._part("optimizer"):
+                success, norm, num_zeros = self.optimizer.step()
         self.iteration += 1
         return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
 
@@ -69,7 +81,10 @@ class Trainer:
                 )
             )
 
-        total = self._schedule.run(read, self._num_microbatches, self.optimizer.get_loss_scale())
-        total = sum_over_world(total, self.model.device)
-        finish_gradients(self.model, total.num_tokens)
+        with self._part("schedule"):
+            total = self._schedule.run(read, self._num_microbatches, self.optimizer.get_loss_scale())
+        with self._part("agree"):
+            total = sum_over_world(total, self.model.device)
+        with self._part("sync"):
+            finish_gradients(self.model, total.num_tokens)
         return total.loss / max(total.num_tokens, 1), total.num_tokens

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout, ModuleLayout
-from zenith_tune.mimo.module_work import ModuleWork
 from zenith_tune.planning.mimo_job import MimoJob
 
 ENCODER = "encoder"
@@ -72,8 +71,12 @@ class MimoCandidate:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Tell whether both modules have the same degrees, as without layouts of their own."""
-        return all(getattr(self.encoder, name) == getattr(self.language, name) for name in ("tp", "pp", "dp"))
+        """Tell whether both modules have the same tp and dp, as without layouts of their own.
+
+        On shared ranks that is one layout for all; on ranks of their own it is one plain pipeline, whose first stages
+        are the encoder's.
+        """
+        return (self.encoder.tp, self.encoder.dp) == (self.language.tp, self.language.dp)
 
     @property
     def layout(self) -> MimoLayout:
@@ -114,17 +117,18 @@ def why_not(job: MimoJob, at: MimoCandidate) -> str | None:
         law = "samples with different numbers of items need an encoder dp of at most the language model's"
         return f"{law}, but got {at.encoder.dp} and {at.language.dp}: change one of them."
     for work, module in ((job.encoder, at.encoder), (job.language, at.language)):
-        if (broken := _why_not_split(work, module)) is not None:
+        if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:
             return broken
-    return _why_no_experts(job, at)
+    return _why_not_gathered(job, at.language) or _why_no_experts(job, at)
 
 
-def _why_not_split(work: ModuleWork, module: ModuleLayout) -> str | None:
-    if module.pp > work.num_layers:
-        return f"pp must not exceed the layers, but got pp {module.pp} and {work.num_layers} layers."
-    for what, width in work.widths:
-        if width % module.tp:
-            return f"{what} must be a multiple of tp, but got {width} and tp {module.tp}: change one of them."
+def _why_not_gathered(job: MimoJob, language: ModuleLayout) -> str | None:
+    shards, tp = job.weight_shards, language.tp
+    if shards % tp:
+        return f"the weight shards must be a multiple of tp, but got {shards} and tp {tp}: change one of them."
+    if shards and language.dp % (shards // tp):
+        law = "the language model's dp must be a multiple of the ranks that gather its weights"
+        return f"{law}, but got {language.dp} and {shards} shards / tp {tp} = {shards // tp}: change one of them."
     return None
 
 
@@ -135,10 +139,10 @@ def _why_no_experts(job: MimoJob, at: MimoCandidate) -> str | None:
     if experts % ep:
         return f"the experts must be a multiple of ep, but got {experts} and ep {ep}: change one of them."
     # The experts are laid out over the same ranks of each stage a second time: ep * expert tp * expert dp.
-    together = job.expert_tensor * ep * at.language.pp
+    together = job.expert_ranks(ep) * at.language.pp
     if experts and at.language.size % together:
-        law = "the language model's ranks must be a multiple of expert tp * ep * pp"
-        return f"{law}, but got {at.language.size} and {job.expert_tensor} * {ep} * {at.language.pp} = {together}."
+        law = "the language model's ranks must be a multiple of expert shards * ep * pp"
+        return f"{law}, but got {at.language.size} and {together // ep // at.language.pp} * {ep} * {at.language.pp}."
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_work import ModuleWork
+from zenith_tune.planning.mimo_rates import MimoRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,10 @@ class MimoDevice:
     """How many of these the data-parallel ranks share out."""
     step_s: float = 0.0
     """What a step costs whatever the layout: the optimizer and the agreements of all ranks."""
+    is_known: bool = False
+    """Whether all this is said by somebody who must know, and not guessed."""
+    rates: MimoRates | None = None
+    """Measured times, which go before all that is said here of arithmetic and links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,14 @@ class MimoJob:
     """Which of encoder and language model may recompute their activations, the least first."""
     expert_tensor: int = 1
     """Tensor parallelism inside an expert."""
+    weight_shards: int = 0
+    """Parts of each of the language model's weights, over tp ranks and data-parallel ranks that gather them; 0: tp."""
+    expert_shards: int = 0
+    """The same of each expert's weights; 0: their tensor parallelism."""
+
+    def expert_ranks(self, expert_parallel: int) -> int:
+        """Return the ranks over which the experts' weights are split."""
+        return (self.expert_shards or self.expert_tensor) * expert_parallel
 
     @property
     def has_even_items(self) -> bool:

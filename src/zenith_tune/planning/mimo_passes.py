@@ -9,6 +9,7 @@ from zenith_tune.mimo.module_layout import ModuleLayout
 from zenith_tune.mimo.module_work import ModuleWork
 from zenith_tune.mimo.stage_layers import stage_layers
 from zenith_tune.planning.mimo_job import MimoDevice
+from zenith_tune.planning.mimo_rates import ModuleRates
 
 SUMS_PER_LAYER = 2
 """Forward after attention and after the perceptron, backward before them (Megatron-LM, arXiv 1909.08053, figure 4)."""
@@ -47,20 +48,36 @@ class StagePasses:
     recompute: bool
     device: MimoDevice
     expert_parallel: int = 1
+    rates: ModuleRates | None = None
+    """What passes of the module took for real, where that is known."""
 
     def forward(self, num_units: float) -> PassTime:
         """Return the time of a forward pass over that many units."""
+        if self.rates is not None:
+            return self._measured(self.rates, num_units, False)
         flops = self.work.forward_flops(stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp)
         return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, 1, is_forward=True))
 
     def backward(self, num_units: float) -> PassTime:
         """Return the time of a backward pass over that many units."""
-        if not self.work.is_trained:
+        if not self.work.has_backward:
             return PassTime()
+        if self.rates is not None:
+            return self._measured(self.rates, num_units, True)
         stage, pp, tp = self.stage, self.layout.pp, self.layout.tp
         flops = self.work.backward_flops(stage=stage, num_stages=pp, tp=tp, recompute=self.recompute)
+        if not self.work.layer.backward_share:
+            return PassTime(num_units * flops / self.device.flops_per_s)
         rounds = 2 if self.recompute else 1
         return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, rounds, False))
+
+    def _measured(self, rates: ModuleRates, num_units: float, is_backward: bool) -> PassTime:
+        """Return a pass by measured times; a recomputed block runs forward once more."""
+        at = (self.work, self.layout, self.stage, num_units)
+        total_s, tensor_s = rates.pass_s(*at, is_backward), rates.tensor_s(*at, is_backward)
+        if is_backward and self.recompute:
+            total_s, tensor_s = total_s + rates.pass_s(*at, False), tensor_s + rates.tensor_s(*at, False)
+        return PassTime(total_s - tensor_s, tensor_s)
 
     def _exchanges_s(self, num_units: float, rounds: int, is_forward: bool) -> float:
         """Return the time of the sums over tp and of the ways to the experts and back; none where there is nothing."""

@@ -10,6 +10,7 @@ from zenith_tune.planning.mimo_candidate import ENCODER, MimoCandidate
 from zenith_tune.planning.mimo_job import MimoJob
 from zenith_tune.planning.mimo_memory import peak_memory_bytes
 from zenith_tune.planning.mimo_passes import all_reduce_s
+from zenith_tune.planning.mimo_rank_parameters import rank_parameters
 from zenith_tune.planning.mimo_shared_ranks import shared_step
 from zenith_tune.planning.mimo_timeline import Place, PlayedStep, TimedStage, passes_of, play, stages_of, units_of
 
@@ -55,7 +56,7 @@ def predict(job: MimoJob, at: MimoCandidate) -> MimoPrediction:
         compute_s=done.compute_s,
         tensor_s=done.tensor_s,
         idle_s=max(done.span_s - done.compute_s - done.tensor_s, 0.0),
-        sync_s=job.device.step_s + max(_sync_s(job, at, ENCODER), _sync_s(job, at, LANGUAGE)),
+        sync_s=_end_s(job, at),
         encoder_stage_s=_stage_s(job, at, ENCODER, num),
         language_stage_s=_stage_s(job, at, LANGUAGE, num),
         num_microbatches=num,
@@ -105,13 +106,32 @@ def _stage_s(job: MimoJob, at: MimoCandidate, name: str, num: int) -> float:
     return max(passes.forward(units).total_s + passes.backward(units).total_s for passes in stages)
 
 
+def _end_s(job: MimoJob, at: MimoCandidate) -> float:
+    """Return the time after the passes: gradients summed over replicas, and the optimizer."""
+    rates, number_bytes = job.device.rates, job.device.number_bytes
+    if rates is None:
+        return job.device.step_s + max(_sync_s(job, at, ENCODER), _sync_s(job, at, LANGUAGE))
+    replicas = {ENCODER: at.encoder.dp, LANGUAGE: at.language.dp}
+    return rates.agree_s + max(
+        sum(
+            rates.sync_s(params * number_bytes, replicas[name]) + rates.update_s(params, num_layers)
+            for name, (params, num_layers) in rank.items()
+        )
+        for rank in rank_parameters(job, at)
+    )
+
+
 def _sync_s(job: MimoJob, at: MimoCandidate, name: str) -> float:
     work: ModuleWork = job.language if name == LANGUAGE else job.encoder
     module: ModuleLayout = at.language if name == LANGUAGE else at.encoder
     if not work.is_trained:
         return 0.0
     params = max(
-        sum(count * part.params(module.tp, at.expert_parallel) for part, count in work.stage_parts(stage, module.pp))
+        sum(
+            count * part.params(module.tp, at.expert_parallel)
+            for part, count in work.stage_parts(stage, module.pp)
+            if part.is_trained
+        )
         for stage in range(module.pp)
     )
     return all_reduce_s(job.device.link, params * job.device.number_bytes, module.dp)

@@ -144,7 +144,7 @@ def _bridge_s(job: MimoJob, at: MimoCandidate, tp: int) -> float:
 
 def passes_of(job: MimoJob, at: MimoCandidate, name: str, stage: int) -> StagePasses:
     """Return what the passes of one stage of a module take."""
-    is_language = name == LANGUAGE
+    is_language, rates = name == LANGUAGE, job.device.rates
     return StagePasses(
         work=job.language if is_language else job.encoder,
         layout=at.language if is_language else at.encoder,
@@ -152,4 +152,5 @@ def passes_of(job: MimoJob, at: MimoCandidate, name: str, stage: int) -> StagePa
         recompute=at.language_recompute if is_language else at.encoder_recompute,
         device=job.device,
         expert_parallel=at.expert_parallel if is_language else 1,
+        rates=None if rates is None else rates.language if is_language else rates.encoder,
     )

@@ -2,8 +2,8 @@
 
 The table is for bf16, sequences of 2,048 tokens and A100 GPUs with 80 GB. The rules, in their order:
 
-1. A size between two rows takes the larger one; a size beyond the last takes the last, with as many times its stages as
-   it is larger, in powers of two.
+1. A size below the first row takes that, one between two rows the larger one; a size beyond the last takes the last,
+   with as many times its stages as it is larger, in powers of two.
 2. Tensor parallelism stays inside what NVLink joins: what is cut from it goes to the pipeline.
 3. Another number of GPUs changes data parallelism alone; where the model's ranks do not divide the GPUs, stages are
    halved, then tensor parallelism.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.units import count
 
 SEQ_LEN = 2048
 GPU = "a100"
@@ -88,10 +89,12 @@ def size_guide(billions: float, *, num_gpus: int | None, island: int, global_bat
     while gpus % (tp * pp):
         tp, pp = (tp, pp // 2) if pp > 1 else (tp // 2, pp)
     if (tp, pp) != cut:
-        rules.append(f"{gpus} GPUs do not go into TP{cut[0]} PP{cut[1]}: TP{tp} PP{pp}")
+        rules.append(
+            f"{count(gpus, 'GPU')} {'does' if gpus == 1 else 'do'} not go into TP{cut[0]} PP{cut[1]}: TP{tp} PP{pp}"
+        )
     dp = gpus // (tp * pp)
     if dp != row.dp:
-        rules.append(f"{gpus} GPUs: DP {row.dp} -> {dp}")
+        rules.append(f"{count(gpus, 'GPU')}: DP {row.dp} -> {dp}")
     gbs = global_batch or row.micro_batches * dp
     if gbs % dp:
         near = f"take {gbs // dp * dp or dp} or {-(-gbs // dp) * dp}" if gbs > dp else f"take {dp} or more"
@@ -105,6 +108,8 @@ def size_guide(billions: float, *, num_gpus: int | None, island: int, global_bat
 
 
 def _size_rule(billions: float, row: GuideRow) -> str:
+    if row == TABLE[0]:
+        return f"{billions:g}B is below the table: the row of {row.billions:g}B is taken"
     if row in TABLE:
         return f"{billions:g}B is between two rows: that of {row.billions:g}B is taken"
     return f"{billions:g}B is beyond the table: the row of {TABLE[-1].billions:g}B with PP {TABLE[-1].pp} -> {row.pp}"

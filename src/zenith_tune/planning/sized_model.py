@@ -20,20 +20,21 @@ MULTIPLE = 8
 """Layers and heads come in eights, so that any usual size of pipeline or tensor parallelism divides them."""
 GROUPED_FROM = 30.0
 """Billions from which on keys and values are grouped, as in Llama-2 34B and 70B."""
-_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*b?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*([bt]?)", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> float:
-    """Read a size in billions of parameters.
+    """Read a size in billions of parameters, or in trillions (T).
 
-    >>> parse_size("70B"), parse_size("1.5b"), parse_size("13")
-    (70.0, 1.5, 13.0)
+    >>> parse_size("70B"), parse_size("1.5b"), parse_size("13"), parse_size("1T")
+    (70.0, 1.5, 13.0, 1000.0)
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None or not LEAST <= float(match[1]) <= MOST:
+    billions = float(match[1]) * (1000.0 if match[2].lower() == "t" else 1.0) if match else 0.0
+    if not LEAST <= billions <= MOST:
         law = f"a size must be {LEAST:g}B to {MOST:g}B, in billions of parameters"
         raise UsageError(f"{law}, but got {text[:40]!r}: write e.g. 70B")
-    return float(match[1])
+    return billions
 
 
 def sized_model(billions: float) -> ModelSpec:

@@ -17,13 +17,16 @@ from zenith_tune.presets.megatron_lm_script import find_pretrain_run
 from zenith_tune.presets.mimo_example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo_example import read_example
 from zenith_tune.presets.mimo_job import PRESET, Given, ReadCommand
+from zenith_tune.presets.mimo_megatron import KIND, read_megatron
 from zenith_tune.presets.mimo_megatron import PROGRAM as MEGATRON
-from zenith_tune.presets.mimo_megatron import read_megatron
 from zenith_tune.presets.mimo_space import MimoSpace
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.prediction import Prediction
 
 MOST = 1_000_000
+DERIVED = ("encoder_dp", "llm_dp", "llm_offset")
+"""Placeholders that a point stands for besides its own."""
 
 
 @PresetRegistry.register("mimo")
@@ -31,9 +34,9 @@ class MimoPreset(TuningPreset):
     """Search which ranks an encoder and the language model train on, and how each is split over its own.
 
     For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
-    run for real beside the fastest homogeneous ones. `n_gpus`, `device_flops`, `memory_gib` and `cluster` say what the
-    command does not tell; so do `images` (items of the samples, with a plus between them) and the sizes of an encoder
-    that Megatron's options leave open.
+    run for real beside the fastest homogeneous ones, and every run corrects the plan. `n_gpus`, `device_flops`,
+    `memory_gib` and `cluster` say what the command does not tell; so do `images` (items of the samples, with a plus
+    between them) and the sizes of an encoder that Megatron's options leave open.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class MimoPreset(TuningPreset):
         return self.space.parameters()
 
     def placeholder_names(self) -> set[str]:
-        return {*super().placeholder_names(), "encoder_dp", "llm_dp", "llm_offset"}
+        return {*super().placeholder_names(), *DERIVED}
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         return self.space.explain(params)
@@ -95,12 +98,19 @@ class MimoPreset(TuningPreset):
     def own_point(self, command: str) -> Params | None:
         return self.space.own_point()
 
+    def predicted(self, params: Mapping[str, Value]) -> Prediction:
+        told = self.space.predict(params)
+        stages = {"encoder stage": told.encoder_stage_s, "llm stage": told.language_stage_s}
+        plan = "the plan of preset mimo"
+        return Prediction(step_s=told.step_s, memory_bytes=told.memory_bytes, parts_s=stages, by=plan)
+
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
         read, at = self.space.read, self.space.candidate(params)
-        derived = {"encoder_dp": at.encoder.dp, "llm_dp": at.language.dp, "llm_offset": at.language.offset}
+        options = {_placeholder(name): (name, value) for name, value in read.options(at).items()}
+        derived = {name: options[name][1] for name in DERIVED}
         text, filled = fill_placeholders(command, {**params, **derived})
-        left = {name: value for name, value in read.options(at).items() if not _is_filled(name, filled)}
+        left = {option: value for name, (option, value) in options.items() if name not in filled}
         line = CommandLine(text).set(left)
         for switch, is_on in read.switches(at).items():
             if is_on != line.has(switch):
@@ -115,21 +125,27 @@ class MimoPreset(TuningPreset):
             return super().label(params)
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.mimo_ranked import MimoRankedStrategy, Shortlisted
+        from zenith_tune.planning.mimo_search import MimoSearch
+        from zenith_tune.strategies.mimo_ranked import MimoPoints, MimoRankedStrategy
 
-        plan = self.space.plan
-        best = [each for each in plan.ranked if not each.at.is_homogeneous][: self.top]
-        chosen = sorted([*plan.homogeneous[:1], *best], key=lambda each: each.step_s)
-        shortlist = [Shortlisted(params=self.space.point(each.at), prediction=each) for each in chosen]
-        return MimoRankedStrategy.of(shortlist, len(plan.ranked))
+        space, top = self.space, self.top
+        points = MimoPoints(
+            search=lambda: MimoSearch(space.read.job, space.plan_for, top=top, measures=space.read.measures),
+            point=space.point,
+            candidate=space.candidate,
+            num_planned=len(space.plan.ranked),
+        )
+        return MimoRankedStrategy.of(points)
 
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.evaluators.megatron import MegatronEvaluator
+        from zenith_tune.evaluators.mimo import MimoEvaluator
 
         if self._bound is None:
             return MegatronEvaluator()
         read = self._bound.read
-        return MegatronEvaluator(gbs=read.job.global_batch, seq=read.seq_length or None)
+        kind = MimoEvaluator if read.measures else MegatronEvaluator
+        return kind(gbs=read.job.global_batch, seq=read.seq_length or None)
 
     def notes(self, command: str) -> list[str]:
         plan = self.space.plan
@@ -166,7 +182,7 @@ def _megatron_run(command: str) -> PretrainRun | None:
         run = find_pretrain_run(command)
     except CommandError:
         return None
-    return run if run is not None and run.program.rpartition("/")[2] == MEGATRON else None
+    return run if run is not None and run.kind == KIND else None
 
 
 def _images(text: str | None) -> tuple[int, ...]:
@@ -176,7 +192,7 @@ def _images(text: str | None) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _is_filled(option: str, filled: set[str]) -> bool:
-    """Tell whether a placeholder such as {llm_tp} stands for an option."""
+def _placeholder(option: str) -> str:
+    """Return what stands for an option's value in a command, as {llm_tp} does."""
     name = option.removeprefix("--").removeprefix("mimo-").replace("-", "_")
-    return ("mbs" if name == "micro_batch_size" else name) in filled
+    return "mbs" if name == "micro_batch_size" else name

@@ -34,8 +34,8 @@ DEFAULTS = {
 }
 """The example's own, which a test compares."""
 IMAGES = "2,1,3,0"
-GUESSED_FLOPS = 1e9
-"""Of one CPU rank on small matrices, where nobody says better; a ranking needs no more than its order."""
+GUESSED_FLOPS = 1e10
+"""Of one CPU rank on small matrices, until the first trials have measured it: the ranking changes with it."""
 CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
 """Between processes by gloo: sums over 2 and 4 ranks took 2.5 and 6 ms on two busy cores (2026-11-15)."""
 STEP_S = 40e-3
@@ -57,6 +57,7 @@ def read_example(line: CommandLine, given: Given) -> ReadCommand:
         memory_bytes=math.inf if given.memory_gib is None else given.memory_gib * 2**30,
         sharded_bytes=8.0 if has_sharding else 0.0,
         step_s=STEP_S,
+        is_known=args.has("--device-flops"),
     )
     job = MimoJob(
         encoder=encoder_work(_encoder(sizes), sizes["llm-hidden"]),
@@ -73,6 +74,7 @@ def read_example(line: CommandLine, given: Given) -> ReadCommand:
         switches=example_switches,
         own=own,
         notes=notes,
+        measures=not args.has("--device-flops"),
     )
 
 
@@ -113,7 +115,7 @@ def _flops(args: MegatronArgs, given: Given) -> tuple[float, tuple[str, ...]]:
     if given.device_flops is not None:
         return given.device_flops, ()
     if text is None:
-        note = f"the speed of a rank is guessed at {GUESSED_FLOPS:.0e} FLOP/s: give --args device_flops=2e9 if you know"
+        note = f"rates are guessed ({GUESSED_FLOPS:.0e} FLOP/s a rank) until the first trials have measured them"
         return GUESSED_FLOPS, (note,)
     try:
         flops = float(text)

@@ -43,6 +43,8 @@ class ReadCommand:
     """The point that the command itself stands for."""
     expert_parallel: tuple[int, ...] = (1,)
     notes: tuple[str, ...] = ()
+    measures: bool = False
+    """Whether a run tells what its passes took, so that rates need not be guessed."""
 
 
 def checked_ranks(num_ranks: int) -> int:

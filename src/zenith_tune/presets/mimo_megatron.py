@@ -12,18 +12,23 @@ from zenith_tune.planning.mimo_candidate import MimoCandidate
 from zenith_tune.planning.mimo_job import MimoDevice, MimoJob
 from zenith_tune.presets.job_cluster import job_cluster
 from zenith_tune.presets.megatron_lm_gpus import started_gpus
+from zenith_tune.presets.megatron_lm_job import CUSTOM_SPLITS
 from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.presets.mimo_job import PRESET, Given, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo_megatron_model import megatron_encoder, megatron_language
 
-PROGRAM = "pretrain_mimo.py"
+PROGRAM, KIND = "pretrain_mimo.py", "mimo"
 DEFAULTS = {"encoder-tp": 2, "encoder-dp": 2, "llm-offset": 4, "llm-tp": 2, "llm-pp": 1, "llm-dp": 2, "llm-ep": 1}
 """The example's own."""
 REQUIRED = ("--use-distributed-optimizer", "--calculate-per-token-loss")
 """Switches that it refuses to train without."""
 ONLY_ONE = ("encoder-pp", "encoder-cp", "llm-cp")
+OTHER_STAGES = (*CUSTOM_SPLITS, "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+"""Stages of different lengths, whose number a trial must not change, and several of a rank, which MIMO cannot run."""
+SHARDS, EXPERT_SHARDS = "--tensor-parallel-num-weight-shards", "--expert-tensor-parallel-num-weight-shards"
+"""Weights in more parts than tp, gathered by ranks with samples of their own (GTP)."""
 RATE = 0.4
-"""The part of a GPU's peak that large models reach; a ranking needs no more than its order."""
+"""The part of a GPU's peak that large models reach; the ranking changes with it, and trials correct it."""
 ROOM = 0.92
 """The part of a GPU's memory that training may fill."""
 MAX_EP = 64
@@ -43,11 +48,11 @@ def read_megatron(run: PretrainRun, given: Given) -> ReadCommand:
     return ReadCommand(
         job=job,
         seq_length=args.count("--seq-length") or 0,
-        options=lambda at: megatron_options(at, prefix, job.expert_tensor),
+        options=lambda at: megatron_options(at, job, prefix),
         switches=lambda at: dict.fromkeys(REQUIRED, True),
         own=_own_point(args, prefix),
         expert_parallel=tuple(ep for ep in divisors(experts) if ep <= MAX_EP) if experts else (1,),
-        notes=_notes(given),
+        notes=_notes(given, job),
     )
 
 
@@ -56,17 +61,18 @@ def option_prefix(args: MegatronArgs) -> str:
     return "--mimo-" if args.first("--mimo-encoder-tp", "--mimo-llm-tp") else "--"
 
 
-def megatron_options(at: MimoCandidate, prefix: str = "--", expert_tensor: int = 1) -> Mapping[str, Value]:
+def megatron_options(at: MimoCandidate, job: MimoJob, prefix: str = "--") -> Mapping[str, Value]:
     """Return the options of a layout; expert tp is always said, because trees differ in its default."""
+    gathering = job.weight_shards // at.language.tp or 1
     names = {
         "encoder-tp": at.encoder.tp,
         "encoder-dp": at.encoder.dp,
         "llm-offset": at.language.offset,
         "llm-tp": at.language.tp,
         "llm-pp": at.language.pp,
-        "llm-dp": at.language.dp,
+        "llm-dp": at.language.dp // gathering,
         "llm-ep": at.expert_parallel,
-        "llm-expt-tp": expert_tensor,
+        "llm-expt-tp": job.expert_tensor,
     }
     return {**{f"{prefix}{name}": value for name, value in names.items()}, "--micro-batch-size": at.micro_batch}
 
@@ -78,6 +84,11 @@ def _refuse_other_kinds(args: MegatronArgs, prefix: str) -> None:
         if (args.count(f"{prefix}{name}") or 1) != 1:
             law = f"{prefix}{name} must be 1 in Megatron's MIMO example, but is {args.count(f'{prefix}{name}')}"
             raise UsageError(f"{law}: correct it in the command")
+    if (option := args.first(*OTHER_STAGES)) is not None:
+        law = (
+            f"{PRESET} plans pipelines of one stage on each rank, all of the same length, but the command has {option}"
+        )
+        raise UsageError(f"{law}: take it out")
 
 
 def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: Given) -> MimoJob:
@@ -86,6 +97,7 @@ def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: Given) -> MimoJ
     if cluster.num_nodes == 1 and cluster.fast_domain == 1:
         link = cluster.node_link
     memory = cluster.gpu.memory_bytes * ROOM if given.memory_gib is None else given.memory_gib * 2**30
+    expert_tensor = args.count(f"{prefix}llm-expt-tp") or 1
     batch = args.count("--global-batch-size")
     if batch is None:
         law = "the command must tell the global batch, but has no --global-batch-size"
@@ -109,8 +121,18 @@ def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: Given) -> MimoJ
         can_pipeline_encoder=False,
         can_join_uneven=False,
         recompute=((False, args.text("--recompute-granularity") == "full"),),
-        expert_tensor=args.count(f"{prefix}llm-expt-tp") or 1,
+        expert_tensor=expert_tensor,
+        weight_shards=args.count(SHARDS) or 0,
+        expert_shards=_expert_shards(args, expert_tensor),
     )
+
+
+def _expert_shards(args: MegatronArgs, expert_tensor: int) -> int:
+    shards = args.count(EXPERT_SHARDS) or 0
+    if shards % expert_tensor:
+        law = f"{EXPERT_SHARDS} must be a multiple of expert tp, but got {shards} and {expert_tensor}"
+        raise UsageError(f"{law}: correct it in the command")
+    return shards
 
 
 def _own_point(args: MegatronArgs, prefix: str) -> Params:
@@ -126,8 +148,13 @@ def _own_point(args: MegatronArgs, prefix: str) -> Params:
     }
 
 
-def _notes(given: Given) -> tuple[str, ...]:
+def _notes(given: Given, job: MimoJob) -> tuple[str, ...]:
+    shards, notes = job.weight_shards, []
+    if shards:
+        notes.append(
+            f"dp of the llm counts the ranks that gather its {shards} weight shards: --llm-dp is dp * tp / {shards}"
+        )
     if given.encoder:
-        return ()
+        return tuple(notes)
     note = "the encoder is taken for RADIO-H, since the command does not tell its shape: give --args encoder_layers=32"
-    return (f"{note},encoder_hidden=1280,encoder_heads=16,encoder_patches=1024 if it is another",)
+    return (*notes, f"{note},encoder_hidden=1280,encoder_heads=16,encoder_patches=1024 if it is another")

@@ -7,7 +7,8 @@ d  width of a Mamba layer        E  experts            w  hidden size of the lan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from zenith_tune.describe.megatron_args import MegatronArgs
 from zenith_tune.errors import UsageError
@@ -45,9 +46,13 @@ def megatron_language(args: MegatronArgs) -> ModuleWork:
         flops=sum(layer.flops for layer in layers) / num,
     )
     top_k = args.count("--moe-router-topk") or 2
+    trains = _language_training(args)
+    pattern = _pattern(args)
+    num_segments = pattern.count("|") + 1 if "|" in pattern else 0
     return ModuleWork(
         num_layers=num,
         layer=PartWork(
+            **trains,
             split_flops=s * mean.flops,
             split_params=mean.params,
             whole_params=2 * h,
@@ -55,11 +60,13 @@ def megatron_language(args: MegatronArgs) -> ModuleWork:
             split_kept=s * 12 * h,
             whole_kept=2 * s * h,
         ),
-        first=PartWork(split_params=vocab * h),
-        last=PartWork(split_flops=2.0 * s * h * vocab, split_params=vocab * h, split_kept=3 * s * vocab),
+        first=PartWork(split_params=vocab * h, **trains),
+        last=PartWork(split_flops=2.0 * s * h * vocab, split_params=vocab * h, split_kept=3 * s * vocab, **trains),
         hidden_numbers=s * h,
-        widths=(("the language model's heads", heads),),
-        is_trained=not args.has("--freeze-lm"),
+        widths=_language_widths(args, pattern, s, heads),
+        depths=() if num_segments else (("the language model's layers", num),),
+        groups=(("the query groups", _query_groups(args, heads)),),
+        num_segments=num_segments,
         dispatched_numbers=s * h * top_k,
         num_experts=args.count("--num-experts", least=0) or 0,
     )
@@ -75,25 +82,69 @@ def megatron_encoder(sizes: Mapping[str, int], args: MegatronArgs) -> ModuleWork
     config = TransformerConfig(num_layers=sizes["layers"], hidden_size=h, num_heads=sizes["heads"], ffn_size=4 * h)
     rows = s * ROWS_PER_PATCH
     projector = 4 * h * w
+    has_tower, has_projector = _trains_tower(args), _trains_projector(args)
+    tower = {"is_trained": has_tower, "passes_gradient": has_tower}
     return ModuleWork(
         num_layers=sizes["layers"],
-        layer=layer_work(config, s, is_causal=False),
-        first=PartWork(whole_flops=2.0 * s * 768 * h, whole_params=768 * h),
-        last=PartWork(split_flops=2.0 * rows * projector, split_params=projector, split_kept=rows * w),
+        layer=replace(layer_work(config, s, is_causal=False), **tower),
+        first=PartWork(whole_flops=2.0 * s * 768 * h, whole_params=768 * h, **tower),
+        last=PartWork(
+            split_flops=2.0 * rows * projector,
+            split_params=projector,
+            split_kept=rows * w,
+            is_trained=has_projector,
+            passes_gradient=has_tower,
+        ),
         hidden_numbers=s * h,
         output_numbers=rows * w,
-        widths=(("the encoder's heads", sizes["heads"]),),
-        is_trained=not (args.has("--freeze-vit") or args.text("--training-stage") in ("stage1", "stage2")),
+        widths=(("the encoder's heads", sizes["heads"]), ("the language model's width", w)),
     )
+
+
+def _trains_tower(args: MegatronArgs) -> bool:
+    return not (args.has("--freeze-vit") or args.text("--training-stage") in ("stage1", "stage2"))
+
+
+def _trains_projector(args: MegatronArgs) -> bool:
+    return not args.has("--freeze-projection")
+
+
+def _language_training(args: MegatronArgs) -> dict[str, bool]:
+    """Return what is trained: gradients go through a frozen language model to a tower or a projector that is."""
+    is_trained, has_behind = not args.has("--freeze-lm"), _trains_tower(args) or _trains_projector(args)
+    if not (is_trained or has_behind):
+        law = "something must be trained, but the command freezes the language model, the encoder and its projector"
+        raise UsageError(f"{law}: take one of the --freeze- options out")
+    return {"is_trained": is_trained, "passes_gradient": is_trained or has_behind}
+
+
+def _language_widths(args: MegatronArgs, pattern: str, s: int, heads: int) -> tuple[tuple[str, int], ...]:
+    """Return what tp must divide: also the sequence, which is split wherever tp is above 1."""
+    widths = [("the language model's heads", heads), ("the sequence length", s)]
+    if "M" in pattern:
+        mamba = _mamba_sizes(args, _needed(args, "--hidden-size"))
+        widths += [("the Mamba heads", mamba.heads), ("the Mamba groups", mamba.groups)]
+        if mamba.heads % mamba.groups:
+            law = "the Mamba heads must be a multiple of the Mamba groups"
+            raise UsageError(f"{law}, but got {mamba.heads} and {mamba.groups}: correct it in the command")
+    if "-" in pattern or not (pattern or args.count("--num-experts", least=0)):
+        widths.append(("the feed-forward size", _ffn(args)))
+    if shared := args.count("--moe-shared-expert-intermediate-size", least=0):
+        widths.append(("the shared experts' size", shared))
+    return tuple(widths)
+
+
+def _pattern(args: MegatronArgs) -> str:
+    """Return the pattern of the layers without that of the heads behind them; empty where the command has none."""
+    return (args.text(PATTERN) or "").partition("/")[0]
 
 
 def _layers(args: MegatronArgs, h: int, s: int, heads: int) -> list[_Layer]:
     makers = {"M": _mamba(args, h), "*": _attention(args, h, s, heads), "-": _dense(args, h), "E": _experts(args, h)}
-    pattern = args.text(PATTERN)
-    if pattern is None:
+    if not args.has(PATTERN):
         second = makers["E"] if args.count("--num-experts", least=0) else makers["-"]
         return [_both(makers["*"], second)] * _needed(args, "--num-layers")
-    kinds = pattern.partition("/")[0].replace("|", "")
+    kinds = _pattern(args).replace("|", "")
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or not kinds:
         law = f"{PATTERN} must be made of {' '.join(KINDS)} for a plan"
@@ -111,22 +162,47 @@ def _both(first: _Layer, second: _Layer) -> _Layer:
 
 def _attention(args: MegatronArgs, h: int, s: int, heads: int) -> _Layer:
     width = heads * (args.count("--kv-channels") or h // heads)
-    groups = (args.count("--num-query-groups") or 1) if args.has("--group-query-attention") else heads
-    params = h * width * 2 + 2 * h * width * groups / heads
+    params = h * width * 2 + 2 * h * width * _query_groups(args, heads) / heads
     return _Layer(params=params, flops=2 * params + 2 * s * width)
 
 
+def _query_groups(args: MegatronArgs, heads: int) -> int:
+    return (args.count("--num-query-groups") or 1) if args.has("--group-query-attention") else heads
+
+
+class _MambaSizes(NamedTuple):
+    """Hold the shape of a Mamba layer."""
+
+    heads: int
+    dim: int
+    groups: int
+    state: int
+
+
+def _mamba_sizes(args: MegatronArgs, h: int) -> _MambaSizes:
+    dim = args.count("--mamba-head-dim") or 64
+    return _MambaSizes(
+        heads=args.count("--mamba-num-heads") or 2 * h // dim,
+        dim=dim,
+        groups=args.count("--mamba-num-groups") or 8,
+        state=args.count("--mamba-state-dim") or 128,
+    )
+
+
 def _mamba(args: MegatronArgs, h: int) -> _Layer:
-    heads, dim = args.count("--mamba-num-heads") or 2 * h // 64, args.count("--mamba-head-dim") or 64
-    groups, state = args.count("--mamba-num-groups") or 8, args.count("--mamba-state-dim") or 128
+    heads, dim, groups, state = _mamba_sizes(args, h)
     d = heads * dim
     params = h * (2 * d + 2 * groups * state + heads) + d * h
     return _Layer(params=params, flops=2 * params + 6 * d * state)
 
 
 def _dense(args: MegatronArgs, h: int) -> _Layer:
-    params = _matrices(args) * h * (args.count("--ffn-hidden-size") or 4 * h)
+    params = _matrices(args) * h * _ffn(args)
     return _Layer(params=params, flops=2 * params)
+
+
+def _ffn(args: MegatronArgs) -> int:
+    return args.count("--ffn-hidden-size") or 4 * _needed(args, "--hidden-size")
 
 
 def _experts(args: MegatronArgs, h: int) -> _Layer:

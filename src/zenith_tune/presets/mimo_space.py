@@ -10,8 +10,10 @@ from zenith_tune.errors import UsageError
 from zenith_tune.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 from zenith_tune.planning.mimo_candidate import MimoCandidate, why_not
 from zenith_tune.planning.mimo_candidates import MAX_TP, micro_batches
+from zenith_tune.planning.mimo_job import MimoJob
 from zenith_tune.planning.mimo_memory import peak_memory_bytes
 from zenith_tune.planning.mimo_plan import MimoPlan, plan_mimo
+from zenith_tune.planning.mimo_prediction import MimoPrediction, predict
 from zenith_tune.presets.mimo_job import ReadCommand
 
 
@@ -28,11 +30,11 @@ class MimoSpace:
         ranks = range(0 if job.can_share_ranks else 1, job.num_ranks)
         space: dict[str, Parameter] = {"encoder_ranks": CategoricalParameter(list(ranks))}
         for name, work in (("encoder", job.encoder), ("llm", job.language)):
-            degrees = [tp for tp in range(1, min(MAX_TP, job.num_ranks) + 1) if _splits(work.widths, tp)]
+            degrees = [tp for tp in range(1, min(MAX_TP, job.num_ranks) + 1) if work.why_not_tp(tp) is None]
             space[f"{name}_tp"] = CategoricalParameter(degrees)
             if name == "llm" or job.can_pipeline_encoder:
-                stages = range(1, min(work.num_layers, job.num_ranks) + 1)
-                space[f"{name}_pp"] = CategoricalParameter(list(stages))
+                stages = [pp for pp in range(1, job.num_ranks + 1) if work.why_not_pp(pp) is None]
+                space[f"{name}_pp"] = CategoricalParameter(stages)
         if len(self.read.expert_parallel) > 1:
             space["llm_ep"] = CategoricalParameter(list(self.read.expert_parallel))
         space["mbs"] = CategoricalParameter(list(micro_batches(job, self.mbs_max)))
@@ -81,6 +83,10 @@ class MimoSpace:
         needed, most = peak_memory_bytes(job, at), job.device.memory_bytes
         return f"a rank must fit {most / 2**30:.3g} GiB, but needs {needed / 2**30:.3g} GiB." if needed > most else None
 
+    def predict(self, params: Mapping[str, Value]) -> MimoPrediction:
+        """Return what a step of a point takes."""
+        return predict(self.read.job, self.candidate(params))
+
     def own_point(self) -> Params | None:
         """Return the command's own point, where it is one of the space."""
         own, space = self.read.own, self.parameters()
@@ -93,12 +99,12 @@ class MimoSpace:
     @functools.cached_property
     def plan(self) -> MimoPlan:
         """Return the layouts by their predicted step."""
-        return plan_mimo(self.read.job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+        return self.plan_for(self.read.job)
+
+    def plan_for(self, job: MimoJob) -> MimoPlan:
+        """Return the layouts by what is known of the job."""
+        return plan_mimo(job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
 
     def points(self) -> Iterator[Params]:
         """Yield the planned points, the fastest first."""
         return (self.point(prediction.at) for prediction in self.plan.ranked)
-
-
-def _splits(widths: tuple[tuple[str, int], ...], tp: int) -> bool:
-    return all(width % tp == 0 for _, width in widths)

@@ -9,7 +9,7 @@ from zenith_tune.direction import Direction
 from zenith_tune.planning.mimo_prediction import MimoPrediction
 from zenith_tune.trial import Trial
 
-COLUMNS = ("planned", "measured", "encoder stage", "llm stage", "micro-batches", "waiting", "layout")
+COLUMNS = ("planned", "measured", "encoder stage", "llm stage", "micro batches", "waiting", "layout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +17,14 @@ class TriedLayout:
     """Hold a layout with what was planned and what came of it."""
 
     prediction: MimoPrediction
+    """By the plan as it is by now."""
+    expected_s: float
+    """The step that was expected when it was picked."""
     trial: Trial
 
     @property
     def is_homogeneous(self) -> bool:
-        """Tell whether both modules have the same degrees."""
+        """Tell whether both modules have the same tp and dp."""
         return self.prediction.at.is_homogeneous
 
 
@@ -30,7 +33,7 @@ def layout_row(tried: TriedLayout) -> tuple[str, ...]:
     plan, trial = tried.prediction, tried.trial
     measured = _ms(trial.step_s) if trial.ok and trial.step_s else str(trial.outcome)
     return (
-        _ms(plan.step_s),
+        _ms(tried.expected_s),
         measured,
         _ms(plan.encoder_stage_s),
         _ms(plan.language_stage_s),
@@ -41,7 +44,7 @@ def layout_row(tried: TriedLayout) -> tuple[str, ...]:
 
 
 def gain_lines(all_tried: Sequence[TriedLayout], direction: Direction) -> list[str]:
-    """Return how the fastest compares with the best homogeneous one, and what makes the difference."""
+    """Return how the fastest compares with the best homogeneous one tried, and what makes the difference."""
     alike = _best([tried for tried in all_tried if tried.is_homogeneous], direction)
     best = _best(all_tried, direction)
     if best is None:
@@ -49,9 +52,8 @@ def gain_lines(all_tried: Sequence[TriedLayout], direction: Direction) -> list[s
     if alike is None:
         return [f"{best.prediction.at.label} is the fastest; no homogeneous layout went well beside it"]
     if best.is_homogeneous:
-        return [
-            f"the best homogeneous layout stays the fastest ({_step(best)}): layouts of their own gain nothing here"
-        ]
+        told = f"the best homogeneous layout tried stays the fastest ({_step(best)})"
+        return [f"{told}: layouts of their own gain nothing here"]
     return [_gain(alike, best), f"where it comes from, by the plan: {'; '.join(_causes(alike, best))}"]
 
 
@@ -65,7 +67,7 @@ def _gain(alike: TriedLayout, best: TriedLayout) -> str:
     before, after = alike.trial.value or 0.0, best.trial.value or 0.0
     ratio = max(before, after) / min(before, after) if before > 0 and after > 0 else 1.0
     names = f"{best.prediction.at.label} against {alike.prediction.at.label}"
-    return f"{ratio:.2f}x as fast as the best homogeneous layout, {_step(alike)} -> {_step(best)} a step: {names}"
+    return f"{ratio:.2f}x as fast as the best homogeneous layout tried, {_step(alike)} -> {_step(best)} a step: {names}"
 
 
 def _causes(alike: TriedLayout, best: TriedLayout) -> list[str]:
