@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from zenith_tune.trial import Trial
 
 TRAINER = """#!/bin/sh
 echo "$@" >> "${0%/*}/ran"
-echo "value: $((($2 * 7 + ${#}) % 97))"
+echo "value: $(($2 * 7 % 97))"
 """
 TOY_TUNER = """
 import sys
@@ -48,54 +49,47 @@ def lines_of(path: Path) -> list[str]:
 
 
 class ManyTuners:
-    """Start `zenithtune optimize` several times on one study, with a trainer that notes each of its runs."""
+    """Run `zenithtune optimize` several times on one study, with a trainer that notes each of its runs."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
+    def __init__(self, folder: Path, url: str, count: int, *options: str) -> None:
+        self.folder, self.count = folder, count
         self.ran = folder / "ran"
-        self.processes: list[subprocess.Popen[str]] = []
         trainer = folder / "train.sh"
         trainer.write_text(TRAINER)
         trainer.chmod(0o755)
-
-    def start(self, count: int, *options: str) -> None:
-        study = ["--db", self.url, "--study-name", "s", "--resume"]
-        space = ["--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--objective", r"value: (\d+)", "--maximize"]
-        own = ["--", str(self.folder / "train.sh"), "--tensor-model-parallel-size", "1"]
-        for index in range(len(self.processes), len(self.processes) + count):
-            with (self.folder / f"err{index}").open("w") as errors, (self.folder / f"out{index}").open("w") as output:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "zenith_tune.cli",
-                    "optimize",
-                    "--json",
-                    *study,
-                    *space,
-                    *options,
-                    *own,
-                ]
-                process = subprocess.Popen(
-                    command, cwd=self.folder, env={**os.environ}, stdout=output, stderr=errors, text=True
-                )
-                self.processes.append(process)
+        study = ["--db", url, "--study-name", "s", "--resume"]
+        space = ["--preset", "last-word", "--args", "n=1000"]
+        own = ["--", str(trainer), "--steps"]
+        program = [sys.executable, "-m", "tests.engines.forked_tuners", str(folder), str(count)]
+        environment = {**os.environ, "PYTHONPATH": _with_root()}
+        # A group of its own, so that all of its tuners can be ended with it.
+        self._tuners = subprocess.Popen(
+            [*program, "optimize", "--json", *study, *space, *options, *own],
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
 
     def wait(self, timeout_s: float = 240) -> list[int]:
-        deadline = time.monotonic() + timeout_s
-        return [process.wait(timeout=max(deadline - time.monotonic(), 1)) for process in self.processes]
+        self._tuners.wait(timeout=timeout_s)
+        return [int(line) for line in lines_of(self.folder / "exit_codes")]
 
     def events(self, name: str) -> list[list[dict[str, Any]]]:
         """Return the events of a name that each tuner told."""
-        told = [map(json.loads, lines_of(self.folder / f"out{index}")) for index in range(len(self.processes))]
+        told = [map(json.loads, lines_of(self.folder / f"out{index}")) for index in range(self.count)]
         return [[event for event in events if event["event"] == name] for events in told]
 
     def errors(self) -> str:
-        return "\n".join((self.folder / f"err{index}").read_text() for index in range(len(self.processes)))
+        return "\n".join((self.folder / f"err{index}").read_text() for index in range(self.count))
 
     def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._tuners.pid, signal.SIGKILL)
+        self._tuners.wait()
+
+
+def _with_root() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def hanging_at_first(folder: Path) -> str:
@@ -106,9 +100,10 @@ def hanging_at_first(folder: Path) -> str:
 
 def start_tuner(name: str, folder: Path, url: str, command: str) -> subprocess.Popen[str]:
     """Tune a command by the toy preset in a process of its own; whoever starts it ends it."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     program = [sys.executable, "-c", TOY_TUNER, name, str(folder), url, command]
-    return subprocess.Popen(program, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        program, env={**os.environ, "PYTHONPATH": _with_root()}, stderr=subprocess.DEVNULL, text=True
+    )
 
 
 def rows(url: str, sql: str) -> list[tuple[Any, ...]]:

@@ -125,3 +125,40 @@ def test_a_model_that_is_left_unwrapped_has_failed(zenithtune: Tune, tmp_path: P
     done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=200)
     assert done.returncode == 2
     assert "your own command ran to its end, but the model was left unwrapped (Sequential)" in done.stderr
+
+
+EPOCHS = """
+import argparse
+import torch
+from accelerate import Accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=4)
+parser.add_argument("--accum", type=int, default=2)
+options = parser.parse_args()
+accelerator = Accelerator(gradient_accumulation_steps=options.accum)
+model = torch.nn.Linear(8, 8)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(40, 8)), batch_size=options.bs)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+for _ in range(4):
+    for (batch,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward((model(batch) - batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_short_last_accumulation_of_an_epoch_is_no_fault(zenithtune: Tune, tmp_path: Path) -> None:
+    own, path = tmp_path / "epochs.py", tmp_path / "own.yaml"
+    own.write_text(EPOCHS)
+    path.write_text(f"{TOP}distributed_type: MULTI_GPU\n")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--bs", "4"]
+    fixed = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
+    named = ("--args", "mbs_option=--bs,gas_option=--accum,gbs=16,mbs_max=4", "--n-trials", "1", "--strategy", "grid")
+    env = {**ENGINE_ENV, **ON_CPU}
+    done = zenithtune("optimize", *fixed, *named, "--", *command, "--accum", "2", env=env, timeout=200)
+    [trial] = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
+    [log] = [path.read_text() for path in (tmp_path / "out" / "s" / "trials").glob("*/log.txt")]
+    assert (trial["outcome"], trial["cause"]) == ("ok", None), done.stderr[-2000:]
+    assert '"passes": 1, "is_end": true' in log, "five batches a rank, two to a step"

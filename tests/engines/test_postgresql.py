@@ -39,7 +39,7 @@ from zenith_tune.trial import Outcome, Trial
 
 pytestmark = pytest.mark.slow
 
-NUM_TRIALS = 60
+NUM_TRIALS = 200
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,8 @@ def server() -> Iterator[PostgresqlServer]:
 def test_eight_tuners_run_each_trial_once_through_a_restart_of_the_database(
     server: PostgresqlServer, tmp_path: Path
 ) -> None:
-    tuners = ManyTuners(tmp_path, server.url)
+    tuners = ManyTuners(tmp_path, server.url, 8, "--strategy", "random", "--n-trials", str(NUM_TRIALS))
     try:
-        tuners.start(8, "--strategy", "random", "--n-trials", str(NUM_TRIALS))
         eventually(lambda: len(lines_of(tuners.ran)) > NUM_TRIALS // 3)
         server.strike_down()
         server.launch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,23 +145,39 @@ def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, 
 
 
 def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes, tmp_path: Path) -> None:
-    # A program of this name that tells its arguments: the launcher itself takes a while to start.
-    program = tmp_path / "bin" / "deepspeed"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho told "$@"\n')
-    program.chmod(0o755)
+    need_module("engines", "deepspeed")
+    script = tmp_path / "tell.py"
+    told = " ".join(f"{{os.environ['{name}']}}" for name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"))
+    script.write_text(f'import os\nprint(f"rank {told}")\n')
     held = ray_nodes.run(tmp_path / "held", "echo up $NODE_RANK; sleep 100", Resources(nodes=2, gpus_per_node=3))
     wait_for("up", held, times=2)
-    job = ray_nodes.run(tmp_path / "trial", f"{program} --num_gpus 2 train.py", Resources(nodes=2, gpus_per_node=4))
+    command = f"{Path(sys.executable).parent / 'deepspeed'} --num_gpus 2 {script}"
+    job = ray_nodes.run(tmp_path / "trial", command, Resources(nodes=2, gpus_per_node=4))
     result = job.wait()
     held.cancel()
     log, hostfile = job.log_path.read_text(), tmp_path / "trial" / "hostfile"
     assert result.exit_code == 0 and hostfile.read_text() == "node-0 slots=5\nnode-1 slots=5\n", log
-    for rank in (0, 1):
-        assert f"told --hostfile {hostfile} --node_rank {rank} --master_addr" in log
-    assert log.count("--include node-0:3,4@node-1:3,4 --no_ssh train.py") == 2
+    assert sorted(re.findall(r"rank (\d) 4 3,4$", log, re.MULTILINE)) == ["0", "1", "2", "3"], log
     with pytest.raises(UsageError, match="given out by the runner"):
         ray_nodes.run(tmp_path / "refused", "deepspeed --include n1 train.py", Resources(nodes=2))
+
+
+def test_accelerate_keeps_to_what_ray_gave_whatever_the_command_says(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    need_module("engines", "accelerate")
+    script = tmp_path / "tell.py"
+    script.write_text("import os\nprint('rank', os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MASTER_PORT'])\n")
+    held = ray_nodes.run(tmp_path / "held", "echo up $NODE_RANK; sleep 100", Resources(nodes=2, gpus_per_node=3))
+    wait_for("up", held, times=2)
+    launch = (
+        "accelerate.commands.launch --multi_gpu --gpu_ids 0,1 --num_machines 1 --num_processes 2 --mixed_precision no"
+    )
+    command = f"echo port $MASTER_PORT && CUDA_VISIBLE_DEVICES=0,1 {sys.executable} -m {launch} {script}"
+    job = ray_nodes.run(tmp_path / "trial", command, Resources(gpus_per_node=2))
+    result = job.wait()
+    held.cancel()
+    log = job.log_path.read_text().splitlines()
+    [port] = [line.split()[1] for line in log if line.startswith("port")]
+    assert result.exit_code == 0 and log.count(f"rank 3,4 {port}") == 2, log
 
 
 def test_what_can_never_fit_is_refused_in_one_line(ray_nodes: TwoNodes) -> None:

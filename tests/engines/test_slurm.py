@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -91,16 +92,21 @@ def test_a_command_that_launches_itself_runs_once(tmp_path: Path) -> None:
     assert sorted(job.log_path.read_text().split()) == ["0", "1"]
 
 
-def test_deepspeed_is_told_the_nodes_by_a_host_file(tmp_path: Path) -> None:
+def test_deepspeed_with_a_launcher_of_its_own_is_told_the_nodes_by_a_host_file(tmp_path: Path) -> None:
     folder, fake = tmp_path / "trial", tmp_path / "deepspeed"
     folder.mkdir()
     fake.write_text('#!/bin/sh\necho "$@"; while [ "$1" != --hostfile ]; do shift; done; cat "$2"\n')
     fake.chmod(0o755)
-    job = SlurmRunner(nodes=2, gpus_per_node=4).submit(f"{fake} --num_gpus 4 train.py", folder, Resources())
+    job = SlurmRunner(nodes=2, gpus_per_node=4).submit(
+        f"{fake} --launcher slurm --num_gpus 4 train.py", folder, Resources()
+    )
     result = job.wait()
     first, second = result.place.split(",")
     asked, *hosts = job.log_path.read_text().splitlines()
-    assert asked.endswith(f"--hostfile {folder}/hostfile --num_gpus 4 train.py") and "--master_port 2" in asked
+    assert (
+        asked.endswith(f"--hostfile {folder}/hostfile --launcher slurm --num_gpus 4 train.py")
+        and "--master_port 2" in asked
+    )
     assert hosts == [f"{first} slots=4", f"{second} slots=4"]
 
 
@@ -108,11 +114,18 @@ def test_deepspeed_is_told_the_nodes_by_a_host_file(tmp_path: Path) -> None:
     ("asked", "law"),
     [
         ({"nodes": 5}, "needs 5 nodes, but partition main has 4"),
-        ({"gpus_per_node": 9}, "needs 9 GPUs of a node, but those of partition main have 8 GPUs"),
+        (
+            {"gpus_per_node": 9},
+            "have 8 GPUs, 16 CPUs and 64000 MB: give less of it, more nodes=, or another partition=",
+        ),
         ({"partition": "man"}, "unknown Slurm partition 'man'; did you mean 'main'?"),
         ({"partition": "short", "nodes": 2}, "needs 2 nodes, but partition short has 1"),
         ({"partition": "short", "time": "00:20:00"}, "time=00:20:00 is above the limit of partition short"),
-        ({"constraint": "nosuch"}, "has 0 that match the request"),
+        (
+            {"constraint": "nosuch"},
+            "but those of partition main have fake: give one of these, or leave it out",
+        ),
+        ({"exclude": "n[1-4]"}, "partition main has 0 that match the request: exclude= fewer of them"),
         ({"extra": "--gres=nosuch:1"}, "would never start such a trial"),
     ],
 )
@@ -239,20 +252,34 @@ def begun(tmp_path: Path) -> int:
     return len(list(tmp_path.glob("zenithtune-out/s/trials/*/process")))
 
 
+def fill(cluster: SlurmCluster, *shares: tuple[int, int]) -> list[str]:
+    """Hold nodes with so many GPUs of each, and return the jobs that do."""
+    sizes = [[f"--nodes={nodes}", f"--gpus-per-node={gpus}", "--cpus-per-task=2"] for nodes, gpus in shares]
+    wrap = ["--output=/dev/null", "--wrap=sleep 90"]
+    return [cluster.run("sbatch", "--parsable", *size, *wrap).strip() for size in sizes]
+
+
 def test_a_tuner_killed_with_9_finds_its_jobs_again_and_submits_none_twice(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
+    full = fill(cluster, (3, 8), (1, 4))  # there is room for one of the two trials
     before = {each[0] for each in cluster.jobs()}
-    command = "sh -c 'sleep 7; echo value: {x}'"
+    command = "sh -c 'sleep 6; echo value: {x}'"
     with start_study(tmp_path, command) as tuner:
-        wait_until(lambda: begun(tmp_path) == 2)
+        wait_until(lambda: begun(tmp_path) == 1 and len(cluster.jobs()) == len(before) + 2)
         tuner.send_signal(signal.SIGKILL)
     with start_study(tmp_path, command, "--resume") as resumed:
-        out, err = resumed.communicate(timeout=90)
+        told = itertools.takewhile(lambda line: "study_started" not in line, resumed.stdout or [])
+        before_start = "".join(told)
+        cluster.run("scancel", *full)
+        _, err = resumed.communicate(timeout=90)
     assert resumed.returncode == 0, err
     jobs = [each for each in cluster.jobs() if each[0] not in before]
     assert [state for _, state, _ in jobs] == ["COMPLETED"] * 2, jobs
-    assert out.count("still runs: it goes on") == 2 or err.count("still runs: it goes on") == 2
+    notes = ["still runs: it goes on", "still waits in the queue: it keeps its place"]
+    assert [before_start.count(note) for note in notes] == [1, 1]
+    assert [line for line in err.partition("study s:")[0].splitlines() if not line.startswith("note:")] == []
+    assert re.search(r"^trial +\d  x=\d +running on n\d$", err, re.MULTILINE)
     study = json.loads((tmp_path / "zenithtune-out/s/study.json").read_text())
     assert [trial["outcome"] for trial in study["trials"]] == ["ok"] * 2
 

@@ -1,15 +1,18 @@
-"""Trials as steps inside an allocation that the user already has, and many of them as jobs, on a real cluster."""
+"""Trials as steps inside an allocation that the user already has, on a real cluster."""
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engines.gpu_use import NOTE, check_no_gpu_was_given_twice, gpu_use
 from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
@@ -20,12 +23,6 @@ from zenith_tune.runners.base import End
 from zenith_tune.runners.slurm import SlurmRunner
 
 pytestmark = pytest.mark.slow
-
-NOTE = """
-start=$(date +%s.%N); sleep {seconds}; end=$(date +%s.%N)
-echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $start $end" > "$ZENITHTUNE_TRIAL_FOLDER/used"
-echo "value: $1"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +49,12 @@ def steps(cluster: SlurmCluster, job_id: str) -> list[str]:
     return [step for step in shown if not step.endswith(("extern", "batch"))]
 
 
-def gpu_use(out: Path) -> list[tuple[str, float, float]]:
-    """Return who used which GPU of which node from when to when."""
-    used = []
-    for path in out.glob("s/trials/*/used"):
-        node, gpus, start, end = path.read_text().split()
-        used += [(f"{node}:{gpu}", float(start), float(end)) for gpu in gpus.split(",")]
-    return sorted(used)
-
-
-def run_study(tmp_path: Path, runner: SlurmRunner, num_trials: int, seconds: float) -> tuple[Witness, float, object]:
+def run_study(tmp_path: Path, runner: SlurmRunner, num_trials: int, seconds: float) -> tuple[Witness, object]:
     trainer = tmp_path / "trainer.sh"
-    trainer.write_text(NOTE.replace("{seconds}", f"{seconds:g}"))
+    trainer.write_text(NOTE)
     witness = Witness()
     tuner = PresetTuner(
-        f"bash {trainer} {{x}}",
+        f"bash {trainer} {{x}} {seconds:g}",
         ToyPreset(range(num_trials)),
         output_dir=tmp_path,
         study_name="s",
@@ -75,26 +63,7 @@ def run_study(tmp_path: Path, runner: SlurmRunner, num_trials: int, seconds: flo
         parallel=None,
         needs={"gpus_per_node": 4},
     )
-    start = time.monotonic()
-    best = tuner.optimize()
-    return witness, time.monotonic() - start, best
-
-
-def check_no_gpu_was_given_twice(used: list[tuple[str, float, float]]) -> None:
-    for (gpu, _, end), (next_gpu, start, _) in itertools.pairwise(used):
-        assert gpu != next_gpu or start >= end, f"{gpu} was given to two trials at once"
-
-
-def test_sixteen_trials_of_half_a_node_share_the_cluster_and_no_gpu_is_given_twice(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
-    witness, elapsed_s, best = run_study(tmp_path, SlurmRunner(), num_trials=16, seconds=1)
-    assert [trial.outcome for trial in witness.trials] == [Outcome.OK] * 16
-    used = gpu_use(tmp_path)
-    assert len(used) == 16 * 4
-    check_no_gpu_was_given_twice(used)
-    assert best == (15.0, {"x": 15})
-    assert elapsed_s < 14  # in sequence 16 s and as many starts, at best 2 s
+    return witness, tuner.optimize()
 
 
 def test_trials_run_as_steps_side_by_side_inside_an_allocation(
@@ -102,11 +71,11 @@ def test_trials_run_as_steps_side_by_side_inside_an_allocation(
 ) -> None:
     before = len(cluster.jobs())
     runner = SlurmRunner()
-    witness, _, best = run_study(tmp_path, runner, num_trials=5, seconds=1)
+    witness, best = run_study(tmp_path, runner, num_trials=5, seconds=1)
     assert runner.num_slots == 4
     assert [trial.outcome for trial in witness.trials] == [Outcome.OK] * 5
     assert best == (4.0, {"x": 4})
-    used = gpu_use(tmp_path)
+    used = gpu_use(tmp_path / "s")
     check_no_gpu_was_given_twice(used)
     first = min(end for _, _, end in used)
     assert len([gpu for gpu, start, _ in used if start < first]) == 16
@@ -150,3 +119,64 @@ def test_a_command_with_ranks_of_its_own_has_the_allocation_to_itself(allocation
     job = runner.submit("srun --nodes=2 --ntasks=2 sh -c 'echo $SLURM_PROCID'", tmp_path, Resources())
     assert job.wait().exit_code == 0
     assert sorted(job.log_path.read_text().split()) == ["0", "1"]
+
+
+def test_a_step_without_room_is_pending_and_its_clock_stands_still(allocation: str, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    states: list[str] = []
+    first = SlurmRunner(nodes=2, gpus_per_node=8).submit("sleep 3", folders[0], Resources())
+    while not (folders[0] / "nodes").exists():
+        time.sleep(0.02)
+    second = SlurmRunner(gpus_per_node=4).submit(
+        "sleep 0.2", folders[1], Resources(), timeout_s=1.5, on_state=states.append
+    )
+    result = second.wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 0) and first.wait().exit_code == 0
+    assert states == [f"pending (waits for room in job {allocation})", f"running on {result.place}"]
+    assert 0.1 < result.duration_s < 1.5
+
+
+def test_a_step_that_runs_for_too_long_is_ended(cluster: SlurmCluster, allocation: str, tmp_path: Path) -> None:
+    job = SlurmRunner(gpus_per_node=4, grace_s=1).submit("sleep 100", tmp_path, Resources(), timeout_s=1)
+    result = job.wait()
+    assert result.end is End.TIMED_OUT and 1 <= result.duration_s < 10
+    assert steps(cluster, allocation) == []
+
+
+def test_no_more_steps_are_started_than_the_allocation_holds(allocation: str) -> None:
+    runner = SlurmRunner(gpus_per_node=4)
+    runner.prepare(Resources(), 6)
+    assert runner.num_slots == 4
+    room = "up to 4 side by side, not 6: the job has no room for more"
+    assert runner.notes() == [f"each trial is a step of job {allocation} on 4 GPUs; {room}"]
+
+
+def inside_srun(tmp_path: Path, *srun: str) -> subprocess.CompletedProcess[str]:
+    """Tune inside a step, which holds what it asked for."""
+    (tmp_path / "trainer.sh").write_text(NOTE)
+    study = ["--preset", "demo", "--objective", r"value: (\d+)", "--maximize", "--no-baseline", "--study-name", "s"]
+    where = ["--slurm", "gpus_per_node=4", "--parallel", "auto", "--n-trials", "4", "--output-dir", str(tmp_path)]
+    tuner = [sys.executable, "-m", "zenith_tune.cli", "optimize", *study, *where]
+    command = ["bash", str(tmp_path / "trainer.sh"), "{mbs}", "1", "{tp}", "{recompute}", "{gbs}"]
+    argv = ["srun", *srun, *tuner, "--", *command]
+    return subprocess.run(argv, env={**os.environ}, capture_output=True, text=True, timeout=90)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_inside_srun_trials_share_what_the_step_around_them_holds(tmp_path: Path) -> None:
+    done = inside_srun(tmp_path, "--nodes=1", "--ntasks=1", "--gpus-per-node=8", "--cpus-per-task=8")
+    assert done.returncode == 0, done.stderr
+    used = gpu_use(tmp_path / "s")
+    assert len(used) == 4 * 4
+    check_no_gpu_was_given_twice(used)
+    first = min(end for _, _, end in used)
+    assert len([gpu for gpu, start, _ in used if start < first]) == 8
+
+
+@pytest.mark.usefixtures("allocation")
+def test_inside_a_step_with_some_of_the_gpus_it_is_refused_at_once(tmp_path: Path) -> None:
+    done = inside_srun(tmp_path, "--nodes=1", "--ntasks=1", "--gpus-per-node=4", "--cpus-per-task=4", "--exact")
+    told = [line for line in done.stderr.splitlines() if line.startswith("zenithtune:")]
+    assert len(told) == 1 and "has 4 of the 8 GPUs" in told[0] and "run under salloc or sbatch" in told[0]

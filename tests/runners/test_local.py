@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import skip
+from zenith_tune.errors import UsageError
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End
 from zenith_tune.runners.local import LocalRunner
@@ -68,6 +69,41 @@ def start_stubborn(tmp_path: Path) -> tuple[str, Path]:
 def read_pids(path: Path) -> list[int]:
     daemon = int(Path(f"{path}.daemon").read_text())
     return [daemon, *map(int, path.read_text().split())]
+
+
+def side_by_side(monkeypatch: pytest.MonkeyPatch, gpus: str = "0,1,2,3") -> LocalRunner:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    runner = LocalRunner(grace_s=0.5)
+    runner.prepare(Resources(gpus_per_node=2), None)
+    return runner
+
+
+@pytest.mark.parametrize("start", ["{}", "env {}", "export {};"])
+def test_trials_side_by_side_keep_to_their_own_whatever_the_command_sets(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = side_by_side(monkeypatch)
+    command = f"{start.format('CUDA_VISIBLE_DEVICES=0,1 MASTER_PORT=29500')} {sys.executable} -c "
+    command += '\'import os; print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MASTER_PORT"])\''
+    jobs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        jobs.append(runner.submit(command, tmp_path / name, Resources(gpus_per_node=2)))
+    assert [job.wait().exit_code for job in jobs] == [0, 0]
+    told = [job.log_path.read_text().split() for job in jobs]
+    assert [gpus for gpus, _ in told] == ["0,1", "2,3"] and told[0][1] != told[1][1]
+    assert len(runner.command_notes(command)) == 2
+
+
+def test_a_script_that_names_its_gpus_runs_alone_but_not_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.sh").write_text("export CUDA_VISIBLE_DEVICES=0,1\necho $CUDA_VISIBLE_DEVICES\n")
+    command = f"bash {tmp_path / 't.sh'}"
+    with pytest.raises(UsageError, match=r"GPUs of their own by CUDA_VISIBLE_DEVICES, but .*t\.sh sets it"):
+        side_by_side(monkeypatch).submit(command, tmp_path, Resources(gpus_per_node=2))
+    job = side_by_side(monkeypatch, "2,3").submit(command, tmp_path, Resources(gpus_per_node=2))
+    assert job.wait().exit_code == 0 and job.log_path.read_text() == "0,1\n"
 
 
 def test_a_timeout_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_path: Path) -> None:

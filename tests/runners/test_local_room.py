@@ -71,6 +71,19 @@ def test_a_seat_keeps_the_trial_to_its_own() -> None:
 
 
 @pytest.mark.usefixtures("eight_gpus")
+def test_the_only_seat_has_the_gpus_that_were_asked_for() -> None:
+    chosen, note = LocalRoom.of(Resources(gpus_per_node=5), None, {})
+    assert note == "one trial runs at a time, on GPUs 0,1,2,3,4"
+    for _ in range(2):
+        seat = chosen.take()
+        assert seat.environment() == {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert seat.command("torchrun t.py") == "torchrun t.py"
+        chosen.give_back(seat)
+    assert list(chosen.own_variables) == ["CUDA_VISIBLE_DEVICES"]
+    assert LocalRoom.of(Resources(gpus_per_node=1), None, {"CUDA_VISIBLE_DEVICES": "3"})[1].endswith("on GPU 3")
+
+
+@pytest.mark.usefixtures("eight_gpus")
 def test_one_at_a_time_changes_nothing() -> None:
     seat = room(TWO_GPUS, 1).take()
     assert (seat.environment(), seat.command("torchrun t.py"), seat.place) == ({}, "torchrun t.py", "")

@@ -142,8 +142,8 @@ def test_a_limit_on_all_jobs_together_is_waited_for(reason: str) -> None:
         ("bash train.sh", Launch.EACH_NODE),
         ("A=1 srun --label python t.py", Launch.ONCE),
         ("bash -c 'cd x && mpirun -np 8 python t.py'", Launch.ONCE),
-        ("deepspeed t.py", Launch.HOSTFILE),
-        ("deepspeed --hostfile mine t.py", Launch.ONCE),
+        ("deepspeed --hostfile mine t.py", Launch.EACH_NODE),
+        ("deepspeed --launcher slurm t.py", Launch.HOSTFILE),
     ],
 )
 def test_who_starts_the_ranks_is_seen_in_the_command(command: str, launch: Launch) -> None:
@@ -151,9 +151,50 @@ def test_who_starts_the_ranks_is_seen_in_the_command(command: str, launch: Launc
     assert Launch.of(command, 1) is Launch.ONCE
 
 
-def test_deepspeed_in_a_shell_text_gets_its_options_too() -> None:
-    command = launched_command("bash -c 'deepspeed --master_port 5 t.py > log'", Launch.HOSTFILE)
-    assert command == "bash -c 'deepspeed --hostfile \"$ZENITHTUNE_TRIAL_FOLDER/hostfile\" --master_port 5 t.py > log'"
+GIVEN = '"$(echo "$CUDA_VISIBLE_DEVICES" | cut -d , -f -4)"'
+MEETING = '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "expected"),
+    [
+        ("torchrun --master-port 29611 t.py", 1, 'torchrun --master-port "$MASTER_PORT" t.py'),
+        (
+            "bash -c 'deepspeed --num_gpus 4 --master_port 5 t.py > log'",
+            1,
+            f"bash -c 'deepspeed --master_port \"$MASTER_PORT\" --include localhost:{GIVEN} t.py > log'",
+        ),
+        ("CUDA_VISIBLE_DEVICES=0,1 python t.py", 1, f"CUDA_VISIBLE_DEVICES={GIVEN} python t.py"),
+        ("torchrun --node-rank 0 t.py", 2, f'torchrun --nnodes 2 --node-rank "$NODE_RANK" {MEETING} t.py'),
+        (
+            "accelerate launch --gpu_ids 0 t.py",
+            2,
+            'accelerate launch --num_machines 2 --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" '
+            '--main_process_port "$MASTER_PORT" --gpu_ids all t.py',
+        ),
+        ("srun torchrun --master_port 5 t.py", 2, 'srun torchrun --master-port "$MASTER_PORT" t.py'),
+        ("srun torchrun --rdzv-endpoint=$H:5 t.py", 2, 'srun torchrun --rdzv-endpoint "$H:$MASTER_PORT" t.py'),
+        (
+            "deepspeed --launcher slurm -H mine t.py",
+            2,
+            'deepspeed --master_port "$MASTER_PORT" --hostfile "$ZENITHTUNE_TRIAL_FOLDER/hostfile" '
+            "--launcher slurm t.py",
+        ),
+        ("python t.py", 2, "python t.py"),
+    ],
+)
+def test_a_launcher_keeps_to_the_nodes_gpus_and_port_of_its_job(command: str, nodes: int, expected: str) -> None:
+    needs = Resources(nodes=nodes, gpus_per_node=4)
+    assert launched_command(command, Launch.of(command, nodes), needs) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "law"),
+    [("torchrun --standalone t.py", "take --standalone out"), ("deepspeed -i n1:0 t.py", "given out by the runner")],
+)
+def test_a_launcher_that_cannot_be_on_several_nodes_is_refused(command: str, law: str) -> None:
+    with pytest.raises(UsageError, match=law):
+        launched_command(command, Launch.EACH_NODE, Resources(nodes=2))
 
 
 def test_a_job_does_not_inherit_the_allocation_that_the_tuner_runs_in() -> None:

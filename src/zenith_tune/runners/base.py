@@ -99,6 +99,13 @@ class Runner(ABC):
         """Return what the user should know of where the trials run, one line each; after `prepare`."""
         return []
 
+    def command_notes(self, command: str) -> list[str]:
+        """Return what a command sets for itself and trials have of their own, one line each; after `prepare`.
+
+        Raises UsageError for a command that cannot be kept to what a trial has of its own.
+        """
+        return []
+
     @abstractmethod
     def submit(
         self,

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from zenith_tune.command_line.option_words import canonical
 from zenith_tune.command_line.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
 from zenith_tune.command_line.shell_target import find_target
 from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.runners.own_command import TORCH_MEETING
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
 """Stands in the command for the number of the node."""
-_TORCH_MEETING = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf")
 _NAMES_HOSTS = ("--include", "-i", "--exclude", "-e")
+
+
+class Meeting(NamedTuple):
+    """Hold, written for the shell, how many nodes there are, which one this is, and where they meet."""
+
+    nodes: str
+    rank: str
+    address: str
+    port: str
 
 
 def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
@@ -23,18 +33,26 @@ def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
     'torchrun --nnodes 2 --node-rank ZENITHTUNE-NODE-RANK --master-addr n1 --master-port 29511 train.py'
     """
     launcher = RankLauncher.find(command)
-    meeting = {"nodes": str(num_nodes), "rank": NODE_RANK, "address": shlex.quote(address), "port": str(port)}
-    if launcher is not None and launcher.kind == TORCHRUN:
-        return _torchrun(launcher, command, meeting)
+    meeting = Meeting(str(num_nodes), NODE_RANK, shlex.quote(address), str(port))
+    if launcher is not None and (launcher.kind == TORCHRUN or (launcher.kind == ACCELERATE and num_nodes > 1)):
+        return meeting_command(launcher, command, meeting)
     if num_nodes == 1:
         return command
-    if launcher is not None and launcher.kind == ACCELERATE:
-        names = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
-        return launcher.with_options(dict(zip(names, meeting.values(), strict=True)))
     if launcher is None and not _reads_its_rank(command):
         law = f"a command on {num_nodes} nodes must start its ranks by torchrun, deepspeed or accelerate"
         raise UsageError(f"{law}, or read $NODE_RANK, $NNODES, $MASTER_ADDR and $MASTER_PORT, but this one does not")
     return command
+
+
+def meeting_command(
+    launcher: RankLauncher, command: str, meeting: Meeting, more: Mapping[str, str] | None = None
+) -> str:
+    """Return a torchrun or accelerate command that meets the other nodes so, and has further options."""
+    if launcher.kind == TORCHRUN:
+        return _torchrun(launcher, command, meeting)
+    names = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+    options = {**dict(zip(names, meeting, strict=True)), **(more or {})}
+    return launcher.with_options(options, without=("--rdzv-backend", "--rdzv-conf"))
 
 
 def gang_environment(num_nodes: int, rank: int, address: str, port: int) -> dict[str, str]:
@@ -50,9 +68,17 @@ def is_deepspeed(command: str) -> bool:
 
 
 def deepspeed_command(
-    command: str, options: Mapping[str, str], *, flags: Sequence[str] = (), without: Sequence[str] = ()
+    command: str,
+    options: Mapping[str, str],
+    *,
+    written: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> str:
-    """Return a deepspeed command with these options and flags, and without those by which it names its hosts."""
+    """Return a deepspeed command with these options and flags, and without those by which it names its hosts.
+
+    What is `written` for the shell stays as it is.
+    """
     launcher = RankLauncher.find(command)
     if launcher is None or launcher.kind != DEEPSPEED:
         raise UsageError("the command must start deepspeed, but it does not")
@@ -60,7 +86,7 @@ def deepspeed_command(
         if (hosts := launcher.option(name)) is not None:
             law = f"a trial's hosts are given out by the runner, but the command names its own by {name} {hosts[:60]}"
             raise UsageError(f"{law}: take it out")
-    added = {name: shlex.quote(value) for name, value in options.items()}
+    added = {**{name: shlex.quote(value) for name, value in options.items()}, **(written or {})}
     added |= {flag: "" for flag in flags if launcher.option(canonical(flag)) is None}
     return launcher.with_options(added, without=("-H", "--hostfile", "--num-nodes", "--master-addr", *without))
 
@@ -73,14 +99,14 @@ def check_gang_command(command: str, num_nodes: int) -> None:
         gang_command(command, num_nodes, "", 0)
 
 
-def _torchrun(launcher: RankLauncher, command: str, meeting: dict[str, str]) -> str:
+def _torchrun(launcher: RankLauncher, command: str, meeting: Meeting) -> str:
     if launcher.option("--standalone") is not None:
-        if meeting["nodes"] == "1":
+        if meeting.nodes == "1":
             return command
         law = "torchrun --standalone keeps a job on one node"
-        raise UsageError(f"{law}, but it is to run on {meeting['nodes']}: take --standalone out")
+        raise UsageError(f"{law}, but it is to run on {meeting.nodes}: take --standalone out")
     names = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
-    return launcher.with_options(dict(zip(names, meeting.values(), strict=True)), without=_TORCH_MEETING)
+    return launcher.with_options(dict(zip(names, meeting, strict=True)), without=TORCH_MEETING)
 
 
 def _reads_its_rank(command: str) -> bool:

@@ -18,6 +18,7 @@ from zenith_tune.registry import RunnerRegistry
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.local_room import LocalRoom, Seat
+from zenith_tune.runners.own_command import check_script, replaced_settings
 from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree, adopt_orphans, end_adopted
 from zenith_tune.runners.seconds import check_seconds
 from zenith_tune.trial_folder import TrialFolder
@@ -66,6 +67,11 @@ class LocalRunner(Runner):
     def notes(self) -> list[str]:
         return [self._note] if self._note else []
 
+    def command_notes(self, command: str) -> list[str]:
+        if self.room.num_seats > 1:
+            check_script(command, self.room.own_variables)
+        return replaced_settings(command, self.room.own_variables)
+
     def submit(
         self,
         command: str,
@@ -75,6 +81,7 @@ class LocalRunner(Runner):
         timeout_s: float | None = None,
         on_state: OnState = nobody_listens,
     ) -> Job:
+        self.command_notes(command)
         seat = self.room.take()
         try:
             job = LocalJob(self, command, folder, timeout_s, seat)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from zenith_tune.errors import UsageError
 from zenith_tune.resources import Resources
 from zenith_tune.runners.gpu_sets import gpu_sets
-from zenith_tune.runners.ports import Ports, with_port
-from zenith_tune.runners.visible_gpus import VARIABLE, VisibleGpus
+from zenith_tune.runners.own_command import GPUS, PORT, own_command, own_variables
+from zenith_tune.runners.ports import Ports
+from zenith_tune.runners.visible_gpus import VisibleGpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,13 @@ class Seat:
 
     def command(self, command: str) -> str:
         """Return the command as it runs here."""
-        return command if self.port is None else with_port(command, self.port)
+        return own_command(command, gpus=",".join(self.gpus), port="" if self.port is None else str(self.port))
 
     def environment(self) -> dict[str, str]:
         """Return the variables that keep the trial to what is its own."""
         # By their numbers GPUs are meant as nvidia-smi counts them, which CUDA itself does only when told.
-        gpus = {VARIABLE: ",".join(self.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.gpus else {}
-        return gpus if self.port is None else {**gpus, "MASTER_PORT": str(self.port)}
+        gpus = {GPUS: ",".join(self.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.gpus else {}
+        return gpus if self.port is None else {**gpus, PORT: str(self.port)}
 
 
 class LocalRoom:
@@ -76,22 +77,26 @@ class LocalRoom:
             raise UsageError(f"{law}: give --parallel auto, or fewer of either")
         chosen = sets if parallel is None else sets[:parallel]
         shown = "  ".join(",".join(each) for each in chosen)
-        return cls(chosen, len(chosen)), f"{len(chosen)} trials run side by side, on GPUs {shown}"
+        side = f"{len(chosen)} trials run side by side" if len(chosen) > 1 else "one trial runs at a time"
+        return cls(chosen, len(chosen)), f"{side}, on GPU{'s' * (len(chosen) * num > 1)} {shown}"
+
+    @property
+    def own_variables(self) -> dict[str, str]:
+        """Return the variables that the room sets for a trial, each with what it stands for."""
+        own = own_variables(has_gpus=self._has_gpus)
+        return {name: what for name, what in own.items() if name == GPUS or self.num_seats > 1}
 
     def take(self) -> Seat:
         """Return a seat, waiting for one if need be."""
-        if self.num_seats == 1:
-            return Seat()
         with self._changed:
             self._changed.wait_for(lambda: self._sets or not self._has_gpus)
             gpus = self._sets.pop(0) if self._has_gpus else ()
-        return Seat(gpus=gpus, port=self._ports.take())
+        return Seat(gpus=gpus, port=self._ports.take() if self.num_seats > 1 else None)
 
     def give_back(self, seat: Seat) -> None:
         """Take a seat back."""
-        if seat.port is None:
-            return
-        self._ports.give_back(seat.port)
+        if seat.port is not None:
+            self._ports.give_back(seat.port)
         with self._changed:
             if seat.gpus:
                 self._sets.append(seat.gpus)

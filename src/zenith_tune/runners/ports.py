@@ -1,4 +1,4 @@
-"""A port of its own for each trial that runs beside others, and the command that uses it."""
+"""A port of its own for each trial that runs beside others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import contextlib
 import socket
 import threading
 
-from zenith_tune.command_line.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
-
-_OPTIONS = {TORCHRUN: "--master-port", DEEPSPEED: "--master_port", ACCELERATE: "--main_process_port"}
-_FINDS_ITS_OWN = ("--standalone", "--rdzv-endpoint", "--rdzv_endpoint")
-"""With these torchrun meets its ranks elsewhere than at its port."""
 _TRIES = 100
 
 
@@ -37,16 +32,3 @@ class Ports:
         """Take a port back."""
         with self._lock:
             self._taken.discard(port)
-
-
-def with_port(command: str, port: int) -> str:
-    """Return the command with its launcher meeting at `port`; one without a launcher finds it in MASTER_PORT.
-
-    >>> with_port("deepspeed --num_gpus 2 --master_port 29500 train.py", 41234)
-    'deepspeed --master_port 41234 --num_gpus 2 train.py'
-    """
-    launcher = RankLauncher.find(command)
-    if launcher is None or any(launcher.option(name) is not None for name in _FINDS_ITS_OWN):
-        return command
-    name = _OPTIONS[launcher.kind]
-    return launcher.with_options({name: str(port)})

@@ -12,6 +12,7 @@ from zenith_tune.registry import RunnerRegistry
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.gang_command import check_gang_command
+from zenith_tune.runners.own_command import check_script, own_variables, replaced_settings
 from zenith_tune.runners.process_tree import ProcessTree
 from zenith_tune.runners.ray_cluster import RayCluster
 from zenith_tune.runners.ray_job import RayJob, RayRequest
@@ -38,6 +39,9 @@ class RayRunner(Runner):
         self.starting_workers = threading.BoundedSemaphore(_STARTING_AT_ONCE)
         self._interrupts = 0
         self._note = ""
+        self._own_variables: dict[str, str] = {}
+        self._shares_nodes = False
+        """Whether two trials may be on one node, once the study is prepared."""
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         room = self.cluster.num_gangs(resources)
@@ -47,10 +51,17 @@ class RayRunner(Runner):
         self.num_slots = parallel or room
         alive = sum(node.is_alive for node in self.cluster.nodes())
         trials = f"{self.num_slots} trials side by side" if self.num_slots > 1 else "one trial at a time"
+        self._own_variables = own_variables(has_gpus=resources.gpus_per_node is not None)
+        self._shares_nodes = self.num_slots * resources.nodes > alive
         self._note = f"Ray cluster of {alive} node{'s' * (alive != 1)}: {trials}, each on {resources.describe()}"
 
     def notes(self) -> list[str]:
         return [self._note] if self._note else []
+
+    def command_notes(self, command: str) -> list[str]:
+        if self._shares_nodes:
+            check_script(command, self._own_variables)
+        return replaced_settings(command, self._own_variables)
 
     def submit(
         self,
@@ -62,6 +73,7 @@ class RayRunner(Runner):
         on_state: OnState = nobody_listens,
     ) -> Job:
         check_gang_command(command, resources.nodes)
+        self.command_notes(command)
         return RayJob(
             self,
             RayRequest(command=command, folder=folder, resources=resources, timeout_s=timeout_s, on_state=on_state),

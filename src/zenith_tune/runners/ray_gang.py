@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.command_line.rank_launcher import RankLauncher
+from zenith_tune.command_line.rank_launcher import ACCELERATE, RankLauncher
+from zenith_tune.command_line.variable_words import with_variables
 from zenith_tune.resources import Resources
 from zenith_tune.runners import ray_worker
 from zenith_tune.runners.gang_command import (
@@ -20,6 +21,7 @@ from zenith_tune.runners.gang_command import (
     is_deepspeed,
 )
 from zenith_tune.runners.marked_processes import END_MARKED, end_arguments
+from zenith_tune.runners.own_command import GPUS, PORT, own_command
 from zenith_tune.runners.portable_environment import portable
 from zenith_tune.runners.process_tree import MARK
 from zenith_tune.runners.ray_cluster import RayCluster
@@ -33,7 +35,6 @@ _SILENT_S = 60.0
 """How long a worker that Ray cannot reach may come back."""
 LISTED_S = 3.0
 """How long after its workers a node is listed as dead."""
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NODE_MARK = "ZENITHTUNE_NODE"
 """Tells the processes of one worker from those of its peers, where two of Ray's nodes share a machine."""
 
@@ -107,14 +108,17 @@ class RayGang:
     def start_command(self, command: str, folder: Path, grace_s: float) -> bool:
         """Start the command on each node; False where the wait for it was given up."""
         first, num_nodes = self.seats[0], len(self.seats)
+        gpus = f'"${GPUS}"' if all(seat.gpus for seat in self.seats) else ""
+        command = with_variables(command, {PORT: str(first.port), **({GPUS: gpus} if gpus else {})})
         if is_deepspeed(command):
             command = self._deepspeed(command, folder)
         else:
             command = gang_command(command, num_nodes, first.address, first.port)
+            command = self._accelerate(command, gpus)
         asked = {}
         for rank, worker in enumerate(self._workers):
             meeting = gang_environment(num_nodes, rank, first.address, first.port)
-            own = {name: value for name, value in portable(os.environ).items() if name != _VISIBLE}
+            own = {name: value for name, value in portable(os.environ).items() if name != GPUS}
             variables = {**own, **meeting, MARK: str(folder), _NODE_MARK: f"{rank} {folder}"}
             text = command.replace(NODE_RANK, str(rank))
             ending = end_arguments(variables[_NODE_MARK], grace_s, _NODE_MARK)
@@ -207,6 +211,13 @@ class RayGang:
     def _dead_node(self) -> str | None:
         alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
         return next((seat.name for seat in self.seats if seat.node_id not in alive), None)
+
+    def _accelerate(self, command: str, gpus: str) -> str:
+        """Return an accelerate command that keeps to the GPUs and the port that Ray's worker has; others as is."""
+        launcher = RankLauncher.find(command)
+        if launcher is None or launcher.kind != ACCELERATE:
+            return command
+        return own_command(command, gpus=gpus, port=str(self.seats[0].port))
 
     def _deepspeed(self, command: str, folder: Path) -> str:
         """Return a deepspeed command that starts this node's own ranks, on the GPUs that Ray gave."""

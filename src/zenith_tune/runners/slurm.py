@@ -12,8 +12,8 @@ from zenith_tune.registry import RunnerRegistry
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.local import LocalRunner
+from zenith_tune.runners.own_command import check_script, own_variables, replaced_settings
 from zenith_tune.runners.seconds import check_seconds
-from zenith_tune.runners.slurm_allocation import SlurmAllocation
 from zenith_tune.runners.slurm_capacity import MAX_SLOTS, NodeRoom, check_request, gives_whole_nodes, num_slots
 from zenith_tune.runners.slurm_client import SlurmClient, SlurmError, SlurmRefusedError
 from zenith_tune.runners.slurm_job import JobTerms, Patience, SlurmJob
@@ -21,8 +21,9 @@ from zenith_tune.runners.slurm_launch import Launch, launched_command
 from zenith_tune.runners.slurm_record import SlurmRecord
 from zenith_tune.runners.slurm_request import SlurmRequest
 from zenith_tune.runners.slurm_script import SlurmScript
-from zenith_tune.runners.slurm_state import ENDED, judge
-from zenith_tune.runners.slurm_step import SlurmStep, end_steps
+from zenith_tune.runners.slurm_state import ENDED, judge, words
+from zenith_tune.runners.slurm_step import end_steps
+from zenith_tune.runners.slurm_steps import SlurmSteps, StepStart
 from zenith_tune.runners.slurm_submission import SlurmSubmission
 from zenith_tune.runners.slurm_unsubmitted import UnsubmittedJob
 from zenith_tune.runners.slurm_watcher import SlurmWatcher
@@ -86,32 +87,42 @@ class SlurmRunner(Runner):
         self._ahead = ahead
         """How many jobs wait in the queue beside those that fit, so that Slurm has the next one at hand."""
         around = os.environ.get("SLURM_JOB_ID", "")
-        self._around = around if steps or (steps is None and around) else ""
         if steps and not around:
             raise UsageError("slurm: steps=true needs an allocation, but SLURM_JOB_ID is not set: run inside salloc")
-        self._allocation: SlurmAllocation | None = None
         self._fitting: frozenset[str] = frozenset()
         """The nodes that a trial may run on, once the study is prepared."""
         self._client = SlurmClient(call_timeout_s)
         self._watcher = SlurmWatcher(self._client.jobs, max_pause_s)
         self._patience = Patience(grace_s=grace_s)
         self._local = LocalRunner(grace_s=grace_s)
+        is_inside = steps or (steps is None and around)
+        self._steps = SlurmSteps(around, self._client, self._local, self._request, setup) if is_inside else None
         self._counting = threading.Lock()
         self._note = ""
+        self._own_variables: dict[str, str] = {}
+        self._shares_nodes = False
+        """Whether two trials may be on one node, once the study is prepared."""
         self._is_closed = False
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         needs = self._request.needs(resources)
         try:
-            room = self._prepare_steps(needs) if self._around else self._prepare_jobs(resources, needs)
+            room = self._steps.prepare(needs) if self._steps else self._prepare_jobs(resources, needs)
         except SlurmError as error:
             raise UsageError(f"slurm must answer, but {error}: look at `sinfo`, or choose another --runner") from error
-        ahead = 0 if self._around else room // _SLOTS_PER_WAITING if self._ahead is None else self._ahead
+        ahead = 0 if self._steps else room // _SLOTS_PER_WAITING if self._ahead is None else self._ahead
         self.num_slots = min(room + ahead, MAX_SLOTS) if parallel is None else parallel
-        kind = f"step of job {self._around}" if self._around else "Slurm job"
+        kind, more = "Slurm job", ""
+        if self._steps is not None:
+            # A step that finds no room would only wait in its srun.
+            self.num_slots, kind = min(self.num_slots, room), f"step of job {self._steps.job_id}"
+            more = f", not {parallel}: the job has no room for more" if (parallel or 0) > room else ""
         side = f"up to {min(room, self.num_slots)} side by side" if self.num_slots > 1 else "one at a time"
         waiting = f", and {self.num_slots - room} wait in the queue" if self.num_slots > room else ""
-        self._note = f"each trial is a {kind} on {needs.describe()}; {side}{waiting}"
+        self._own_variables = own_variables(has_gpus=needs.gpus_per_node is not None)
+        num_nodes = len(self._fitting) if self._steps is None else self._steps.num_nodes
+        self._shares_nodes = self.num_slots > 1 and room * needs.nodes > num_nodes
+        self._note = f"each trial is a {kind} on {needs.describe()}; {side}{waiting}{more}"
 
     def _prepare_jobs(self, resources: Resources, needs: Resources) -> int:
         partitions = self._client.partitions()
@@ -127,16 +138,13 @@ class SlurmRunner(Runner):
                 raise UsageError(f"slurm would never start such a trial ({error}): change --slurm") from error
         return num_slots(self._request, needs, fitting, gives_whole_nodes(self._request, partitions))
 
-    def _prepare_steps(self, needs: Resources) -> int:
-        return self._find_allocation().num_slots(self._request, needs)
-
-    def _find_allocation(self) -> SlurmAllocation:
-        if self._allocation is None:
-            self._allocation = SlurmAllocation.read(self._client, self._around)
-        return self._allocation
-
     def notes(self) -> list[str]:
         return [self._note] if self._note else []
+
+    def command_notes(self, command: str) -> list[str]:
+        if self._shares_nodes:
+            check_script(command, self._own_variables)
+        return replaced_settings(command, self._own_variables)
 
     def submit(
         self,
@@ -147,13 +155,25 @@ class SlurmRunner(Runner):
         timeout_s: float | None = None,
         on_state: OnState = nobody_listens,
     ) -> Job:
+        self.command_notes(command)
         files, needs = TrialFolder(folder.absolute()), self._request.needs(resources)
         launch = Launch.of(command, needs.nodes) if self._launch == "auto" else Launch(self._launch)
         with self._counting:
             self.num_running += 1
         try:
-            if self._around:
-                return self._start_step(command, files, needs, launch, timeout_s, on_state)
+            if self._steps is not None:
+                return self._steps.start(
+                    StepStart(
+                        command=command,
+                        files=files,
+                        needs=needs,
+                        launch=launch,
+                        num_slots=self.num_slots,
+                        timeout_s=timeout_s,
+                        on_state=on_state,
+                        on_over=self._is_over,
+                    )
+                )
             return self._start_job(command, files, resources, launch, self._terms(timeout_s, on_state))
         except BaseException:
             self._is_over()
@@ -164,7 +184,7 @@ class SlurmRunner(Runner):
     ) -> Job:
         needs = self._request.needs(resources)
         script = SlurmScript(
-            command=launched_command(command, launch),
+            command=launched_command(command, launch, needs),
             folder=files.path,
             cwd=Path.cwd(),
             launch=launch,
@@ -183,26 +203,6 @@ class SlurmRunner(Runner):
             return UnsubmittedJob(files)
         return SlurmJob(job_id, files, self._client, self._watcher, terms)
 
-    def _start_step(
-        self,
-        command: str,
-        files: TrialFolder,
-        needs: Resources,
-        launch: Launch,
-        timeout_s: float | None,
-        on_state: OnState,
-    ) -> Job:
-        if needs.nodes > 1 and launch is not Launch.EACH_NODE and self.num_slots > 1:
-            law = "a command that starts its own ranks on several nodes has an allocation to itself"
-            raise UsageError(f"{law}, but {self.num_slots} are to run side by side: give --parallel 1, or steps=false")
-        submission = SlurmSubmission(self._client, files)
-        name = submission.prefix
-        step = self._find_allocation().step_command(command, name, launch, self._request, needs, self._setup)
-        submission.note(name=name, allocation=self._around)
-        srun = self._local.submit(step, files.path, Resources(), timeout_s=timeout_s)
-        on_state(f"running in job {self._around}")
-        return SlurmStep(srun, files, lambda: end_steps(self._client, self._around, name), self._is_over)
-
     def find(self, folder: Path, *, timeout_s: float | None = None, on_state: OnState = nobody_listens) -> Job | None:
         files = TrialFolder(folder.absolute())
         submission = SlurmSubmission(self._client, files)
@@ -211,9 +211,11 @@ class SlurmRunner(Runner):
         sight = submission.find()
         if sight is None or sight.state in ENDED:
             return None
+        on_state(words(sight))
         with self._counting:
             self.num_running += 1
-        return SlurmJob(sight.job_id, files, self._client, self._watcher, self._terms(timeout_s, on_state))
+        terms = replace(self._terms(timeout_s, on_state), told=words(sight))
+        return SlurmJob(sight.job_id, files, self._client, self._watcher, terms)
 
     def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder.absolute())

@@ -62,18 +62,29 @@ def check_request(
     excluded = set(hosts(request.exclude)) if request.exclude else set()
     usable = [node for node in nodes if names & set(node.partitions) and node.name not in excluded]
     if request.constraint and re.fullmatch(r"[\w.-]+", request.constraint):
-        usable = [node for node in usable if request.constraint in node.features]
+        usable = _with_feature(request.constraint, usable, where)
     fitting = [node for node in usable if node.holds(request, needs.gpus_per_node)]
     if usable and not fitting:
         most = max(usable, key=lambda node: (node.num_gpus, node.num_cpus, node.memory_mb))
         has = f"{most.num_gpus} GPUs, {most.num_cpus} CPUs and {most.memory_mb} MB"
-        raise UsageError(f"slurm: a trial needs {_wants(request, needs)} of a node, but those of {where} have {has}")
+        law = f"slurm: a trial needs {_wants(request, needs)} of a node, but those of {where} have {has}"
+        raise UsageError(f"{law}: give less of it, more nodes=, or another partition=")
     if len(fitting) < needs.nodes:
         also = " that match the request" if len(fitting) < len([n for n in nodes if names & set(n.partitions)]) else ""
         law = f"slurm: a trial needs {needs.nodes} nodes, but {where} has {len(fitting)}{also}"
-        raise UsageError(f"{law}: give fewer nodes=, or another partition=")
+        cure = "give fewer nodes=, or another partition=" if fitting else "exclude= fewer of them, or give partition="
+        raise UsageError(f"{law}: {cure}")
     _check_limits(request, needs, chosen, where)
     return fitting
+
+
+def _with_feature(feature: str, nodes: list[NodeRoom], where: str) -> list[NodeRoom]:
+    having = [node for node in nodes if feature in node.features]
+    if nodes and not having:
+        known = sorted({each for node in nodes for each in node.features if each and each != "(null)"})
+        law = f"slurm: constraint={feature} must name a feature of some node, but those of {where} have"
+        raise UsageError(f"{law} {', '.join(known) or 'none'}: give one of these, or leave it out")
+    return having
 
 
 def _chosen(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> list[dict[str, str]]:

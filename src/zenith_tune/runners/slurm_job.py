@@ -63,6 +63,8 @@ class JobTerms:
     on_state: OnState = nobody_listens
     on_over: Callable[[], None] = lambda: None
     """Called once, when it is known how the job ended."""
+    told: str = ""
+    """The state that `on_state` has heard already."""
     patience: Patience = field(default_factory=Patience)
 
 
@@ -78,7 +80,7 @@ class SlurmJob(Job):
         self._client = client
         self._watcher = watcher
         self._terms = terms
-        self._life = _Life()
+        self._life = _Life(told=terms.told)
         self._ending: End | None = None
         self._ending_since = 0.0
         self._result: JobResult | None = None

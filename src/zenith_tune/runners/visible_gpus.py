@@ -9,8 +9,8 @@ from zenith_tune.describe.local_cluster import nvidia_smi
 from zenith_tune.describe.machine import listed_gpus
 from zenith_tune.describe.topology import Topology, parse_topology
 from zenith_tune.errors import UsageError
+from zenith_tune.runners.own_command import GPUS
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
 _TIMEOUT_S = 30.0
 
 
@@ -25,7 +25,7 @@ class VisibleGpus:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> VisibleGpus:
         """Look at the variable first, as CUDA does; a machine without nvidia-smi has no GPUs."""
-        given = environment.get(VARIABLE)
+        given = environment.get(GPUS)
         named = None if given is None else _before_a_gap(given)
         if named == ():
             return cls(names=())
