@@ -83,9 +83,10 @@ def test_two_studies_are_compared_by_their_bests_and_common_layouts(tmp_path: Pa
     assert [(row["label"], round(row["gain"], 3)) for row in found["common"]] == [
         *(("TP2 PP2 mbs1 full", 0.1), ("your command", 0.0))
     ]
-    assert [(row[0], row[2]) for row in found["differences"]] == [
-        (name, "–") for name in ("model", "cluster", "seq", "folding")
-    ]
+    assert {row[0]: row[2] for row in found["differences"]} == {
+        **dict.fromkeys(("model", "cluster", "seq"), "–"),
+        "folding": "False",
+    }
     text = comparison_markdown(found)
     assert "**t** is 10.0% faster than **s** at its best." in text
     assert "**s** is 9.1% slower than **t** at its best." in comparison_markdown(compared(second, first))

@@ -14,6 +14,7 @@ from tests.report.studies import TRIALS, Recorded, header, multiplied, recorded
 from tests.serve.served import Client, served, wait_until
 from zenith_tune.record.lock import StudyLock
 from zenith_tune.record.study_control import StudyControl
+from zenith_tune.record.study_search import StudySearch
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,44 @@ def test_what_happens_is_seen_without_loading_the_page_again(browser: Browser, t
     assert "trial 3 is the best so far" in browser.text("#live-news")
     assert browser.count("#trials-detail-1") == 1, "an open row was closed"
     assert browser.run("return window.isTheSamePage") is True
+
+
+def test_the_card_of_a_running_trial_keeps_up_with_its_log_and_has_one_clock(
+    browser: Browser, tuned: Recorded, client: Client
+) -> None:
+    show(browser, client)
+    box = "#running [data-log='3']"
+    wait_until(lambda: browser.count(box) == 1)
+    browser.run("document.querySelector(arguments[0]).isTheSameBox = true", box)
+    long = "iteration 2/100 | " + "some field: 1.0 | " * 40 + "throughput per GPU (TFLOP/s/GPU): 197.3 |"
+    begun = time.monotonic()
+    with tuned.folder.trial(3).log.open("a") as log:
+        log.write(f"{long}\n")
+    wait_until(lambda: "TFLOP/s/GPU): 197.3" in browser.text(box), limit_s=4)
+    assert time.monotonic() - begun < 4, "it waited for the page to be drawn"
+    assert browser.run("return document.querySelector(arguments[0]).isTheSameBox", box) is True
+
+    def clocks() -> list[str]:
+        both = browser.run(
+            "const strip = document.querySelector('#live-trial-3 span').textContent.split(' · ').at(-1);"
+            "return [strip, document.querySelector('#running [data-since]').textContent]"
+        )
+        return [str(clock) for clock in both]
+
+    wait_until(lambda: int(clocks()[0].removesuffix("s")) >= 2)
+    strip, card = clocks()
+    assert strip == card
+
+
+def test_the_bar_tells_how_far_the_study_is_and_the_time_left(
+    browser: Browser, tuned: Recorded, client: Client
+) -> None:
+    tuned.record.keep_search(StudySearch(strategy="grid", max_trials=12, begun_s=1.0))
+    show(browser, client)
+    # Two trials of 9 and 2 seconds have ended.
+    wait_until(lambda: browser.text("#live-pace") == "2 of at most 12 trials · at most 55s left")
+    tuned.finish(3, TRIALS[3])
+    wait_until(lambda: browser.text("#live-pace").startswith("3 of at most 12 trials"))
 
 
 def test_a_study_is_followed_from_before_its_first_trial(browser: Browser, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import io
 from dataclasses import asdict
 from typing import Any
 
+from zenith_tune.record.batch_difference import batch_note
 from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.record.study_search import StudySearch
 from zenith_tune.study import Study
 from zenith_tune.trial import Trial
 from zenith_tune.trial_folder import write_atomically, write_json
@@ -32,10 +34,15 @@ def trial_as_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def export(study: Study, header: StudyHeader, folder: StudyFolder, best_command: str | None) -> None:
+def export(
+    study: Study, header: StudyHeader, folder: StudyFolder, best_command: str | None, search: StudySearch | None = None
+) -> None:
     """Write trials.csv, study.json and best_command.sh, each as a whole."""
     write_atomically(folder.csv, _csv(study))
-    write_json(folder.json, {**_json(study, header), "best_command": best_command})
+    write_json(
+        folder.json,
+        {**_json(study, header), "best_command": best_command, "search": (search or StudySearch()).as_json()},
+    )
     if best_command is not None:
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{best_command}\n")
 
@@ -64,6 +71,9 @@ def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
         "best": trial_as_json(study.best) if study.best else None,
         "baseline": trial_as_json(study.baseline) if study.baseline else None,
         "gain": study.gain,
+        "best_is_own": study.best_is_own,
+        "is_within_noise": study.is_within_noise,
+        "batch_note": batch_note(study),
         "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
         "num_pruned": study.num_pruned,
         "num_repeated": study.num_repeated,

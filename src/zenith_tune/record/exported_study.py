@@ -12,6 +12,7 @@ from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.record.stored_trial import NUMBERS, TEXTS, measured
 from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.record.study_search import StudySearch
 from zenith_tune.record.study_view import StudyView, TrialView, refuse_odd, study_of
 from zenith_tune.regular_file import open_regular
 from zenith_tune.study import Study
@@ -67,6 +68,7 @@ class ExportedStudy:
             num_pruned=content.get("num_pruned"),
             num_repeated=content.get("num_repeated"),
             best_command=content.get("best_command"),
+            search=StudySearch.from_json(content.get("search")),
         )
 
 

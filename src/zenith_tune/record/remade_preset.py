@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zenith_tune.planner import Planner
     from zenith_tune.planning.planned_layout import PlannedLayout
     from zenith_tune.presets.base import TuningPreset
+    from zenith_tune.strategies.prediction import Prediction
 
 FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ZenithTuneError)
 """What a preset may do with points that are not its own, or with files that are gone: it then tells nothing."""
@@ -37,13 +38,14 @@ class RemadePreset:
         self.planner: Planner | None = None
         self._labels: dict[int, str] = {}
         self._planned: dict[int, PlannedLayout | None] = {}
+        self._predicted: dict[int, Prediction | None] = {}
         try:
             self.preset = _made(header)
             self.planner = _planner(self.preset, header.command, folder)
         except FROM_ANOTHER_RELEASE as error:
             self.why_not = str(error) or type(error).__name__
         if self.planner is None:
-            self.why_not = self.why_not or f"preset {header.preset} makes no plans"
+            self.why_not = self.why_not or f"preset {header.preset} {self._other_plans()}"
 
     def label(self, view: TrialView) -> str:
         """Return what a trial is called."""
@@ -80,6 +82,25 @@ class RemadePreset:
         self._planned |= dict.fromkeys(layouts)
         self._planned |= dict(zip(known, self.planner.evaluate(list(known.values())), strict=True))
         return {number: planned for number, planned in self._planned.items() if planned is not None}
+
+    def predicted(self, view: TrialView) -> Prediction | None:
+        """Return what the preset by itself says of a trial, where it plans without the planner."""
+        if self.preset is None:
+            return None
+        if view.number not in self._predicted:
+            try:
+                point = view.trial.params or self.preset.own_point(self.header.command)
+                self._predicted[view.number] = self.preset.predicted(point) if point else None
+            except FROM_ANOTHER_RELEASE:
+                self._predicted[view.number] = None
+        return self._predicted[view.number]
+
+    def _other_plans(self) -> str:
+        from zenith_tune.presets.base import TuningPreset
+
+        if self.preset is None or type(self.preset).predicted is TuningPreset.predicted:
+            return "makes no plans"
+        return "plans by itself, without the memory of each stage"
 
     def _label(self, params: Mapping[str, Value]) -> str:
         if self.preset is not None:

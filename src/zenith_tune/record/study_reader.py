@@ -16,6 +16,7 @@ from zenith_tune.record.storage import database_path
 from zenith_tune.record.stored_trial import parameter_value, stored_trial
 from zenith_tune.record.study_record import HEADER_KEY, StudyHeader
 from zenith_tune.record.study_rows import Query, reading
+from zenith_tune.record.study_search import SEARCH_KEY, StudySearch
 from zenith_tune.record.study_view import StudyView, TrialView, refuse_odd, study_of
 
 PROGRESS_KEY = "zenithtune:progress"
@@ -76,6 +77,7 @@ class StudyReader:
             num_pruned=progress.get("num_pruned"),
             num_repeated=progress.get("num_repeated"),
             best_command=kept.get("best_command") or own,
+            search=StudySearch.from_json(attributes.get(SEARCH_KEY)),
         )
 
     def _study(self, query: Query) -> tuple[int, Direction]:

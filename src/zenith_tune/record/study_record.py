@@ -22,6 +22,7 @@ from zenith_tune.record.server_tables import one_at_a_time
 from zenith_tune.record.server_url import is_server
 from zenith_tune.record.storage import clear_errors, open_storage
 from zenith_tune.record.study_folder import StudyFolder
+from zenith_tune.record.study_search import SEARCH_KEY, StudySearch
 from zenith_tune.trial import Outcome, Trial
 
 if TYPE_CHECKING:
@@ -122,6 +123,16 @@ class StudyRecord:
             return
         header.check_same(StudyHeader.from_stored(stored, self.study_name), self.study_name)
         self._frozen_trials()
+
+    def search(self) -> StudySearch:
+        """Return how the study was searched so far."""
+        stored = self._ask(lambda: self._storage.get_study_user_attrs(self._require_study()))
+        return StudySearch.from_json(stored.get(SEARCH_KEY))
+
+    def keep_search(self, search: StudySearch) -> None:
+        """Write how the study is searched."""
+        content = search.as_json()
+        self._ask(lambda: self._storage.set_study_user_attr(self._require_study(), SEARCH_KEY, content))
 
     def _begin(self, study_id: int) -> None:
         self._study_id = study_id

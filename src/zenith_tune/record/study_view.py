@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError
 from zenith_tune.record.log_secrets import mask_lines
 from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.record.study_search import StudySearch
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.trial_folder import TrialFolder
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.trial_log import WHOLE_LINE_LENGTH, TrialLog
 
 MAX_FILES = 50
 """A trial may leave thousands."""
@@ -49,7 +50,7 @@ class TrialView:
         if self.trial.folder is None:
             return []
         for folder in reversed(TrialFolder(self.trial.folder).runs()):
-            if lines := TrialLog(folder.log).tail_lines(count):
+            if lines := TrialLog(folder.log).tail_lines(count, WHOLE_LINE_LENGTH):
                 # The log of a trial that runs is not masked yet.
                 return mask_lines(lines)
         return []
@@ -81,6 +82,8 @@ class StudyView:
     num_repeated: int | None = None
     best_command: str | None = None
     """The fastest command, ready to paste."""
+    search: StudySearch = field(default_factory=StudySearch)
+    """By which strategy, for how many trials, why it stopped and what the strategy found; empty where not recorded."""
 
     @property
     def baseline(self) -> Trial | None:

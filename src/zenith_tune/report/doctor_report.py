@@ -55,6 +55,7 @@ def diagnosis_object(diagnosis: Diagnosis) -> Json:
         "planned": planned_object(case.planned),
         "fits": case.runs,
         "is_healthy": diagnosis.is_healthy,
+        "warnings": list(diagnosis.warnings),
         "advice": [_advice_object(advice) for advice in diagnosis.advice],
         "remedies": [_remedy_object(remedy) for remedy in diagnosis.remedies],
         "way_out": planned_object(diagnosis.way_out) if diagnosis.way_out else None,
@@ -87,6 +88,7 @@ def _advice_object(advice: Advice) -> Json:
         "change": advice.change,
         "gain": advice.gain,
         "caution": advice.caution or None,
+        "command": advice.command or None,
         "planned": planned_object(advice.planned),
     }
 

@@ -8,6 +8,7 @@ from typing import IO
 
 from zenith_tune.dry_run import DryRunListener
 from zenith_tune.parameters import Value
+from zenith_tune.strategies.prediction import Prediction
 from zenith_tune.units import count
 
 _MAX_PRUNED_LINES = 20
@@ -25,8 +26,12 @@ class DryRunText(DryRunListener):
         if baseline is not None:
             self._say(f"trial base  your command\n  {baseline}")
 
-    def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
+    def point_would_run(
+        self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
+    ) -> None:
         self._say(f"trial {number:>4}  {label}\n  {command}")
+        if predicted is not None:
+            self._say(f"  {_expected(predicted)}")
 
     def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
         self._num_pruned += 1
@@ -55,8 +60,15 @@ class DryRunJson(DryRunListener):
     def dry_run_started(self, plan: str, baseline: str | None) -> None:
         self._write(event="dry_run_started", plan=plan, baseline=baseline)
 
-    def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
-        self._write(event="would_run", number=number, label=label, command=command, parameters=dict(params))
+    def point_would_run(
+        self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
+    ) -> None:
+        told = {"number": number, "label": label, "command": command, "parameters": dict(params)}
+        if predicted is not None:
+            parts = {f"{name.replace(' ', '_')}_s": seconds for name, seconds in predicted.parts_s.items()}
+            known = {"step_s": predicted.step_s, **parts, "memory_bytes": predicted.memory_bytes, "by": predicted.by}
+            told["predicted"] = known
+        self._write(event="would_run", **told)
 
     def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
         self._write(event="point_pruned", label=label, parameters=dict(params), reason=reason)
@@ -69,3 +81,9 @@ class DryRunJson(DryRunListener):
 
     def _write(self, **content: object) -> None:
         print(json.dumps(content), file=self._stream)
+
+
+def _expected(predicted: Prediction) -> str:
+    parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in predicted.parts_s.items()]
+    memory = [] if predicted.memory_bytes is None else [f"{predicted.memory_bytes / 2**30:.3g} GiB"]
+    return f"{', '.join([f'{predicted.step_s * 1e3:.1f} ms a step', *parts, *memory])} by {predicted.by}"

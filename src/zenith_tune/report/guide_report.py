@@ -40,7 +40,8 @@ class GuideReport:
         """Print the guide's layout, the planner's, and why they differ."""
         plan = found.plan
         size = f"{plan.model.name} ({plan.model.num_params / 1e9:.1f}B parameters)"
-        self._say(f"{size} on {plan.cluster.name}: batch {plan.global_batch}, sequence {plan.job.seq_len}, bf16")
+        job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
+        self._say(f"{size} on {plan.cluster.name}: {job}")
         for rule in found.guide.rules:
             self._say(f"  rule: {rule}")
         self._say(f"guide    {_figures(found.planned)}")
@@ -68,6 +69,7 @@ def comparison_object(found: GuideComparison) -> Json:
         "num_params": plan.model.num_params,
         "cluster": plan.cluster.name,
         "seq_len": plan.job.seq_len,
+        "precision": plan.job.precision,
         "global_batch": plan.global_batch,
         "row": asdict(found.guide.row),
         "rules": list(found.guide.rules),

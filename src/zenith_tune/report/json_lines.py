@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.parameters import Value
+from zenith_tune.record.batch_difference import batch_note
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.study import Study
 from zenith_tune.trial import Trial
@@ -40,6 +41,10 @@ class JsonLinesReporter(StudyListener):
         progress = {"number": number, "num_iterations": num_iterations, "value": value, "unit": unit}
         self._write("trial_progress", progress)
         self._people.trial_progress(number, num_iterations, value, unit)
+
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        self._write("trial_memory", {"number": number, "peak_memory_bytes": peak_memory_bytes})
+        self._people.trial_memory(number, peak_memory_bytes)
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         best = study.fastest
@@ -72,6 +77,9 @@ class JsonLinesReporter(StudyListener):
             "best": trial_as_json(study.best) if study.best else None,
             "baseline": trial_as_json(study.baseline) if study.baseline else None,
             "gain": study.gain,
+            "best_is_own": study.best_is_own,
+            "is_within_noise": study.is_within_noise,
+            "batch_note": batch_note(study),
             "best_command": end.best_command,
             "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
             "num_pruned": study.num_pruned,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from zenith_tune.report.trial_table import STYLES, in_short, shown_number
+from zenith_tune.events import FIRST_STATE
+from zenith_tune.report.screen_rows import ScreenRow, head_line, row_lines, shape_of
+from zenith_tune.report.study_pace import StudyPace
+from zenith_tune.report.trial_table import STYLES, called, shown_number
 from zenith_tune.study import Study
-from zenith_tune.trial import Trial
+from zenith_tune.trial import YOUR_COMMAND, Trial
 from zenith_tune.units import format_bytes, format_seconds, format_value
 
 _ROWS = 10
+_MARGIN = 2
+"""Lines of the terminal that are left alone, so that what is drawn never scrolls away."""
 
 
 class LiveScreen:
@@ -23,20 +27,20 @@ class LiveScreen:
 
     def __init__(self) -> None:
         self._study: Study | None = None
-        self._max_trials: int | None = None
-        self._num_slots = 1
+        self._first_state = FIRST_STATE
+        self._pace = StudyPace()
         self._running: dict[int, _Running] = {}
         self._recent: list[tuple[Trial, str]] = []
 
-    def begin(self, max_trials: int | None, study: Study, num_slots: int = 1) -> None:
-        """Take in the study, an upper bound on its trials, and how many run side by side."""
-        self._num_slots = num_slots
-        self._max_trials = max_trials
+    def begin(self, max_trials: int | None, study: Study, num_slots: int = 1, first_state: str = FIRST_STATE) -> None:
+        """Take in the study, an upper bound on its trials, how many run side by side, and how each begins."""
+        self._first_state = first_state
+        self._pace = StudyPace(max_trials=max_trials, num_slots=num_slots)
         self._study = study
 
     def start(self, number: int, label: str, why: str = "") -> None:
         """Take in a trial that starts."""
-        self._running[number] = _Running(label=label, why=why)
+        self._running[number] = _Running(label=label, why=why, state=self._first_state)
 
     def state(self, number: int, state: str) -> None:
         """Take in what a trial waits for, or where it runs."""
@@ -48,6 +52,11 @@ class LiveScreen:
         if (running := self._running.get(number)) is not None:
             running.num_iterations, running.value = num_iterations, value
 
+    def memory(self, number: int, peak_memory_bytes: int) -> None:
+        """Take in how much memory a trial has taken at most."""
+        if (running := self._running.get(number)) is not None:
+            running.peak_memory_bytes = peak_memory_bytes
+
     def finish(self, trial: Trial, label: str) -> None:
         """Take in a trial that ended."""
         self._running.pop(trial.number or 0, None)
@@ -57,34 +66,44 @@ class LiveScreen:
         """Say how far the study is: best so far, trials done, time left."""
         if self._study is None:
             return ""
-        best, num_done = self._study.fastest, self._study.num_searched
+        best = self._study.fastest
         parts = []
         if best is not None and best.value is not None:
             who = "your command" if best.is_baseline else f"trial {best.number}"
             parts.append(f"best {format_value(best.value)} ({who})")
-        if self._max_trials is not None:
-            parts.append(f"{num_done} of at most {self._max_trials}")
-            num_turns = math.ceil(max(self._max_trials - num_done, 0) / self._num_slots)
-            left_s = self._study.time_left_s(num_turns)
-            if left_s:
-                parts.append(f"at most {format_seconds(left_s)} left")
-        return ", ".join(parts) or "no value yet"
+        return ", ".join([*parts, *self._pace.words(self._study)]) or "no value yet"
 
-    def draw(self) -> RenderableType:
+    def draw(self) -> DrawnTrials:
         """Return the screen."""
-        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-        table.add_column("trial", no_wrap=True, min_width=5)
-        table.add_column("layout", no_wrap=True, min_width=16, max_width=32, overflow="ellipsis")
-        table.add_column("state", no_wrap=True, min_width=9, max_width=24, overflow="ellipsis")
-        for name, width in (("iter", 4), ("value", 6), ("memory", 8)):
-            table.add_column(name, no_wrap=True, justify="right", min_width=width)
-        # Only the last column gives way where the terminal is narrow; why a trial runs was printed when it began.
-        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-        for trial, label in list(self._recent):
-            table.add_row(*_ended_cells(trial, label))
-        for number, running in list(self._running.items()):
-            table.add_row(Text(str(number)), *running.cells())
-        return Group(table, Text(self.status(), style="bold", overflow="ellipsis", no_wrap=True))
+        ended = [_ended_row(trial, label) for trial, label in list(self._recent)]
+        running = [running.row(number) for number, running in list(self._running.items())]
+        return DrawnTrials(ended, running, self.status())
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTrials:
+    """Draw trials as far as the terminal is high: those that run, then the last that ended."""
+
+    ended: Sequence[ScreenRow]
+    running: Sequence[ScreenRow]
+    status: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        shape = shape_of([*self.ended, *self.running], width)
+        below = [line for row in self.running for line in row_lines(row, shape, width)]
+        room = console.height - _MARGIN - len(below) - 2
+        above: list[Text] = []
+        for row in reversed(self.ended):
+            lines = row_lines(row, shape, width)
+            if len(lines) > room:
+                break
+            room -= len(lines)
+            above = [*lines, *above]
+        for line in (head_line(shape), *above, *below):
+            line.no_wrap, line.overflow = True, "ellipsis"
+            yield line
+        yield Text(self.status, style="bold", overflow="fold")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,33 +112,35 @@ class _Running:
 
     label: str
     why: str
-    state: str = "running"
+    state: str
     num_iterations: int | None = None
     value: float | None = None
+    peak_memory_bytes: int | None = None
     start: float = field(default_factory=time.monotonic)
 
-    def cells(self) -> list[Text]:
-        """Return its row, without its number."""
-        elapsed = format_seconds(time.monotonic() - self.start)
-        return [
-            Text(self.label),
-            Text(self.state, style="cyan"),
-            Text("" if self.num_iterations is None else str(self.num_iterations)),
-            Text("" if self.value is None else format_value(self.value)),
-            Text(""),
-            Text(f"{elapsed}  {self.why}".rstrip()),
-        ]
+    def row(self, number: int) -> ScreenRow:
+        """Return its row."""
+        cells = (
+            called(number, is_baseline=self.label == YOUR_COMMAND),
+            self.label,
+            self.state,
+            "" if self.num_iterations is None else str(self.num_iterations),
+            "" if self.value is None else format_value(self.value),
+            format_bytes(self.peak_memory_bytes) if self.peak_memory_bytes else "",
+            format_seconds(time.monotonic() - self.start),
+        )
+        return ScreenRow(cells=cells, style="cyan", rest=self.why)
 
 
-def _ended_cells(trial: Trial, label: str) -> list[Text]:
-    memory = format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""
-    rest = trial.early or trial.why if trial.value is not None else in_short(trial)
-    return [
-        Text(shown_number(trial)),
-        Text(label),
-        Text(str(trial.outcome), style=STYLES.get(trial.outcome, "")),
-        Text("" if trial.num_samples is None else str(trial.num_samples)),
-        Text("" if trial.value is None else format_value(trial.value)),
-        Text(memory),
-        Text(rest),
-    ]
+def _ended_row(trial: Trial, label: str) -> ScreenRow:
+    cells = (
+        shown_number(trial),
+        label,
+        str(trial.outcome),
+        "" if trial.num_samples is None else str(trial.num_samples),
+        "" if trial.value is None else format_value(trial.value),
+        format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else "",
+        "" if trial.duration_s is None else format_seconds(trial.duration_s),
+    )
+    rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
+    return ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 from zenith_tune import __version__
 from zenith_tune.direction import Direction
 from zenith_tune.units import count, format_gain, format_seconds, format_value
+
+JOB = ("command", "model", "gbs", "seq", "cluster")
+"""What must be the same for a faster study to be the better one."""
+JUST_AS_FAST = 0.0005
+"""A gain that is written 0.0%."""
+MAX_CAUTION = 40
+"""Values that are longer together are not written into the sentence that warns of them."""
 
 Json = dict[str, Any]
 
@@ -20,6 +28,7 @@ def compared(first: Json, second: Json) -> Json:
     gain = None
     if not why_not and bests[0] and bests[1]:
         gain = direction.gain(bests[1]["value"], over=bests[0]["value"])
+    differences = _differences(first, second)
     return {
         "kind": "compare",
         "made_by": f"zenithtune {__version__}",
@@ -31,10 +40,12 @@ def compared(first: Json, second: Json) -> Json:
         "is_comparable": not why_not,
         "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that went well."),
         "gain": gain,
+        "verdict": _verdict(gain, bests),
+        "caution": _caution(differences),
         "studies": [_study(each) for each in (first, second)],
         "summary": _summary(first, second),
         "common": [] if why_not else _common(first, second, direction),
-        "differences": _differences(first, second),
+        "differences": differences,
     }
 
 
@@ -44,7 +55,12 @@ def gain_words(study: Json) -> str:
         return "unknown"
     if study["fastest_is_baseline"]:
         return f"none; the best trial is {format_gain(study['gain'])}"
-    return format_gain(study["gain"])
+    if study["best_is_own"]:
+        return "none; the best trial has the settings of your own command"
+    # The note says first which batches these are.
+    note = study["batch_note"].partition(":")[0]
+    doubts = [*(["within the noise"] if study["is_within_noise"] else []), *([note] if note else [])]
+    return format_gain(study["gain"]) + (f" ({', '.join(doubts)})" if doubts else "")
 
 
 def _why_not(first: Json, second: Json) -> str:
@@ -56,6 +72,28 @@ def _why_not(first: Json, second: Json) -> str:
     return ""
 
 
+def _verdict(gain: float | None, bests: list[Json | None]) -> str:
+    """Return how the second best stands to the first, in words to go between their names; nothing without a gain."""
+    if gain is None:
+        return ""
+    spreads = [best["spread"] or 0.0 for best in bests if best]
+    if abs(gain) <= math.hypot(*spreads) or abs(gain) < JUST_AS_FAST:
+        return "as fast as"
+    return f"{format_gain(abs(gain)).lstrip('+')} {'faster' if gain > 0 else 'slower'} than"
+
+
+def _caution(differences: list[list[str]]) -> str:
+    """Return what of the job itself differs, for whoever reads the verdict alone.
+
+    How the value is read names the batch and the sequence too: it is told where nothing else tells them apart.
+    """
+    found = [row for row in differences if row[0] in JOB] or [row for row in differences if row[0] == "evaluator"]
+    told = [
+        f"{name} ({one} and {other})" if len(one) + len(other) <= MAX_CAUTION else name for name, one, other in found
+    ]
+    return f"They did not do the same job, as these differ: {', '.join(told)}." if told else ""
+
+
 def _fastest(study: Json) -> Json | None:
     number = study["baseline"] if study["fastest_is_baseline"] else study["best"]
     return next((trial for trial in study["trials"] if trial["number"] == number and trial["value"]), None)
@@ -65,19 +103,15 @@ def _study(study: Json) -> Json:
     return {
         "name": study["name"],
         "best_command": study["best_command"],
-        "num_trials": len(study["trials"]),
+        "last": max((trial["number"] for trial in study["trials"]), default=0),
         "progress": _progress(study),
     }
 
 
 def _progress(study: Json) -> list[list[Any]]:
-    """Return where a study got better: place, value and layout."""
-    direction = Direction(study["direction"])
-    found: list[list[Any]] = []
-    for place, trial in enumerate(study["trials"]):
-        if trial["value"] is not None and (not found or direction.better(trial["value"], than=found[-1][1])):
-            found.append([place, trial["value"], trial["label"]])
-    return found
+    """Return where a study got better: trial, value and layout."""
+    labels = {trial["number"]: trial["label"] for trial in study["trials"]}
+    return [[number, value, labels.get(number, "")] for number, value in study["progress"]]
 
 
 def _summary(first: Json, second: Json) -> list[list[str]]:
@@ -128,7 +162,14 @@ def _point(trial: Json) -> tuple[bool, tuple[tuple[str, str], ...]]:
 
 
 def _differences(first: Json, second: Json) -> list[list[str]]:
-    flat = [{**study["header"], **study["header"]["args"]} for study in (first, second)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name != "args"]
-    pairs = [(name, *(str(each.get(name, "–")) for each in flat)) for name in names]
+    flat = [_made_with(study) for study in (first, second)]
+    pairs = [(name, *(str(each.get(name, "–")) for each in flat)) for name in dict.fromkeys([*flat[0], *flat[1]])]
     return [list(row) for row in pairs if row[1] != row[2]]
+
+
+def _made_with(study: Json) -> Json:
+    """Return what a study was made with, the defaults of its preset written out."""
+    header = study["header"]
+    named = {name: value for name, value in header.items() if isinstance(value, str)}
+    strategy = {"strategy": study["strategy"]} if study["strategy"] else {}
+    return {**named, **strategy, **header["resolved_args"]}

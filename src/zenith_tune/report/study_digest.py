@@ -5,26 +5,32 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zenith_tune import __version__
 from zenith_tune.doctor.study_diagnosis import study_diagnosis
 from zenith_tune.parameters import Value
 from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.record.batch_difference import batch_note
 from zenith_tune.record.remade_preset import FROM_ANOTHER_RELEASE, RemadePreset
 from zenith_tune.record.study_source import StudySource
 from zenith_tune.record.study_view import StudyView, TrialView
 from zenith_tune.record.unfinished import unfinished
+from zenith_tune.report.best_so_far import best_so_far
 from zenith_tune.report.layout_digest import best_layout_object
+from zenith_tune.report.needed_memory import needed_memory, told_capacity
+from zenith_tune.report.resolved_args import resolved_args
+from zenith_tune.report.search_digest import search_object
+from zenith_tune.report.trial_prediction import predicted_object
+from zenith_tune.strategies.prediction import Prediction
 from zenith_tune.trial import Outcome
 from zenith_tune.trial_folder import TrialFolder
-from zenith_tune.units import GIB
+from zenith_tune.units import count
 
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5
 """How much of a log is shown: a failure is told by it, a success is not."""
 MAX_CAUSES = 6
-_CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB")
 
 Json = dict[str, Any]
 
@@ -43,8 +49,13 @@ class StudyDigest:
         view = self.source.view()
         preset = self.preset(view)
         planned = preset.planned(view)
-        trials = [self._trial(view, each, planned.get(each.number)) for each in view.trials]
+        expected = view.search.predictions
+        trials = [self._trial(view, each, planned.get(each.number), expected.get(each.number)) for each in view.trials]
+        capacity_bytes = _capacity(preset, view)
+        needed = needed_memory(trials, capacity_bytes)
+        trials = [{**trial, "needed": needed.get(trial["number"])} for trial in trials]
         study, fastest = view.study, view.study.fastest
+        study.own_params = _own_params(preset, view)
         return {
             "kind": "study",
             "made_by": f"zenithtune {__version__}",
@@ -53,6 +64,7 @@ class StudyDigest:
             "header": {
                 "preset": view.header.preset,
                 "args": view.header.args,
+                "resolved_args": resolved_args(preset),
                 "command": view.header.command,
                 "evaluator": view.header.evaluator,
             },
@@ -68,18 +80,23 @@ class StudyDigest:
             "baseline": study.baseline.number if study.baseline else None,
             "fastest_is_baseline": bool(fastest and fastest.is_baseline),
             "gain": finite(study.gain),
+            "best_is_own": study.best_is_own,
+            "is_within_noise": study.is_within_noise,
+            "batch_note": batch_note(study),
             "noise": finite(study.noise),
             "num_failed": sum(_is_failure(each) for each in view.trials),
             "num_cancelled": sum(_is_cancelled(each) for each in view.trials),
-            "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
+            "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
             "num_pruned": view.num_pruned,
             "num_repeated": view.num_repeated,
             "best_command": view.best_command,
             "parameters": list(dict.fromkeys(name for each in view.trials for name in each.trial.params)),
-            "capacity_bytes": _capacity(preset, view),
+            "capacity_bytes": capacity_bytes,
+            "progress": best_so_far(study),
             "why_no_plan": preset.why_not,
             "trials": trials,
             "failures": failure_groups(trials),
+            **search_object(view),
             **self._of_best(view, planned),
         }
 
@@ -89,13 +106,17 @@ class StudyDigest:
             self._preset = RemadePreset(view.header, view.folder)
         return self._preset
 
-    def _trial(self, view: StudyView, each: TrialView, planned: PlannedLayout | None) -> Json:
-        if each.number not in self._trials or each.is_running:
-            told = _told(each, self.preset(view).label(each), planned)
-            if each.is_running:
-                return {**told, "gain": None}
-            self._trials[each.number] = told
-        return {**self._trials[each.number], "gain": view.study.gain_of(each.trial)}
+    def _trial(
+        self, view: StudyView, each: TrialView, planned: PlannedLayout | None, expected: Prediction | None
+    ) -> Json:
+        preset, told = self.preset(view), self._trials.get(each.number)
+        if told is None or each.is_running:
+            told = _told(each, preset.label(each))
+            if not each.is_running:
+                self._trials[each.number] = told
+        # A strategy tells what it expected at its end, long after a trial's.
+        predicted = predicted_object(planned, expected, preset.predicted(each))
+        return {**told, "gain": None if each.is_running else view.study.gain_of(each.trial), "predicted": predicted}
 
     def _of_best(self, view: StudyView, planned: dict[int, PlannedLayout]) -> Json:
         fastest, preset = view.study.fastest, self.preset(view)
@@ -109,6 +130,14 @@ class StudyDigest:
                 },
             )
         return self._best[1]
+
+
+def _own_params(preset: RemadePreset, view: StudyView) -> Mapping[str, Value] | None:
+    """Return the point of the user's own command, which no record keeps."""
+    try:
+        return preset.preset.own_point(view.header.command) if preset.preset is not None else None
+    except FROM_ANOTHER_RELEASE:
+        return None
 
 
 def _is_cancelled(each: TrialView) -> bool:
@@ -129,11 +158,19 @@ def failure_groups(trials: Iterable[Json]) -> list[Json]:
         {
             "kind": kind,
             "numbers": [trial["number"] for trial in failed],
+            "who": _who(failed),
             "causes": _causes(failed),
             "log": failed[0]["log"],
         }
         for kind, failed in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
+
+
+def _who(failed: list[Json]) -> str:
+    """Return how many failed, the user's own command apart from the trials, as it is everywhere else."""
+    num_trials = sum(not trial["is_baseline"] for trial in failed)
+    own = ["your command"] if num_trials < len(failed) else []
+    return " and ".join([*own, *([count(num_trials, "trial")] if num_trials else [])])
 
 
 def _causes(failed: list[Json]) -> list[Json]:
@@ -145,7 +182,7 @@ def _causes(failed: list[Json]) -> list[Json]:
     return sorted(alike.values(), key=lambda cause: -len(cause["numbers"]))[:MAX_CAUSES]
 
 
-def _told(each: TrialView, label: str, planned: PlannedLayout | None) -> Json:
+def _told(each: TrialView, label: str) -> Json:
     trial = each.trial
     went_well = trial.ok and not each.is_running
     return {
@@ -171,14 +208,6 @@ def _told(each: TrialView, label: str, planned: PlannedLayout | None) -> Json:
         "folder": str(trial.folder) if trial.folder else None,
         "files": each.files(),
         "log": each.log_lines(LINES_OF_OTHERS if went_well else LINES_OF_FAILED),
-        "predicted": None
-        if planned is None
-        else {
-            "name": planned.name,
-            "step_s": planned.step_s,
-            "memory_bytes": planned.memory_bytes,
-            "oom_probability": planned.oom_probability,
-        },
     }
 
 
@@ -222,6 +251,4 @@ def _capacity(preset: RemadePreset, view: StudyView) -> float | None:
     """Return the memory of a GPU: the planned cluster's, or what a run that was out of memory said it has."""
     if preset.planner is not None:
         return float(preset.planner.cluster.gpu.memory_bytes)
-    causes = (each.trial.cause or "" for each in view.trials if each.trial.outcome is Outcome.OOM)
-    found = [float(match[1]) * GIB for cause in causes if (match := _CAPACITY.search(cause))]
-    return max(found, default=None)
+    return told_capacity(each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)

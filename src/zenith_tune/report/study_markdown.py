@@ -22,6 +22,8 @@ def study_markdown(study: Json) -> str:
     parts = [
         f"## Study {escaped(study['name'])}",
         _headline(study),
+        *([f"Note: {escaped(study['batch_note'])}."] if study["batch_note"] else []),
+        *([own] if (own := _own_failure(study)) else []),
         *([fenced(study["best_command"])] if study["best_command"] else []),
         _table(
             ["trial", "layout", "state", study["unit"] or "value", "gain", "step", "memory"],
@@ -30,24 +32,32 @@ def study_markdown(study: Json) -> str:
     ]
     if (rest := len(study["trials"]) - len(shown)) > 0:
         parts.append(f"{count(rest, 'more trial')} not shown.")
+    for table in study["findings"]:
+        parts += _findings(table)
+    own_runs = {trial["number"] for trial in study["trials"] if trial["is_baseline"]}
     if study["failures"]:
-        parts += ["### Failures", "\n".join(_failure(group) for group in study["failures"])]
+        parts += ["### Failures", "\n".join(_failure(group, own_runs) for group in study["failures"])]
     if study["doctor"]:
         parts += ["### What the doctor says", fenced("\n".join(study["doctor"]))]
-    parts.append(f"Preset {escaped(study['header']['preset'])}, {escaped(study['header']['evaluator'])}.")
+    made_with = [f"Preset {escaped(study['header']['preset'])}"]
+    made_with += [f"strategy {escaped(study['strategy'])}"] if study["strategy"] else []
+    parts.append(f"{', '.join([*made_with, escaped(study['header']['evaluator'])])}.")
+    if study["stopped"]:
+        parts.append(f"Stopped: {escaped(study['stopped'])}.")
     return "\n\n".join(parts) + "\n"
 
 
 def comparison_markdown(comparison: Json) -> str:
     """Return two studies side by side."""
     names = [each["name"] for each in comparison["studies"]]
-    gain = comparison["gain"]
     verdict = (
-        f"**{escaped(names[1])}** is {_faster(gain)} than **{escaped(names[0])}** at its best."
-        if gain is not None
+        f"**{escaped(names[1])}** is {comparison['verdict']} **{escaped(names[0])}** at its best."
+        if comparison["verdict"]
         else comparison["why_no_gain"]
     )
-    parts = [f"## {escaped(names[0])} and {escaped(names[1])}", verdict, _table(["", *names], comparison["summary"])]
+    parts = [f"## {escaped(names[0])} and {escaped(names[1])}", verdict]
+    parts += [escaped(comparison["caution"])] if comparison["caution"] else []
+    parts.append(_table(["", *names], comparison["summary"]))
     if comparison["common"]:
         unit = comparison["unit"]
         rows = [
@@ -90,11 +100,10 @@ def _headline(study: Json) -> str:
         gain = "" if study["gain"] is None else f" Gain: {gain_words(study)} against your own command."
         return f"Best: your own command, {escaped(value)} ({counts}).{gain}"
     gain = f", **{format_gain(study['gain'])}** over your own command" if study["gain"] is not None else ""
+    gain += " (within the noise)" if study["is_within_noise"] else ""
+    if study["best_is_own"]:
+        gain = ", with the settings of your own command: no gain"
     return f"Best: **{escaped(best['label'])}**, {escaped(value)}{gain} ({counts})."
-
-
-def _faster(gain: float) -> str:
-    return f"{format_gain(abs(gain)).lstrip('+')} {'faster' if gain >= 0 else 'slower'}"
 
 
 def _best_first(study: Json) -> list[Json]:
@@ -115,9 +124,31 @@ def _row(trial: Json, study: Json) -> list[str]:
     ]
 
 
-def _failure(group: Json) -> str:
-    numbers = ", ".join(map(str, group["numbers"][:8])) + ("…" if len(group["numbers"]) > 8 else "")
-    return f"- {len(group['numbers'])} {escaped(group['kind'])} (trial {numbers}): {_cell(group['causes'][0]['text'])}"
+def _failure(group: Json, own: set[int]) -> str:
+    trials = [number for number in group["numbers"] if number not in own]
+    numbers = ", ".join(map(str, trials[:8])) + ("…" if len(trials) > 8 else "")
+    who = [*(["your command"] if own & {*group["numbers"]} else []), *([f"trial {numbers}"] if trials else [])]
+    cause = _cell(group["causes"][0]["text"])
+    return f"- {len(group['numbers'])} {escaped(group['kind'])} ({', '.join(who)}): {cause}"
+
+
+def _own_failure(study: Json) -> str:
+    """Say how the user's own command failed; nothing where it went well, or was not run."""
+    own = next((trial for trial in study["trials"] if trial["number"] == study["baseline"]), None)
+    if own is None or own["value"] is not None or own["state"] == "running":
+        return ""
+    cause = f": {_cell(own['cause'])}" if own["cause"] else ""
+    return f"Your own command went wrong ({escaped(own['failure'] or own['state'])}){cause}"
+
+
+def _findings(table: Json) -> list[str]:
+    """Return what a strategy closed with: its table, as long as that of the trials, and its notes."""
+    parts = [f"### {escaped(table['title'][:1].upper() + table['title'][1:])}"]
+    if table["rows"]:
+        parts.append(_table(table["columns"], table["rows"][:MAX_ROWS]))
+    if (rest := len(table["rows"]) - MAX_ROWS) > 0:
+        parts.append(f"{count(rest, 'more row')} not shown.")
+    return parts + ["\n".join(f"- {escaped(line)}" for line in table["notes"])] * bool(table["notes"])
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

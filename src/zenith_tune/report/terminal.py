@@ -9,20 +9,21 @@ from rich.live import Live
 from rich.text import Text
 
 from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.record.batch_difference import batch_note
+from zenith_tune.report.findings_lines import findings_lines
 from zenith_tune.report.live_screen import LiveScreen
+from zenith_tune.report.trial_line import LABEL, trial_line
 from zenith_tune.report.trial_table import (
     MAX_ROWS,
-    STYLES,
+    called,
     early_lines,
     failure_lines,
-    in_short,
-    shown_number,
     trial_table,
 )
 from zenith_tune.secrets import MASK
 from zenith_tune.strategies.findings import Findings
 from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.units import count, format_gain, format_spread, format_value
 
 _REFRESH_PER_S = 4
@@ -45,7 +46,7 @@ class TerminalReporter(StudyListener):
         for note in plan.notes:
             self.noted(note)
         self._labels |= plan.labels
-        self._screen.begin(plan.max_trials, plan.study, plan.num_slots)
+        self._screen.begin(plan.max_trials, plan.study, plan.num_slots, plan.first_state)
         if plan.num_finished:
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
         if self._console.is_terminal and self._wants_live:
@@ -63,20 +64,23 @@ class TerminalReporter(StudyListener):
         self._screen.start(number, label, why)
         if why:
             # Above the live screen too: the reasons are what is left to read once it is gone.
-            self._say(f"trial {number:>4}  {label}: {why}")
+            self._say(f"trial {self._name(number):>4}  {label:<{LABEL}}  starts    {why}")
 
     def trial_state(self, number: int, state: str) -> None:
         self._screen.state(number, state)
         if self._live is None:
-            self._say(f"trial {number:>4}  {self._labels.get(number, '')}: {state}")
+            self._say(f"trial {self._name(number):>4}  {self._labels.get(number, ''):<{LABEL}}  {state}")
 
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
         self._screen.progress(number, num_iterations, value)
 
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        self._screen.memory(number, peak_memory_bytes)
+
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         self._screen.finish(trial, label)
         if self._live is None:
-            self._console.print(self._line(trial, label), soft_wrap=True)
+            self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
         self._labels[trial.number or 0] = label
@@ -117,15 +121,8 @@ class TerminalReporter(StudyListener):
             self._say(line)
 
     def _print_findings(self, findings: Findings) -> None:
-        # Plain lines, the last column free to be long: a table would cut what does not fit the terminal.
-        rows = [findings.columns, *findings.rows]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(findings.columns) - 1)]
         self._console.print()
-        self._say(f"{findings.title}:")
-        for row in rows:
-            cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False)]
-            self._say("  ".join([*cells, row[-1]]))
-        for line in findings.lines:
+        for line in findings_lines(findings, self._console.width):
             self._say(line)
 
     def _print_best(self, end: StudyEnd) -> None:
@@ -166,20 +163,22 @@ class TerminalReporter(StudyListener):
             self._say(f"your command: {base.outcome}" + (f" ({base.cause})" if base.cause else ""))
         elif study.fastest is base:
             self._say(f"gain: none; the best trial is {format_gain(study.gain)} against your own command")
+        elif study.best_is_own and study.best is not None:
+            runs = f"two runs of them differ by {format_gain(study.gain_of(study.best) or 0.0)}"
+            self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = study.noise or 0.0
-            doubt = f", within the noise of{format_spread(noise)}: confirm it with --repeats 3"
-            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){doubt * (study.gain < noise)}")
+            doubt = f", within the noise of{format_spread(study.noise)}: confirm it with --repeats 3"
+            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){doubt * study.is_within_noise}")
+        if note := batch_note(study):
+            self.noted(note)
+
+    def _name(self, number: int) -> str:
+        return called(number, is_baseline=self._labels.get(number) == YOUR_COMMAND)
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
         self._console.print(Text(line), soft_wrap=True)
-
-    def _line(self, trial: Trial, label: str) -> Text:
-        line = Text(f"trial {shown_number(trial):>4}  {label:<28}  ")
-        line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
-        return line.append(f" {in_short(trial)}  [{self._screen.status()}]")
 
 
 def _may_search(study: Study) -> bool:

@@ -50,15 +50,17 @@ def early_lines(study: Study) -> list[str]:
 
 def shown_number(trial: Trial) -> str:
     """Return how a trial is called in tables and lines."""
-    return "base" if trial.is_baseline else str(trial.number)
+    return called(trial.number, is_baseline=trial.is_baseline)
 
 
-def in_short(trial: Trial) -> str:
-    """Return a trial's value, or the beginning of its cause, for one line among many."""
-    if trial.value is not None:
-        early = f", {trial.early}" if trial.early is not None else ""
-        return format_value(trial.value, trial.unit) + early
-    cause = trial.cause or ""
+def called(number: int | None, *, is_baseline: bool) -> str:
+    """Return how a trial of this number is called."""
+    return "base" if is_baseline else str(number)
+
+
+def shortened(cause: str | None) -> str:
+    """Return the beginning of a cause, for one line among many."""
+    cause = cause or ""
     return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - 1] + "…"
 
 

@@ -1,4 +1,4 @@
-"""The data of pages, made once: of a study, a running, a hostile and a long one, of a plan, of two studies."""
+"""The data of pages, made once: of a study, a running, a hostile and a long one and more, of a plan, of two studies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.report.hostile import write_hostile
-from tests.report.studies import BASELINE, TRIALS, Recorded, header, multiplied, ok, recorded
+from tests.report.studies import BASELINE, TRIALS, Recorded, failed, header, multiplied, ok, recorded
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
@@ -19,6 +19,7 @@ from zenith_tune.record.study_reader import StudyReader
 from zenith_tune.report.plan_digest import plan_digest
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.trial import Outcome
 
 Json = dict[str, Any]
 
@@ -53,6 +54,18 @@ def _thousand(root: Path) -> Json:
     return told(study)
 
 
+def _memory(root: Path) -> Json:
+    """Tell of trials that ran out of memory with and without a figure, and of one that was cancelled."""
+    full = "Tried to allocate {} GiB. GPU 0 has a total capacity of 80.00 GiB of which 0.50 GiB is free"
+    out = [
+        failed(1, 1, mbs, Outcome.OOM, "out of memory", full.format(tried)) for mbs, tried in ((2, 17.2), (4, 155.39))
+    ]
+    silent = failed(1, 1, 8, Outcome.OOM, "out of memory", "CUDA out of memory")
+    by_hand = failed(8, 1, 1, Outcome.CANCELLED, "cancelled from outside", "cancelled by hand")
+    trials = [BASELINE, ok(1, 1, 1, 48_000.0), *out, ok(2, 1, 1, 55_000.0), silent, by_hand]
+    return told(recorded(root, trials, args={"n_gpus": "8", "gbs": "64"}))
+
+
 def _compare(root: Path) -> Json:
     first = told(recorded(root))
     other = [BASELINE, ok(2, 2, 1, 67_100.0), ok(8, 1, 1, 40_000.0)]
@@ -68,6 +81,9 @@ def _plan(root: Path) -> Json:
 _MAKERS = {
     "study": lambda root: told(recorded(root)),
     "running": _running,
+    "memory": _memory,
+    "own": lambda root: told(recorded(root, [BASELINE, ok(1, 1, 1, 11_000.0), ok(2, 1, 1, 12_000.0)])),
+    "one": lambda root: told(recorded(root, [BASELINE, ok(1, 1, 1, 51_000.0)])),
     "plain": lambda root: told(recorded(root, args={"n_gpus": "8", "gbs": "64"})),
     "hostile": lambda root: told(write_hostile(root)),
     "thousand": _thousand,

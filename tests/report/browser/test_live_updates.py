@@ -45,7 +45,7 @@ def test_a_thousand_trials_load_in_two_seconds_and_stay_quick(browser: Browser, 
     browser.open(tmp_path, content)
     load_s = browser.work_s()
     assert browser.count("#plot-progress .mark") == 1000
-    assert browser.text("#trials [role=status]") == "1000 rows"
+    assert browser.text("#trials [role=status]") == "1,000 rows"
     assert browser.count("#table-trials tr.row") == 200
     assert load_s < 2.0
     for act in (
@@ -56,6 +56,6 @@ def test_a_thousand_trials_load_in_two_seconds_and_stay_quick(browser: Browser, 
         before = browser.work_s()
         browser.run(f"{act}; return document.body.offsetHeight")
         assert browser.work_s() - before < 1.0, act
-    assert browser.text("[data-key=trials-more]") == "Show all 1000 rows"
+    assert browser.text("[data-key=trials-more]") == "Show all 1,000 rows"
     browser.click("[data-key=trials-more]")
     assert browser.count("#table-trials tr.row") == 1000

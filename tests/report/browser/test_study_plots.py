@@ -106,7 +106,11 @@ def test_every_plot_is_also_a_table(page: Browser) -> None:
 
 def test_without_a_plan_the_page_says_why_in_a_line(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("plain"))
-    assert "the model is not known" in browser.text("#predicted")
+    assert browser.texts("#unshown dt") == [
+        *("Predicted against measured, Memory of the best layout", "What the doctor says")
+    ]
+    assert "the model is not known" in browser.text("#unshown dd")
+    assert browser.one("#predicted").get_attribute("hidden") is not None
     assert browser.one("#timeline").get_attribute("hidden") is not None
     assert browser.count("#plot-progress .mark") == NUM_TRIALS + 1
 

@@ -38,7 +38,7 @@ def test_a_headline_without_a_gain_says_so_and_a_cancelled_trial_has_not_failed(
     content = {**data("study"), "fastest_is_baseline": True, "gain": -0.219, "num_cancelled": 1}
     content["trials"][-1]["state"] = "cancelled"
     browser.open(tmp_path, content)
-    assert "6 runs went well, 3 failed, 1 cancelled" in browser.text("#progress")
+    assert "5 trials went well, 3 failed, 1 cancelled" in browser.text("#progress")
     assert browser.text("h1") == "Your own command is the fastest so far"
     assert browser.text("#headline .tile.lead b") == "none"
     lead = browser.text("#headline .tile.lead span")

@@ -1,7 +1,7 @@
 // Keeps the page of a study up to date: connects to the events, draws what changed, and asks what the reader wishes.
 (() => {
 "use strict";
-const REDRAW_MS = 5000; // how often the whole page is drawn for logs that grow; what ends a trial is drawn at once
+const REDRAW_MS = 5000; // how often plots are drawn for trials that run; logs and clocks go on, and an end is drawn at once
 const SILENCE_MS = 30000; // the server is heard every ten seconds
 const AGAIN_MS = 2000;
 
@@ -40,6 +40,7 @@ let redraw = 0;
 
 // The bar: what the study does, what may be asked of it, which other studies there are.
 const stateWord = make("span", { class: "live-state", id: "live-state" });
+const paceWord = make("span", { class: "live-pace", id: "live-pace" });
 const said = make("span", { class: "unseen", id: "live-news", role: "status", "aria-live": "polite" });
 const pauseButton = make("button", { type: "button", id: "live-pause", onclick: () => askPause() });
 const chooser = server.studies.length > 1 ? make("label", null, "Study", make("select", { id: "live-studies", onchange: (event) => { location.search = `?study=${encodeURIComponent(event.target.value)}`; } },
@@ -47,7 +48,7 @@ const chooser = server.studies.length > 1 ? make("label", null, "Study", make("s
 const running = make("ul", { id: "live-running", "aria-label": "Trials that run" });
 document.head.append(make("style", null, LIVE_STYLE));
 document.getElementById("top").after(make("section", { class: "live", id: "live-bar", "aria-label": "Live" },
-  make("div", { class: "live-row" }, stateWord, make("span", { class: "fill" }), chooser, pauseButton), running, said));
+  make("div", { class: "live-row" }, stateWord, paceWord, make("span", { class: "fill" }), chooser, pauseButton), running, said));
 
 const WORDS = {
   running: () => "live", pausing: () => "pausing: what runs goes on to its end", paused: () => "paused", ended: () => "ended: the study is over",
@@ -58,9 +59,16 @@ function drawBar() {
   stateWord.dataset.state = state;
   setText(stateWord, isLost ? "connection lost, trying again" : WORDS[state](data.live));
   const isPaused = state === "paused" || state === "pausing";
+  setText(paceWord, state === "running" || isPaused ? paceWords() : "");
   setText(pauseButton, isPaused ? "Go on" : "Pause");
   pauseButton.hidden = isLost || !data.live.can_ask;
   drawRunning();
+}
+
+function paceWords() {
+  if (typeof data.max_trials !== "number") return "";
+  const left = data.time_left_s ? ` · at most ${clock(data.time_left_s)} left` : "";
+  return `${data.num_searched} of at most ${data.max_trials} trials${left}`;
 }
 
 // A row stays the same element for as long as its trial runs, so that its button keeps the focus.
@@ -95,6 +103,19 @@ function drawRunning() {
     row.button.setAttribute("aria-label", `Cancel ${nameOf(trial)}`);
     row.button.hidden = isLost || !data.live.can_ask || isAsked;
   }
+  for (const node of document.querySelectorAll("[data-since]")) setText(node, clock(Date.now() / 1000 - aheadS - Number(node.dataset.since)));
+}
+// What is new of a log goes into the boxes that show it, wherever on the page; a box that is at its end stays there.
+function drawLogs(changed) {
+  for (const trial of changed) {
+    for (const box of document.querySelectorAll(`[data-log="${trial.number}"]`)) {
+      const text = trial.log.slice(-(Number(box.dataset.lines) || Infinity)).map(shown).join("\n");
+      if (box.textContent === text) continue;
+      const isAtEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+      box.textContent = text;
+      if (isAtEnd) box.scrollTop = box.scrollHeight;
+    }
+  }
 }
 
 // What comes in.
@@ -105,14 +126,17 @@ function take(news) {
   aheadS = Date.now() / 1000 - news.now_s;
   data = { ...data, ...news.fields, now_s: news.now_s, trials: [...trials.values()].sort((one, other) => one.number - other.number) };
   drawBar();
+  drawLogs(news.trials.filter((trial) => trial.state === "running"));
   tell(before, news);
-  const isOnlyProgress = !news.is_all && Object.keys(news.fields).every((name) => name === "live") && news.trials.every((trial) => trial.state === "running" && before.trials.has(trial.number));
+  const isKnown = (trial) => trial.state === "running" && before.trials.has(trial.number) && !(trial.log.length && !before.trials.get(trial.number).log.length);
+  const isOnlyProgress = !news.is_all && Object.keys(news.fields).every((name) => name === "live") && news.trials.every(isKnown);
   clearTimeout(redraw);
   redraw = setTimeout(drawPage, isOnlyProgress ? Math.max(0, drawnAt + REDRAW_MS - Date.now()) : 0);
 }
 function drawPage() {
   drawnAt = Date.now();
   window.zenithtune.update(data);
+  drawRunning();
 }
 function tell(before, news) {
   const ended = news.trials.filter((trial) => trial.state !== "running" && before.trials.get(trial.number)?.state === "running");

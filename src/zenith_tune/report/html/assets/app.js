@@ -10,6 +10,7 @@ class Page {
     this.data = data;
     this.sections = SECTIONS[data.kind];
     this.nodes = new Map();
+    this.spread = new Map(); // which sections take a whole row by themselves
     this.top();
     const grid = el("div", { class: "grid" });
     for (const section of this.sections) {
@@ -49,10 +50,12 @@ class Page {
   drawAll() {
     // All widths first: to ask for one between two sections would lay out the whole page each time.
     const widths = this.sections.map((section) => this.width(section));
+    this.unshown = new Map();
     this.sections.forEach((section, index) => this.draw(section, widths[index]));
+    for (const section of this.fill()) this.draw(section);
     this.jump.replaceChildren(
       ...this.sections
-        .filter((section) => section.title && !this.nodes.get(section.id).hidden)
+        .filter((section) => section.title && !section.collects && !this.nodes.get(section.id).hidden)
         .map((section) => el("a", { href: `#${section.id}` }, section.title)),
     );
     byId("foot").replaceChildren(
@@ -82,15 +85,41 @@ class Page {
       this.draw(section);
       if (key) node.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
     };
-    const drawn = section.draw(this.data, width, redraw);
-    node.hidden = !drawn;
-    if (!drawn) return node.replaceChildren();
+    const drawn = section.collects ? this.collected() : section.draw(this.data, width, redraw);
+    if (drawn?.empty) this.unshown.set(section.title, drawn.empty);
+    node.hidden = !drawn || Boolean(drawn.empty);
+    this.spread.set(section.id, Boolean(section.wide || drawn?.wide));
+    if (node.hidden) return node.replaceChildren();
     const title = section.title
       ? el("div", { class: "head" }, el("h2", { id: `${section.id}-title` }, section.title))
       : null;
-    return node.replaceChildren(
-      ...[title, drawn.empty ? el("p", { class: "note" }, drawn.empty) : drawn.body].filter(Boolean),
-    );
+    return node.replaceChildren(...[title, drawn.body].filter(Boolean));
+  }
+
+  // What has nothing to draw says so in a line among the others of its kind: an empty card each would leave holes.
+  collected() {
+    const reasons = new Map();
+    for (const [title, reason] of this.unshown) reasons.set(reason, [...(reasons.get(reason) || []), title]);
+    if (!reasons.size) return null;
+    const line = ([reason, titles]) => el("div", null, el("dt", null, titles.join(", ")), el("dd", null, reason));
+    return { body: el("dl", { class: "reasons" }, [...reasons].map(line)) };
+  }
+
+  // A card that no other stands beside takes the whole row. Returns those whose width has changed by it.
+  fill() {
+    const shown = this.sections.filter((section) => !this.nodes.get(section.id).hidden);
+    const changed = [];
+    let isBeside = false;
+    shown.forEach((section, index) => {
+      const [own, next] = [section, shown[index + 1]].map((each) => !each || this.spread.get(each.id));
+      const isWide = own || (!isBeside && next);
+      isBeside = !isWide && !isBeside;
+      const { classList } = this.nodes.get(section.id);
+      if (classList.contains("wide") === isWide) return;
+      classList.toggle("wide", isWide);
+      changed.push(section);
+    });
+    return changed;
   }
 
   top() {

@@ -1,11 +1,11 @@
 // Axes and marks. A chart is one stop of the Tab key; the arrow keys go through its marks, Enter opens a mark's trial.
 const MARGIN = { top: 14, right: 16, bottom: 40, left: 76 };
 
-function niceTicks(low, high, count) {
+function niceTicks(low, high, count, whole = false) {
   if (!(high > low)) return [low];
-  const rough = (high - low) / Math.max(count, 1);
+  const rough = Math.max((high - low) / Math.max(count, 1), whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((n) => n * power).find((n) => n >= rough);
   const ticks = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-6; tick += step)
     ticks.push(Number(tick.toPrecision(12)));
@@ -32,8 +32,12 @@ const scale =
     start + ((value - from) / (to - from || 1)) * (end - start);
 
 class Chart {
-  constructor(key, { width, height, label, left = MARGIN.left, bottom = MARGIN.bottom, right = MARGIN.right }) {
-    this.width = Math.max(width, 240);
+  constructor(
+    key,
+    { width, height, label, left = MARGIN.left, bottom = MARGIN.bottom, right = MARGIN.right, least = 0 },
+  ) {
+    this.room = Math.max(width, 240);
+    this.width = Math.max(this.room, least);
     this.height = height;
     this.box = { left, right: this.width - right, top: MARGIN.top, bottom: height - bottom };
     this.marks = [];
@@ -56,10 +60,10 @@ class Chart {
     this.svg.addEventListener("click", (event) => this.onClick(event));
   }
 
-  axisX(domain, name, { ticks = null, text = (value) => words.value(value) } = {}) {
+  axisX(domain, name, { whole = false, text = (value) => words.value(value) } = {}) {
     this.x = scale(domain, [this.box.left, this.box.right]);
-    const shown =
-      ticks || niceTicks(domain[0], domain[1], Math.max(2, Math.floor((this.box.right - this.box.left) / 90)));
+    const count = Math.max(3, Math.floor((this.box.right - this.box.left) / 90));
+    const shown = niceTicks(domain[0], domain[1], count, whole);
     const { bottom, top } = this.box;
     for (const tick of shown) {
       this.add(
@@ -70,7 +74,12 @@ class Chart {
     this.add(
       svg(
         "text",
-        { class: "axis-name", x: (this.box.left + this.box.right) / 2, y: bottom + 34, "text-anchor": "middle" },
+        {
+          class: "axis-name",
+          x: (this.box.left + Math.min(this.box.right, this.room)) / 2,
+          y: bottom + 34,
+          "text-anchor": "middle",
+        },
         name,
       ),
     );
@@ -96,6 +105,13 @@ class Chart {
 
   add(...nodes) {
     this.svg.append(...nodes);
+  }
+
+  // A line that keeps its height until the next point.
+  steps(points, kind, last = null) {
+    if (!points.length) return;
+    const path = points.map(([x, y], index) => `${index ? `H${this.x(x)}V` : `M${this.x(x)} `}${this.y(y)}`).join("");
+    this.add(svg("path", { class: kind, d: `${path}H${last === null ? this.box.right : this.x(last)}` }));
   }
 
   // A mark is a node with what to say of it, and the trial that it stands for, if any.
@@ -140,6 +156,7 @@ class Chart {
     const mark = this.marks[index];
     if (!mark) return hideTip();
     mark.node.classList.add("at");
+    if (this.room < this.width) mark.node.scrollIntoView({ block: "nearest", inline: "nearest" });
     const { left, top, width } = mark.node.getBoundingClientRect();
     showTip(mark.lines, left + width / 2, top);
     announce(mark.lines.filter(Boolean).join(", "));
@@ -147,13 +164,35 @@ class Chart {
 }
 
 function shape(kind, x, y) {
+  if (kind.includes("least"))
+    return svg("path", { class: kind, d: `M${x + 6} ${y}L${x - 5} ${y + 6}L${x - 5} ${y - 6}Z` });
   if (kind.includes("oom"))
     return svg("path", { class: kind, d: `M${x} ${y - 6}L${x + 6} ${y + 5}L${x - 6} ${y + 5}Z` });
-  if (/error|timeout|cancelled/.test(kind)) {
+  if (kind.includes("cancelled")) return svg("path", { class: kind, d: `M${x - 6} ${y}L${x + 6} ${y}` });
+  if (/error|timeout/.test(kind)) {
     return svg("path", { class: kind, d: `M${x - 5} ${y - 5}L${x + 5} ${y + 5}M${x - 5} ${y + 5}L${x + 5} ${y - 5}` });
   }
-  if (kind.includes("base")) return svg("rect", { class: kind, x: x - 5, y: y - 5, width: 10, height: 10 });
-  return svg("circle", { class: kind, cx: x, cy: y, r: kind.includes("best") ? 7 : 5 });
+  const size = kind.includes("best") ? 6.5 : 5;
+  if (kind.includes("base"))
+    return svg("rect", { class: kind, x: x - size, y: y - size, width: 2 * size, height: 2 * size });
+  return svg("circle", { class: kind, cx: x, cy: y, r: size });
+}
+
+// What a mark or a line looks like, for a legend.
+function swatch(kind) {
+  const node = shape(kind, 9, 8);
+  node.classList.add("mark");
+  return svg("svg", { class: "swatch", width: 18, height: 16, viewBox: "0 0 18 16" }, node);
+}
+function lineSwatch(kind) {
+  const node = svg("path", { class: kind.includes("thread") ? `mark ${kind}` : kind, d: "M1 8H23" });
+  return svg("svg", { class: "swatch", width: 24, height: 16, viewBox: "0 0 24 16" }, node);
+}
+
+// What needs more room than there is scrolls inside its card, and the page does not.
+function sideways(chart) {
+  chart.svg.style.width = `${chart.width}px`;
+  return el("div", { class: "scroll sideways" }, chart.svg);
 }
 
 // A plot with its caption, its legend and the same as a table.
@@ -161,7 +200,7 @@ function figure(key, chart, { caption, keys = [], columns = [], rows = () => [] 
   return el(
     "figure",
     null,
-    chart.svg,
+    chart.room < chart.width ? sideways(chart) : chart.svg,
     keys.length ? legend(keys) : null,
     el("figcaption", null, caption),
     columns.length

@@ -1,15 +1,14 @@
 // The page of two studies side by side.
 function compareHeadline(data) {
   const [first, second] = data.studies.map((study) => ({ ...study, name: words.short(study.name, 80) }));
-  const verdict = isNumber(data.gain)
-    ? `${second.name} is ${words.gain(Math.abs(data.gain)).slice(1)} ${data.gain >= 0 ? "faster" : "slower"} than ${first.name} at its best`
-    : data.why_no_gain;
+  const verdict = data.verdict ? `${second.name} is ${data.verdict} ${first.name} at its best` : data.why_no_gain;
   return {
     body: el(
       "div",
       null,
       el("p", { class: "eyebrow" }, "two studies compared"),
       el("h1", null, verdict),
+      data.caution ? el("p", { class: "caution" }, data.caution) : null,
       el("div", { class: "scroll" }, plainTable(["", first.name, second.name], data.summary, "Both studies")),
       data.studies.map((study) =>
         study.best_command
@@ -28,23 +27,10 @@ function compareProgress(data, width) {
   if (!series.flat().length) return { empty: "No trial went well in either." };
   if (!data.is_comparable) return { empty: data.why_no_gain };
   const chart = new Chart("progress", { width, height: 290, label: "Best value so far of both studies." });
-  chart.axisX([0, Math.max(1, ...data.studies.map((study) => study.num_trials - 1))], "trials in order", {
-    text: (value) => String(Math.round(value)),
-  });
+  chart.axisX([-0.5, Math.max(...data.studies.map((study) => study.last)) + 0.5], "trial", { whole: true });
   chart.axisY(extent(series.flat().map((point) => point[1])), data.unit || "value");
   series.forEach((points, index) => {
-    if (!points.length) return;
-    const path = points
-      .map(([place, value], at) =>
-        at ? `H${chart.x(place)}V${chart.y(value)}` : `M${chart.x(place)} ${chart.y(value)}`,
-      )
-      .join("");
-    chart.add(
-      svg("path", {
-        class: index ? "other-line" : "best-line",
-        d: `${path}H${chart.x(Math.max(data.studies[index].num_trials - 1, points[0][0]))}`,
-      }),
-    );
+    chart.steps(points, index ? "other-line" : "best-line", data.studies[index].last);
     for (const [place, value, label] of points)
       chart.point(chart.x(place), chart.y(value), index ? "other" : "ok", [
         `${data.studies[index].name}: ${words.short(label, 80)}`,
@@ -54,7 +40,7 @@ function compareProgress(data, width) {
   return {
     body: figure("progress", chart, {
       caption: `Best ${data.unit || "value"} so far.`,
-      keys: data.studies.map((study, index) => [study.name, index ? "var(--p1)" : "var(--accent)"]),
+      keys: data.studies.map((study, index) => [study.name, lineSwatch(index ? "other-line" : "best-line")]),
       columns: ["study", "trial", "layout", data.unit || "value"],
       rows: () =>
         series.flatMap((points, index) =>
@@ -90,7 +76,7 @@ function commonTable(data) {
 
 function differenceList(data) {
   if (!data.differences.length)
-    return { empty: "Both were made with the same preset, arguments, command and evaluator." };
+    return { empty: "Both were made with the same preset, arguments, strategy, command and evaluator." };
   return {
     body: el(
       "div",
@@ -102,7 +88,8 @@ function differenceList(data) {
 
 const COMPARE_SECTIONS = [
   { id: "headline", wide: true, draw: compareHeadline },
-  { id: "progress", title: "Best so far", draw: compareProgress },
-  { id: "differences", title: "What differs", draw: differenceList },
+  { id: "differences", title: "What differs", wide: true, draw: differenceList },
+  { id: "progress", title: "Best so far", wide: true, draw: compareProgress },
+  { id: "unshown", title: "Not shown", wide: true, collects: true },
   { id: "common", title: "Layouts that ran in both", wide: true, draw: commonTable },
 ];

@@ -47,6 +47,9 @@ const words = {
     if (minutes < 100) return `${minutes}m${String(Math.round(value) % 60).padStart(2, "0")}s`;
     return `${Math.floor(minutes / 60)}h${String(minutes % 60).padStart(2, "0")}m`;
   },
+  // Of a step three digits count, as in a terminal.
+  step: (value) => (isNumber(value) && value >= 1 && value < 10 ? `${value.toFixed(2)} s` : words.seconds(value)),
+  whole: (value) => (isNumber(value) ? Math.round(value).toLocaleString("en") : "–"),
   time: (seconds) => (isNumber(seconds) ? new Date(seconds * 1000).toLocaleString() : "–"),
   count: (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`,
   short: (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text),
@@ -153,7 +156,9 @@ function legend(entries) {
   return el(
     "ul",
     { class: "legend", "aria-hidden": "true" },
-    entries.map(([name, colour]) => el("li", null, el("i", { style: { background: colour } }), name)),
+    entries.map(([name, key]) =>
+      el("li", null, key instanceof Node ? key : el("i", { style: { background: key } }), name),
+    ),
   );
 }
 

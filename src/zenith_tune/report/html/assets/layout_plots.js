@@ -26,6 +26,9 @@ const TIME_NAMES = {
   memory: "full memory",
 };
 
+const VISIBLE_PX = 1; // a thinner part is told by the table, and not by the legend
+const BLOCK_PX = 5; // the least width of a block of a pipeline
+
 function partNames(order, rows) {
   const known = [...new Set([...order, ...rows.flatMap((row) => Object.keys(row.parts))])];
   return known.filter((name) => rows.some((row) => row.parts[name] > 0));
@@ -78,7 +81,9 @@ function stackedBars(
   }
   return figure(key, chart, {
     caption,
-    keys: parts.map((name, index) => [names[name] || name, colour(index)]),
+    keys: parts
+      .map((name, index) => [names[name] || name, colour(index), name])
+      .filter(([, , name]) => rows.some((row) => chart.x(row.parts[name] || 0) - chart.x(0) >= VISIBLE_PX)),
     columns: ["", ...parts.map((name) => names[name] || name), "all"],
     rows: () => rows.map((row) => [row.name, ...parts.map((name) => text(row.parts[name] || 0)), text(total(row))]),
   });
@@ -86,8 +91,7 @@ function stackedBars(
 
 function stagePlot(data, width) {
   const found = data.best_layout;
-  if (!found)
-    return { empty: `The planner tells nothing of the best layout: ${data.why_no_plan || "it is not known"}.` };
+  if (!found) return { empty: noPlan(data) };
   const inGib = (parts) => Object.fromEntries(Object.entries(parts).map(([name, bytes]) => [name, bytes / GIB]));
   const rows = found.stages.map((stage) => ({
     name: found.stages.length > 1 ? `stage ${stage.stage}` : "each GPU",
@@ -108,6 +112,8 @@ function stagePlot(data, width) {
   };
 }
 
+const timesHeight = (num) => Math.min(num, 10) * (Math.max(16, Math.min(34, 320 / Math.min(num, 10))) + 6) + 56;
+
 function timePlot(layouts, width) {
   const rows = layouts
     .slice(0, 10)
@@ -118,7 +124,7 @@ function timePlot(layouts, width) {
       width,
       order: TIME_ORDER,
       names: TIME_NAMES,
-      left: Math.min(250, width * 0.4),
+      left: Math.min(width * 0.45, 16 + 6.9 * Math.max(...rows.map((row) => row.name.length))),
       label: "Where the predicted time of a step goes.",
       unit: "seconds a step",
       text: (value, bare) => (bare ? words.value(value) : words.seconds(value)),
@@ -130,16 +136,19 @@ function timePlot(layouts, width) {
 function timelinePlot(data, width) {
   const line = data.best_layout?.timeline;
   if (!data.best_layout) return null;
-  if (!line) return { empty: "The best layout has no pipeline." };
+  if (!line) return null;
   const tall = Math.max(14, Math.min(30, 420 / line.num_stages));
+  const end = Math.max(...line.bars.map((bar) => bar[5])) + line.tail_s;
+  const lasting = line.bars.map((bar) => bar[5] - bar[4]).sort((a, b) => a - b);
+  const block = lasting[Math.floor(lasting.length / 2)];
   const chart = new Chart("timeline", {
     width,
     height: line.num_stages * tall + 14 + 42,
     left: 58,
     bottom: 42,
+    least: Math.min((end / block) * BLOCK_PX + 74, 2600),
     label: `Pipeline of ${line.num_stages} stages and ${line.shown_micro_batches} micro-batches.`,
   });
-  const end = Math.max(...line.bars.map((bar) => bar[5])) + line.tail_s;
   chart.axisX([0, end], "seconds");
   const named = Math.max(1, Math.ceil(line.num_stages / 24));
   for (let stage = 0; stage < line.num_stages; stage += named) {
@@ -186,12 +195,12 @@ function timelinePlot(data, width) {
   const how = line.num_chunks > 1 ? `interleaved, ${line.num_chunks} chunks per stage` : "1F1B";
   return {
     body: figure("timeline", chart, {
-      caption: `Predicted step of ${data.best_layout.name} (${how}): stages wait ${words.share(bubble)} of it${part}.`,
+      caption: `Predicted step of ${data.best_layout.name} (${how}): stages wait ${words.share(bubble)} of it${part}.${chart.room < chart.width ? " It goes on to the right." : ""}`,
       keys: [
         ["forward", "var(--accent)"],
         ["backward", "var(--p1)"],
-        ["gradients and optimizer", "var(--p8)"],
-      ],
+        line.tail_s > 0 ? ["gradients and optimizer", "var(--p8)"] : null,
+      ].filter(Boolean),
       columns: ["stage", "passes", "first begins", "last ends"],
       rows: () =>
         Array.from({ length: line.num_stages }, (_, stage) => {

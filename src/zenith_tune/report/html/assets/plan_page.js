@@ -4,11 +4,11 @@ function planHeadline(data) {
   const tiles = best
     ? [
         tile(
-          words.seconds(best.step_s),
-          `a step, 90% within ${words.seconds(best.step_interval_90_s[0])} to ${words.seconds(best.step_interval_90_s[1])}`,
+          words.step(best.step_s),
+          `a step, 90% within ${words.step(best.step_interval_90_s[0])} to ${words.step(best.step_interval_90_s[1])}`,
           true,
         ),
-        tile(words.value(best.tokens_per_s_per_gpu), "tokens/s per GPU"),
+        tile(words.whole(best.tokens_per_s_per_gpu), "tokens/s per GPU"),
         tile(words.share(best.mfu), "of the GPUs' peak (MFU)"),
         tile(words.bytes(best.memory_bytes), `of ${words.bytes(data.capacity_bytes)} a GPU`),
         tile(words.share(best.oom_probability), "likely to run out of memory"),
@@ -43,38 +43,42 @@ function layoutScatter(data, width) {
     ...data.near_misses.map((layout) => [layout, layout.obstacle === "memory" ? "oom" : "other"]),
   ];
   if (!rows.length) return { empty: "There is nothing to show." };
-  const chart = new Chart("front", { width, height: 300, label: "Predicted speed against memory." });
+  const chart = new Chart("front", {
+    width,
+    height: width > 500 ? Math.max(300, timesHeight(data.best.length)) : 300,
+    label: "Predicted speed against memory.",
+  });
   chart.axisX(
     extent([...rows.map(([layout]) => layout.memory_bytes / GIB), data.capacity_bytes / GIB]),
     "predicted peak memory, GiB",
   );
-  chart.axisY(extent(rows.map(([layout]) => layout.tokens_per_s_per_gpu)), "tokens/s per GPU");
-  const x = chart.x(data.capacity_bytes / GIB);
-  chart.add(
-    svg("rect", {
-      class: "band",
-      x,
-      y: chart.box.top,
-      width: Math.max(chart.box.right - x, 0),
-      height: chart.box.bottom - chart.box.top,
-    }),
-    svg("line", { class: "rule bad", x1: x, x2: x, y1: chart.box.top, y2: chart.box.bottom }),
-  );
+  chart.axisY(extent(rows.map(([layout]) => layout.tokens_per_s_per_gpu)), "tokens/s per GPU", {
+    text: (value) => value.toLocaleString("en"),
+  });
+  drawLimit(chart, data.capacity_bytes, `GPU ${words.bytes(data.capacity_bytes)}`);
   for (const [layout, kind] of rows) {
     chart.point(chart.x(layout.memory_bytes / GIB), chart.y(layout.tokens_per_s_per_gpu), kind, [
       layout.name,
-      `${words.value(layout.tokens_per_s_per_gpu)} tokens/s per GPU, ${words.bytes(layout.memory_bytes)}`,
+      `${words.whole(layout.tokens_per_s_per_gpu)} tokens/s per GPU, ${words.bytes(layout.memory_bytes)}`,
       `${words.share(layout.oom_probability)} likely to run out of memory`,
     ]);
   }
   return {
     body: figure("front", chart, {
-      caption: "Circles fit; triangles miss the memory, orange circles the batch.",
+      caption: "Each mark is a layout; up and to the left is better.",
+      keys: [
+        ["best ok", "the best"],
+        ["ok", "fits"],
+        ["oom", "does not fit in memory"],
+        ["other", "needs another batch"],
+      ]
+        .filter(([kind]) => rows.some((row) => row[1] === kind))
+        .map(([kind, name]) => [name, swatch(kind)]),
       columns: ["layout", "tokens/s per GPU", "GiB", "out of memory"],
       rows: () =>
         rows.map(([layout]) => [
           layout.name,
-          words.value(layout.tokens_per_s_per_gpu),
+          words.whole(layout.tokens_per_s_per_gpu),
           (layout.memory_bytes / GIB).toFixed(1),
           words.share(layout.oom_probability),
         ]),
@@ -88,13 +92,13 @@ function planTable(data) {
   const columns = [
     { key: "rank", name: "rank", text: true, value: (r) => r.rank, cell: (r) => String(r.rank) },
     { key: "name", name: "layout", text: true, value: (r) => r.name, cell: (r) => r.name },
-    { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => words.seconds(r.step_s) },
+    { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => words.step(r.step_s) },
     {
       key: "speed",
       name: "tok/s/GPU",
       downFirst: true,
       value: (r) => r.tokens_per_s_per_gpu,
-      cell: (r) => words.value(r.tokens_per_s_per_gpu),
+      cell: (r) => words.whole(r.tokens_per_s_per_gpu),
       hide: "opt2",
     },
     {
@@ -206,5 +210,6 @@ const PLAN_SECTIONS = [
   },
   { id: "misses", title: "Faster, but not chosen", draw: nearMisses },
   { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
+  { id: "unshown", title: "Not shown", wide: true, collects: true },
   { id: "dropped", title: "What was considered", wide: true, draw: droppedList },
 ];

@@ -1,8 +1,9 @@
-// Where in the space of parameters the good trials are: a heat map of two of them, and all of them side by side.
+// Where in the space of parameters the good trials are, by two of them.
 function orderedValues(trials, name) {
   const values = [...new Set(trials.map((trial) => trial.parameters[name]).filter((value) => value !== undefined))];
   return values.sort((a, b) => (isNumber(a) && isNumber(b) ? a - b : String(a).localeCompare(String(b))));
 }
+const TOO_FEW = "Too few trials differ to lay them side by side.";
 const better = (data) => (data.direction === "minimize" ? (a, b) => a < b : (a, b) => a > b);
 const ended = (data) =>
   data.trials.filter(
@@ -14,6 +15,7 @@ function heatMap(data, width, redraw) {
   const names = data.parameters.filter((name) => orderedValues(trials, name).length > 0);
   if (names.length < 2) return { empty: "There are no two parameters to lay out." };
   const varied = names.filter((name) => orderedValues(trials, name).length > 1);
+  if (!varied.length) return { empty: TOO_FEW };
   const liked = ["tp", "pp", "ep", "mbs", "cp", "zero_stage", "zero", ...varied, ...names];
   const choose = (given, other) =>
     names.includes(given)
@@ -58,8 +60,9 @@ function heatMap(data, width, redraw) {
     else if (!cell.best || better(data)(trial.value, cell.best.value)) cell.best = trial;
     cells.set(key, cell);
   }
-  const left = Math.min(120, 34 + 7 * Math.max(...rows.map((value) => words.short(String(value), 12).length)));
-  const size = Math.min(46, Math.max(30, 300 / rows.length));
+  const longest = Math.max(...rows.map((value) => String(value).length));
+  const left = Math.min(width * 0.4, 190, 34 + 7 * longest);
+  const size = Math.min(112, Math.max(30, 232 / rows.length));
   const chart = new Chart("heat", {
     width,
     height: rows.length * size + 14 + 44,
@@ -75,13 +78,26 @@ function heatMap(data, width, redraw) {
       null,
       controls,
       figure("heat", chart, {
-        caption: `The best ${data.unit || "value"} of the trials of each cell; red cells only failed, grey ones were not tried.`,
+        caption: `${[`The best ${data.unit || "value"} of the trials of each cell`, ...emptyCells(cells, columns.length * rows.length)].join("; ")}.`,
         columns: [`${y} \\ ${x}`, ...columns.map(String)],
         rows: () =>
           rows.map((value, row) => [String(value), ...columns.map((_, column) => text(cells.get(`${column},${row}`)))]),
       }),
     ),
   };
+}
+
+const cellKind = (cell) =>
+  !cell ? "none" : cell.best ? "" : Object.keys(cell.states).every((name) => name === "cancelled") ? "stopped" : "failed";
+
+// What the cells without a value are, of those that are there.
+function emptyCells(cells, num) {
+  const kinds = new Set([...cells.values()].map(cellKind));
+  return [
+    kinds.has("failed") ? "red ones only failed" : "",
+    kinds.has("stopped") ? "those of a dashed edge were cancelled" : "",
+    cells.size < num ? "grey ones were not tried" : "",
+  ].filter(Boolean);
 }
 
 function drawCells(chart, data, { columns, rows, cells, x, y }) {
@@ -100,7 +116,7 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
       svg(
         "text",
         { x: chart.box.left + (column + 0.5) * wide, y: chart.box.bottom + 15, "text-anchor": "middle" },
-        words.short(String(value), 14),
+        words.short(String(value), Math.max(4, Math.floor(wide / 6.6))),
       ),
     ),
   );
@@ -109,7 +125,7 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
       svg(
         "text",
         { x: chart.box.left - 8, y: chart.box.top + (row + 0.5) * tall + 4, "text-anchor": "end" },
-        words.short(String(value), 12),
+        words.short(String(value), Math.max(4, Math.floor((chart.box.left - 30) / 6.6))),
       ),
     ),
   );
@@ -148,9 +164,8 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
         height: tall,
         rx: 5,
       };
-      const kind = cell ? (cell.best ? "" : " failed") : " none";
       const opacity = cell?.best ? strength(cell.best.value) : null;
-      const node = svg("rect", { class: `cell${kind}`, ...place, "fill-opacity": opacity });
+      const node = svg("rect", { class: `cell ${cellKind(cell)}`.trim(), ...place, "fill-opacity": opacity });
       const where = `${x} ${columnValue}, ${y} ${rowValue}`;
       if (!cell) return chart.add(node);
       const counts = Object.entries(cell.states)
@@ -182,87 +197,4 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
       }
     }),
   );
-}
-
-function parallelPlot(data, width) {
-  const trials = ended(data);
-  const axes = data.parameters.filter((name) => orderedValues(trials, name).length > 1);
-  if (!axes.length || trials.length < 2) return { empty: "Too few trials differ to lay them side by side." };
-  const shown = axes.slice(0, Math.max(2, Math.floor(width / 64) - 1));
-  const chart = new Chart("parallel", {
-    width,
-    height: 322,
-    left: 26,
-    bottom: 46,
-    right: 62,
-    label: "Every trial as a line through its parameters and its value.",
-  });
-  const x = scale([0, shown.length], [chart.box.left, chart.box.right]);
-  const values = new Map(shown.map((name) => [name, orderedValues(trials, name)]));
-  const heights = new Map(
-    shown.map((name) => [
-      name,
-      scale([0, Math.max(values.get(name).length - 1, 1)], [chart.box.bottom, chart.box.top + 6]),
-    ]),
-  );
-  const domain = extent(
-    trials.map((trial) => trial.value),
-    { room: 0.02 },
-  );
-  const height = scale(domain, [chart.box.bottom - 22, chart.box.top + 6]);
-  const sorted = [...trials].sort((a, b) =>
-    a.value === null ? -1 : b.value === null ? 1 : better(data)(a.value, b.value) ? 1 : -1,
-  );
-  for (const trial of sorted) {
-    const points = shown.map((name, index) => [
-      x(index),
-      heights.get(name)(Math.max(values.get(name).indexOf(trial.parameters[name]), 0)),
-    ]);
-    points.push([x(shown.length), trial.value === null ? chart.box.bottom : height(trial.value)]);
-    const kind = trial.value === null ? " failed" : trial.number === data.best ? " best" : "";
-    chart.mark(
-      svg("path", { class: `thread${kind}`, d: `M${points.map((point) => point.join(" ")).join("L")}` }),
-      tellOf(data, trial),
-      trial.number,
-    );
-  }
-  // Names in two rows: in one, neighbours would run into each other.
-  const axis = (index, name, anchor) =>
-    chart.add(
-      svg("line", { class: "grid-line", x1: x(index), x2: x(index), y1: chart.box.top, y2: chart.box.bottom }),
-      svg(
-        "text",
-        { class: "axis-name", x: x(index), y: chart.box.bottom + 22 + (index % 2) * 15, "text-anchor": anchor },
-        words.short(name, Math.max(6, Math.floor(((x(1) - x(0)) * 1.25) / 7))),
-      ),
-    );
-  shown.forEach((name, index) => {
-    axis(index, name, index ? "middle" : "start");
-    values
-      .get(name)
-      .forEach((value, place) =>
-        chart.add(svg("text", { x: x(index) + 5, y: heights.get(name)(place) + 4 }, words.short(String(value), 9))),
-      );
-  });
-  axis(shown.length, data.unit || "value", "end");
-  niceTicks(domain[0], domain[1], 4).forEach((tick) =>
-    chart.add(svg("text", { x: x(shown.length) + 6, y: height(tick) + 4 }, words.value(tick))),
-  );
-  const hidden = axes.length - shown.length;
-  return {
-    body: figure("parallel", chart, {
-      caption: `Each line is a trial; those that failed end at the foot${hidden ? `; ${words.count(hidden, "more parameter")} on a wider screen` : ""}.`,
-      keys: [
-        ["went well", "var(--accent)"],
-        ["failed", "var(--bad)"],
-      ],
-      columns: ["trial", ...axes, data.unit || "value"],
-      rows: () =>
-        trials.map((trial) => [
-          nameOf(trial),
-          ...axes.map((name) => String(trial.parameters[name] ?? "–")),
-          trial.value === null ? trial.state : words.value(trial.value),
-        ]),
-    }),
-  };
 }

@@ -8,18 +8,13 @@ function studyHeadline(data) {
   const own = data.fastest_is_baseline;
   const best = data.trials.find((trial) => (own ? trial.is_baseline : trial.number === data.best));
   const title = best ? (own ? "Your own command is the fastest so far" : best.label) : "No trial went well yet";
-  const doubt =
-    isNumber(data.gain) && isNumber(data.noise) && data.gain > 0 && data.gain < data.noise ? " (within the noise)" : "";
   const tiles = best
     ? [
-        own && isNumber(data.gain)
-          ? tile("none", `gain; the best trial is ${words.gain(data.gain)} against your own command`, true)
-          : tile(isNumber(data.gain) ? words.gain(data.gain) : "–", `gain over your command${doubt}`, true),
         tile(
           words.value(best.value),
           `${words.short(data.unit || "best value", 40)}${isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : ""}`,
         ),
-        best.step_s ? tile(words.seconds(best.step_s), "a step") : null,
+        best.step_s ? tile(words.step(best.step_s), "a step") : null,
         best.memory_bytes
           ? tile(
               words.bytes(best.memory_bytes),
@@ -28,13 +23,14 @@ function studyHeadline(data) {
           : null,
       ]
     : [];
+  tiles.unshift(ownTile(data, best));
   const trials = data.trials.filter((trial) => !trial.is_baseline).length;
   const counts = [
     `${data.num_failed} failed`,
     data.num_cancelled ? `${data.num_cancelled} cancelled` : null,
     data.num_pruned ? `${data.num_pruned} points pruned` : null,
   ];
-  tiles.push(tile(String(trials), `trials, ${counts.filter(Boolean).join(", ")}`));
+  tiles.push(tile(String(trials), `trial${trials === 1 ? "" : "s"}, ${counts.filter(Boolean).join(", ")}`));
   if (data.started_s)
     tiles.push(
       tile(
@@ -49,11 +45,12 @@ function studyHeadline(data) {
       el(
         "p",
         { class: "eyebrow" },
-        `study ${words.short(data.name, 120)} · preset ${data.header.preset} · ${data.header.evaluator}`,
+        `study ${words.short(data.name, 120)} · preset ${data.header.preset}${data.strategy ? ` · strategy ${data.strategy}` : ""} · ${data.header.evaluator}`,
       ),
       el("h1", null, words.short(title, 160)),
       best && best.why ? el("p", { class: "note" }, `Picked because: ${best.why}`) : null,
       el("div", { class: "tiles" }, tiles),
+      ownNotes(data),
       data.best_command ? commandBox(data.best_command, "the best command", "copy-best") : null,
       data.best_command && data.best_command.includes("***")
         ? el("p", { class: "note" }, "Put your secrets back in place of *** before you run it.")
@@ -81,18 +78,24 @@ function runningNow(data) {
             null,
             stateWord("running"),
             ` ${nameOf(trial)}: ${trial.label}`,
-            trial.started_s ? ` for ${words.seconds(data.now_s - trial.started_s)}` : "",
+            trial.started_s ? " for " : "",
+            trial.started_s
+              ? el("span", { "data-since": trial.started_s }, words.seconds(data.now_s - trial.started_s))
+              : "",
           ),
           trial.why ? el("p", { class: "note" }, trial.why) : null,
-          trial.log.length ? logBox(trial.log.slice(-6), `Log of ${nameOf(trial)}`) : null,
+          trial.log.length ? logBox(trial.log, `Log of ${nameOf(trial)}`, trial.number, 6) : null,
         ),
       ),
     ),
   };
 }
 
+const isOwn = (data, number) => data.trials.some((trial) => trial.number === number && trial.is_baseline);
+const called = (data, number) => (isOwn(data, number) ? "your command" : `trial ${number}`);
+
 function failureList(data) {
-  if (!data.failures.length) return { empty: "No trial failed." };
+  if (!data.failures.length) return null;
   return {
     body: el(
       "div",
@@ -101,7 +104,7 @@ function failureList(data) {
         el(
           "div",
           { class: "group" },
-          el("p", null, el("b", null, `${group.kind}`), ` · ${words.count(group.numbers.length, "trial")}`),
+          el("p", null, el("b", null, `${group.kind}`), ` · ${group.who}`),
           group.causes.map((cause) =>
             el(
               "p",
@@ -117,16 +120,16 @@ function failureList(data) {
                       type: "button",
                       "data-key": `failed-${group.kind}-${number}`,
                       onclick: () => openTrial(number),
-                      "aria-label": `Open trial ${number}`,
+                      "aria-label": `Open ${called(data, number)}`,
                     },
-                    `#${number}`,
+                    isOwn(data, number) ? "your command" : `#${number}`,
                   ),
                 ),
             ),
           ),
           group.log.length
-            ? fold(`failure-${group.kind}`, `Log of trial ${group.numbers[0]}`, () =>
-                logBox(group.log, `Log of trial ${group.numbers[0]}`),
+            ? fold(`failure-${group.kind}`, `Log of ${called(data, group.numbers[0])}`, () =>
+                logBox(group.log, `Log of ${called(data, group.numbers[0])}`),
               )
             : null,
         ),
@@ -138,6 +141,7 @@ function failureList(data) {
 function doctorList(data) {
   if (!data.doctor.length) return { empty: "The doctor needs a plan of the best run to say anything." };
   return {
+    wide: data.doctor.length < 3, // beside a plot, a line or two would leave a hole
     body: el(
       "div",
       null,
@@ -163,7 +167,8 @@ function trialDetail(data, trial) {
       ? part(
           "Predicted",
           pairs({
-            "step time": words.seconds(predicted.step_s),
+            by: predicted.by,
+            "step time": words.step(predicted.step_s),
             memory: words.bytes(predicted.memory_bytes),
             "out of memory": words.share(predicted.oom_probability),
           }),
@@ -185,7 +190,7 @@ function trialDetail(data, trial) {
           ),
         )
       : null,
-    trial.log.length ? part("End of its log", logBox(trial.log, `Log of ${nameOf(trial)}`)) : null,
+    trial.log.length ? part("End of its log", logBox(trial.log, `Log of ${nameOf(trial)}`, trial.number)) : null,
   );
 }
 
@@ -215,7 +220,7 @@ function trialTable(data) {
       cell: (t) => (t.is_baseline ? "–" : gainWord(t.gain)),
       hide: "opt2",
     },
-    { key: "step", name: "step", value: (t) => t.step_s, cell: (t) => words.seconds(t.step_s), hide: "opt" },
+    { key: "step", name: "step", value: (t) => t.step_s, cell: (t) => words.step(t.step_s), hide: "opt" },
     {
       key: "memory",
       name: "memory",
@@ -234,30 +239,30 @@ function trialTable(data) {
       hide: "opt",
     },
   ];
-  return {
-    body: bigTable("trials", {
-      columns,
-      rows: data.trials,
-      id: (t) => String(t.number),
-      isBest: (t) => t.number === data.best,
-      groups: (t) => t.state,
-      sort: "number",
-      label: "trials",
-      detail: (t) => trialDetail(data, t),
-      search: (t) =>
-        [
-          t.number,
-          t.label,
-          t.state,
-          t.cause,
-          t.why,
-          t.command,
-          Object.entries(t.parameters)
-            .map((pair) => pair.join("="))
-            .join(" "),
-        ].join(" "),
-    }),
-  };
+  const note = data.batch_note ? el("p", { class: "note" }, `On the gains: ${data.batch_note}.`) : null;
+  const table = bigTable("trials", {
+    columns,
+    rows: data.trials,
+    id: (t) => String(t.number),
+    isBest: (t) => t.number === fastestOf(data),
+    groups: (t) => t.state,
+    sort: "number",
+    label: "trials",
+    detail: (t) => trialDetail(data, t),
+    search: (t) =>
+      [
+        t.number,
+        t.label,
+        t.state,
+        t.cause,
+        t.why,
+        t.command,
+        Object.entries(t.parameters)
+          .map((pair) => pair.join("="))
+          .join(" "),
+      ].join(" "),
+  });
+  return { body: el("div", null, note, table) };
 }
 
 function openTrial(number) {
@@ -284,6 +289,8 @@ const STUDY_SECTIONS = [
   { id: "stages", title: "Memory of the best layout", draw: stagePlot },
   { id: "doctor", title: "What the doctor says", draw: doctorList },
   { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
+  { id: "unshown", title: "Not shown", wide: true, collects: true },
+  { id: "findings", title: "What the strategy found", wide: true, draw: findingsList },
   { id: "failures", title: "Failures by cause", wide: true, draw: failureList },
   { id: "trials", title: "Every trial", wide: true, draw: trialTable },
 ];

@@ -66,11 +66,11 @@ function bigTable(key, { columns, rows, id, detail, isBest, groups = null, searc
       head.firstChild.textContent = columns[index].name + (isSorted ? (kept.down ? " ↓" : " ↑") : "");
     });
     const shown = chosen();
-    count.textContent = shown.length === rows.length ? `${rows.length} rows` : `${shown.length} of ${rows.length} rows`;
+    count.textContent = shown.length === rows.length ? words.count(rows.length, "row") : `${shown.length} of ${words.count(rows.length, "row")}`;
     const again = document.activeElement?.dataset?.key;
     const drawn = kept.isWhole ? shown : shown.slice(0, MAX_ROWS);
     more.hidden = drawn.length === shown.length;
-    more.textContent = `Show all ${shown.length} rows`;
+    more.textContent = `Show all ${words.count(shown.length, "row")}`;
     body.replaceChildren(...drawn.flatMap((row) => drawRow(row)));
     if (again && !document.body.contains(document.activeElement))
       body.querySelector(`[data-key="${CSS.escape(again)}"]`)?.focus();
@@ -175,6 +175,8 @@ function pairs(content) {
     ),
   );
 }
-function logBox(lines, label) {
-  return el("pre", { class: "log", tabindex: "0", "aria-label": label }, lines.join("\n"));
+// The end of a log; of a trial that runs, a live page writes what is new into the box that is there.
+function logBox(lines, label, number = null, most = Infinity) {
+  const about = { "data-log": number, "data-lines": most === Infinity ? null : most };
+  return el("pre", { class: "log", tabindex: "0", "aria-label": label, ...about }, lines.slice(-most).join("\n"));
 }

@@ -1,0 +1,106 @@
+"""How a study was searched: by which strategy, for how many trials at most, why it stopped, what the strategy found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.prediction import Prediction
+
+SEARCH_KEY = "zenithtune:search"
+"""The study's attribute in the database, and `search` in its study.json."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySearch:
+    """Hold what is known of the search beside its trials; all of it is empty in the records of older releases."""
+
+    strategy: str = ""
+    max_trials: int | None = None
+    """An upper bound on the trials; None where there is none."""
+    num_slots: int = 1
+    """How many trials run side by side."""
+    begun_s: float = 0.0
+    """When the study was begun, or last gone on with; seconds since 1970."""
+    ended_s: float | None = None
+    why_ended: str = ""
+    tables: tuple[Findings, ...] = field(default=())
+    """What the strategy closed with; those of the time before, while the study goes on."""
+
+    @property
+    def stopped(self) -> str:
+        """Why the study stopped; nothing while it goes on, or where its tuner was killed."""
+        return self.why_ended if self.ended_s is not None and self.ended_s >= self.begun_s else ""
+
+    @property
+    def predictions(self) -> dict[int, Prediction]:
+        """What the strategy expected of its trials, by their numbers."""
+        return {number: told for table in self.tables for number, told in table.predictions.items()}
+
+    def ended(self, at_s: float, why: str, found: Findings | None) -> StudySearch:
+        """Return the search at its end; a strategy that was cut off before it found anything leaves what was known."""
+        tables = (found,) if found is not None and (found.rows or found.lines) else self.tables
+        return replace(self, ended_s=max(at_s, self.begun_s), why_ended=why, tables=tables)
+
+    def as_json(self) -> Json:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: object) -> StudySearch:
+        """Return what a record holds; nothing is known by one that has it not, or not as this release writes it."""
+        if not isinstance(content, Mapping):
+            return cls()
+        try:
+            most, ended_s = content.get("max_trials"), content.get("ended_s")
+            return cls(
+                strategy=_text(content.get("strategy", "")),
+                max_trials=None if most is None else int(most),
+                num_slots=max(int(content.get("num_slots", 1)), 1),
+                begun_s=_number(content.get("begun_s", 0.0)),
+                ended_s=None if ended_s is None else _number(ended_s),
+                why_ended=_text(content.get("why_ended", "")),
+                tables=tuple(_table(each) for each in content.get("tables", ())),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return cls()
+
+
+def _table(content: Json) -> Findings:
+    columns, rows = tuple(map(_text, content["columns"])), tuple(tuple(map(_text, row)) for row in content["rows"])
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError("a row has another length than the head")
+    told = content.get("predictions", {}).items()
+    return Findings(
+        title=_text(content["title"]),
+        columns=columns,
+        rows=rows,
+        lines=tuple(map(_text, content.get("lines", ()))),
+        predictions={int(number): _prediction(each) for number, each in told},
+    )
+
+
+def _prediction(content: Json) -> Prediction:
+    memory = content.get("memory_bytes")
+    return Prediction(
+        step_s=_number(content["step_s"]),
+        by=_text(content["by"]),
+        memory_bytes=None if memory is None else _number(memory),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)

@@ -1,0 +1,150 @@
+"""What a terminal of 80 columns shows while a study runs, what a pipe gets, and the strategies' closing tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.events import StudyEnd
+from zenith_tune.guided.review import COLUMNS as REVIEW
+from zenith_tune.report.findings_lines import findings_lines
+from zenith_tune.report.json_lines import JsonLinesReporter
+from zenith_tune.report.live_screen import LiveScreen
+from zenith_tune.report.terminal import TerminalReporter
+from zenith_tune.report.trial_line import trial_line
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.mimo_gain import COLUMNS as MIMO
+from zenith_tune.strategies.zero_progressive import COLUMNS as ZERO
+from zenith_tune.study import Study
+from zenith_tune.study_telling import StudyTelling
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.20 GiB. GPU 0 has 80.00 GiB of which 0.50 is free"
+)
+WHY = "34% chance of a gain: 3.14 s ±15% a step expected (4% slower than the best), 99% to fit"
+LONG = "TP2 PP2 CP2 mbs4 full block layers2"
+
+
+def trial(number: int, value: float | None, **more: Any) -> Trial:
+    outcome = Outcome.OK if value is not None else Outcome.OOM
+    known: dict[str, Any] = {"unit": "TFLOP/s/GPU", "duration_s": 61.5, "peak_memory_bytes": 77 * 2**30, **more}
+    return Trial(params={}, outcome=outcome, value=value, number=number, **known)
+
+
+def drawn(screen: LiveScreen, width: int = 80, height: int = 40) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, height=height, highlight=False).print(screen.draw())
+    return stream.getvalue().splitlines()
+
+
+def a_screen() -> LiveScreen:
+    screen = LiveScreen()
+    screen.begin(9, Study(Direction.MAXIMIZE))
+    screen.finish(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block")
+    screen.finish(trial(2, 221.1, early="known within 1% after 15 iterations (90%)"), "TP4 mbs2")
+    screen.start(3, LONG, WHY)
+    screen.progress(3, 12, 197.0)
+    screen.memory(3, 41 * 2**30)
+    return screen
+
+
+def test_nothing_that_matters_is_cut_in_eighty_columns() -> None:
+    lines = drawn(a_screen())
+    assert all(len(line) <= 80 for line in lines) and "…" not in "".join(lines)
+    flat = " ".join(" ".join(lines).split())
+    assert OOM in flat and WHY in flat and LONG in flat and "known within 1% after 15 iterations (90%)" in flat
+    head = next(line.split() for line in lines if line.startswith("trial"))
+    assert head == ["trial", "layout", "state", "iter", "value", "memory", "time"]
+    (running,) = (line for line in lines if "running" in line)
+    assert running.split()[-6:-2] == ["12", "197", "41.0", "GiB"]
+    assert lines[-1].strip() == "0 of at most 9"
+
+
+def test_on_a_wide_terminal_the_reason_stands_behind_its_trial() -> None:
+    lines = drawn(a_screen(), width=220)
+    assert len(lines) == 5 and lines[1].rstrip().endswith(OOM) and lines[3].rstrip().endswith(WHY)
+
+
+def test_a_low_terminal_shows_what_runs_and_the_last_that_ended() -> None:
+    lines = drawn(a_screen(), height=9)
+    assert len(lines) <= 9 - 2
+    assert any("running" in line for line in lines) and lines[-1].strip() == "0 of at most 9"
+    assert any(line.startswith("2 ") for line in lines) and not any(line.startswith("1 ") for line in lines)
+
+
+def test_memory_that_a_log_tells_while_it_runs_reaches_the_listener() -> None:
+    line = " iteration {}/ 9 | memory(GiB): 41.2 | elapsed time per iteration (ms): 500.0 | global batch size: 8 |\n"
+    progress = MegatronEvaluator().progress("".join(line.format(at) for at in range(1, 5)), {})
+    assert progress is not None and progress.peak_memory_bytes == round(41.2 * 2**30)
+    heard: list[tuple[int, int]] = []
+
+    class Listens(TerminalReporter):
+        def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+            heard.append((number, peak_memory_bytes))
+
+    listener = Listens(Console(file=io.StringIO()))
+    StudyTelling(lambda: listener).progress(7, progress)
+    assert heard == [(7, round(41.2 * 2**30))]
+
+
+def test_piped_lines_carry_memory_and_what_matters_within_eighty_columns_in_columns() -> None:
+    lines = [
+        trial_line(trial(1, 221.1), "TP8 mbs1 full", "best 221.1").plain,
+        trial_line(trial(12, 197.0), LONG, "best 221.1").plain,
+        trial_line(trial(3, 61_000.0), "TP8", "best").plain,
+        trial_line(trial(4, 0.5), "encoder tp2 dp2 on 4 shared | llm dp4 on 4 shared", "best").plain,
+        trial_line(trial(5, None, cause=OOM), "TP8", "best").plain,
+    ]
+    assert {line.index(" ok ") for line in lines[:4]} == {lines[4].index(" oom ")}
+    points = [
+        line.index(number) + number.index(end)
+        for line, number, end in zip(lines, ("221.1", "197 ", "61,000 ", "0.5"), (".", " ", " ", "."), strict=False)
+    ]
+    assert len(set(points)) == 1 and points[0] < 75
+    assert all("77.0 GiB" in line for line in lines[:4])
+    assert "encoder tp2 dp2 on 4 shared | llm dp4 on 4 shared" in lines[3] and LONG in lines[1][:80]
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        (REVIEW, ("base", "3.37", "3.37", "3.02", "-10%", "58.1", "77.3", "TP2 PP2 DP2 mbs2 full/block1")),
+        (ZERO, ("stage 1", "12", "177.3 samples/s", "8", "16", "micro-batch 16 does not run (oom): " + OOM)),
+        (MIMO, ("1038.8 ms", "1182.4 ms", "770.2 ms", "220.2 ms", "1", "37%", "encoder dp4 on 4 | llm dp4, alike")),
+    ],
+)
+def test_closing_tables_fit_eighty_columns_and_lose_nothing(columns: tuple[str, ...], row: tuple[str, ...]) -> None:
+    found = Findings(title="found", columns=columns, rows=(row, row), lines=("a note",))
+    lines = findings_lines(found, 80)
+    assert max(map(len, lines)) <= 80
+    flat = " ".join(" ".join(lines).split())
+    assert all(" ".join(cell.split()) in flat for cell in row)
+    assert {word for name in columns for word in name.split()} <= set(flat.split())
+    assert lines[0] == "found:" and lines[-1] == "a note"
+
+
+def test_a_layout_of_a_guided_study_takes_one_line_of_its_closing_table() -> None:
+    row = ("12", "3.37", "3.37", "3.02", "-10%", "58.1", "77.3", "TP2 PP2 DP2 mbs2 full/block1")
+    lines = findings_lines(Findings(title="found", columns=REVIEW, rows=(row,)), 80)
+    assert lines[-1].split() == " ".join(row).split()
+
+
+def test_a_terminal_and_json_lines_note_another_batch_beside_the_gain(tmp_path: Path) -> None:
+    study = Study(Direction.MAXIMIZE)
+    study.add(trial(0, 100.0, is_baseline=True, extra={"global_batch_size": 16}))
+    study.add(trial(1, 136.0, extra={"global_batch_size": 64}))
+    paths = dict.fromkeys(("csv_path", "json_path", "trials_path", "best_command_path"), tmp_path / "none")
+    known: dict[str, Any] = {"why": "done", "best_command": "go", "study_name": "s", "warnings": [], **paths}
+    people, programs = io.StringIO(), io.StringIO()
+    reporter = JsonLinesReporter(programs, TerminalReporter(Console(file=people, width=80, highlight=False)))
+    reporter.study_ended(StudyEnd(study=study, database_url="sqlite:///x", **known))
+    note = "your command trains batch 16, the trials 64: the gain is not of the layout alone"
+    assert f"gain: +36.0% over your command (100 TFLOP/s/GPU)\nnote: {note}\n" in people.getvalue()
+    assert json.loads(programs.getvalue())["batch_note"] == note

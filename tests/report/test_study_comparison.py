@@ -1,0 +1,97 @@
+"""The words that two studies are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.studies import BASELINE, TRIALS, ok, recorded
+from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.report.study_comparison import compared
+from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.report.study_markdown import comparison_markdown
+
+Json = dict[str, Any]
+
+
+def digest(root: Path, *trials: Any, name: str = "t", **changes: Any) -> Json:
+    study = recorded(root, trials or TRIALS, name=name, **changes)
+    return StudyDigest(StudyReader(study.url, name)).object()
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Json:
+    return digest(tmp_path / "out", name="s")
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (61_000.0, "as fast as"),
+        (61_600.0, "as fast as"),
+        (67_100.0, "10.0% faster than"),
+        (54_900.0, "10.0% slower than"),
+    ],
+)
+def test_what_differs_by_no_more_than_the_noise_is_as_fast(
+    tmp_path: Path, study: Json, value: float, verdict: str
+) -> None:
+    found = compared(study, digest(tmp_path / "two", BASELINE, ok(2, 2, 1, value)))
+    assert found["verdict"] == verdict
+    assert f"**t** is {verdict} **s** at its best." in comparison_markdown(found)
+
+
+def test_without_noise_equal_values_are_as_fast(tmp_path: Path) -> None:
+    exact = replace(ok(2, 2, 1, 61_000.0), spread=None)
+    same = digest(tmp_path / "one", exact), digest(tmp_path / "two", exact)
+    assert compared(*same)["verdict"] == "as fast as"
+
+
+def test_another_job_is_warned_of_beside_the_verdict(tmp_path: Path, study: Json) -> None:
+    args = {**study["header"]["args"], "gbs": "128"}
+    other = digest(
+        tmp_path / "two", args=args, command="torchrun other.py --seq-length 4096", evaluator="tokens at 128"
+    )
+    found = compared(study, other)
+    assert found["caution"] == "They did not do the same job, as these differ: command, gbs (64 and 128)."
+    text = comparison_markdown(found)
+    assert text.index("They did not do the same job") < text.index("best layout")
+
+
+def test_another_way_to_read_the_value_is_warned_of_where_nothing_else_tells(tmp_path: Path, study: Json) -> None:
+    other = digest(tmp_path / "two", evaluator="tokens at gbs 8", args=study["header"]["args"])
+    assert compared(study, other)["caution"] == (
+        "They did not do the same job, as these differ: evaluator (megatron tokens and tokens at gbs 8)."
+    )
+
+
+def test_the_same_job_is_not_warned_of(tmp_path: Path, study: Json) -> None:
+    found = compared(study, digest(tmp_path / "two", args=study["header"]["args"]))
+    assert (found["caution"], found["differences"]) == ("", [])
+    assert "same job" not in comparison_markdown(found)
+
+
+def test_a_default_is_what_it_stands_for(tmp_path: Path) -> None:
+    made = {"preset": "demo", "evaluator": "megatron throughput at gbs 16"}
+    silent, spoken = (
+        digest(tmp_path / name, BASELINE, args=args, **made)
+        for name, args in (("one", {}), ("two", {"gbs": "16", "n_gpus": "4"}))
+    )
+    assert compared(silent, spoken)["differences"] == [["n_gpus", "8", "4"]]
+
+
+def test_another_strategy_is_told(tmp_path: Path, study: Json) -> None:
+    same = digest(tmp_path / "two", args=study["header"]["args"])
+    found = compared({**study, "strategy": "grid"}, {**same, "strategy": "guided"})
+    assert (found["differences"], found["caution"]) == ([["strategy", "grid", "guided"]], "")
+
+
+def test_the_curve_is_the_one_that_the_study_itself_tells(study: Json) -> None:
+    found = compared(study, study)["studies"][0]
+    assert (found["progress"], found["last"]) == (
+        [[0, 50_000.0, "your command"], [3, 55_000.0, "TP2 mbs1 full"], [4, 61_000.0, "TP2 PP2 mbs1 full"]],
+        9,
+    )

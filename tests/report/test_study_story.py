@@ -1,0 +1,130 @@
+"""What the report tells beside the trials: your own command, a fair gain, the strategy, its table, its predictions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header, ok
+from tests.study_tools import Asks, tune
+from zenith_tune.presets.mimo import MimoPreset
+from zenith_tune.record.exported_study import ExportedStudy
+from zenith_tune.record.remade_preset import RemadePreset
+from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.study_search import StudySearch
+from zenith_tune.report.study_comparison import compared
+from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.report.study_markdown import study_markdown
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.trial import Outcome
+
+EXPECTED = Prediction(step_s=4.4, by="strategy guided, by what it had learned")
+FOUND = Findings(
+    title="predicted against measured",
+    columns=("trial", "layout"),
+    rows=(("4", "TP2 | PP2"),),
+    lines=("off by 4%",),
+    predictions={4: EXPECTED},
+)
+OWN_OOM = replace(BASELINE, outcome=Outcome.OOM, value=None, failure="out of memory", cause=OOM.format("9"))
+
+
+def told(root: Path, *trials: Any, search: StudySearch | None = None, **changes: Any) -> dict[str, Any]:
+    study = Recorded(root / "out", "s", header(root, **changes)).run(trials or TRIALS)
+    if search is not None:
+        study.record.keep_search(search)
+    study.record.close()
+    return StudyDigest(StudyReader(study.url, "s")).object()
+
+
+def test_strategy_stop_reason_and_closing_table_are_told(tmp_path: Path) -> None:
+    search = StudySearch(strategy="guided", max_trials=30, begun_s=1.0).ended(2.0, "no gain is likely", FOUND)
+    study = told(tmp_path, search=search)
+    assert (study["strategy"], study["stopped"], study["max_trials"]) == ("guided", "no gain is likely", 30)
+    assert study["num_searched"] == 9 and study["time_left_s"] > 0
+    table = {"title": FOUND.title, "columns": ["trial", "layout"], "rows": [["4", "TP2 | PP2"]], "notes": ["off by 4%"]}
+    assert study["findings"] == [table]
+    text = study_markdown(study)
+    assert (
+        "### Predicted against measured\n\n| trial | layout |\n| --- | --- |\n| 4 | TP2 \\| PP2 |\n\n- off by 4%"
+        in text
+    )
+    assert "Preset megatron, strategy guided, megatron tokens." in text and "Stopped: no gain is likely." in text
+
+
+def test_a_record_without_them_is_told_without_them(tmp_path: Path) -> None:
+    study = told(tmp_path)
+    assert (study["strategy"], study["stopped"], study["findings"], study["max_trials"]) == ("", "", [], None)
+    assert "Stopped" not in study_markdown(study)
+
+
+def test_what_the_strategy_expected_is_the_prediction_and_says_whose_it_is(tmp_path: Path) -> None:
+    trials = told(tmp_path, search=StudySearch(strategy="guided").ended(2.0, "done", FOUND))["trials"]
+    predicted = trials[4]["predicted"]
+    assert (predicted["step_s"], predicted["by"], predicted["memory_by"]) == (4.4, EXPECTED.by, "the planner")
+    assert predicted["memory_bytes"] > 0
+    assert trials[3]["predicted"]["by"] == "the planner"
+
+
+def test_a_preset_that_plans_by_itself_predicts_its_trials(tmp_path: Path) -> None:
+    command = "python mimo_train.py --encoder-layers 8 --encoder-hidden 64 --llm-layers 2 --llm-hidden 32"
+    command += " --vocab-size 64 --images 4,0,0,0 --global-batch-size 8 --train-iters 4 --device-flops 5e7"
+    preset = MimoPreset(n_gpus=4, mbs_max=2)
+    preset.bind(command)
+    fastest = preset.space.plan.ranked[0]
+    trial = replace(ok(1, 1, 1, 300.0), params=preset.space.point(fastest.at))
+    about = header(tmp_path, preset="mimo", args={"n_gpus": "4", "mbs_max": "2"}, command=command)
+    study = Recorded(tmp_path / "out", "s", about)
+    study.finish(study.start(trial, space=preset.get_search_space()), trial)
+    study.record.close()
+    digest = StudyDigest(StudyReader(study.url, "s")).object()
+    (predicted,) = (each["predicted"] for each in digest["trials"])
+    assert predicted["step_s"] == fastest.step_s and predicted["memory_bytes"] == fastest.memory_bytes
+    assert predicted["by"] == predicted["memory_by"] == "the plan of preset mimo"
+    assert "makes no plans" not in digest["why_no_plan"] and "plans by itself" in digest["why_no_plan"]
+
+
+def test_a_preset_without_plans_still_says_so(tmp_path: Path) -> None:
+    about = header(tmp_path, preset="demo", args={}, command="python train.py")
+    assert RemadePreset(about).why_not == "preset demo makes no plans"
+
+
+def test_another_batch_is_noted_wherever_the_gain_is(tmp_path: Path) -> None:
+    own = replace(BASELINE, extra={"global_batch_size": 16})
+    study = told(tmp_path, own, ok(2, 2, 1, 61_000.0, extra={"global_batch_size": 64}))
+    note = "your command trains batch 16, the trials 64"
+    assert study["batch_note"].startswith(note)
+    assert f"over your own command (1 trial, 0 failed).\n\nNote: {note}" in study_markdown(study)
+    (gains,) = (row for row in compared(study, study)["summary"] if row[0].startswith("gain"))
+    assert gains[1] == f"+22.0% ({note})"
+
+
+def test_study_json_keeps_the_note_and_reads_the_batch_again(tmp_path: Path) -> None:
+    tune(tmp_path, strategy=Asks(3)).optimize()
+    path = tmp_path / "out" / "s" / "study.json"
+    content = json.loads(path.read_text())
+    assert content["batch_note"] == ""
+    (trial,) = content["trials"]
+    own = {**trial, "number": 9, "is_baseline": True, "value": 1.0, "global_batch_size": 16}
+    path.write_text(json.dumps({**content, "trials": [{**trial, "global_batch_size": 64}, own]}))
+    assert StudyDigest(ExportedStudy(path)).object()["batch_note"].startswith("your command trains batch 16")
+
+
+def test_a_baseline_that_failed_is_told_and_not_counted_among_the_trials(tmp_path: Path) -> None:
+    study = told(
+        tmp_path, OWN_OOM, ok(2, 2, 1, 61_000.0), failed(1, 1, 4, Outcome.OOM, "out of memory", OOM.format("1"))
+    )
+    (group,) = study["failures"]
+    assert (study["num_failed"], group["who"]) == (1, "your command and 1 trial")
+    text = study_markdown(study)
+    assert "(2 trials, 1 failed)" in text and "Your own command went wrong (out of memory): torch.OutOfMem" in text
+    assert "- 2 out of memory (your command, trial 2): " in text
+
+
+def test_a_study_of_nothing_but_a_failed_baseline_has_no_trial_that_failed(tmp_path: Path) -> None:
+    study = told(tmp_path, OWN_OOM)
+    assert study["failures"][0]["who"] == "your command" and study["num_failed"] == 0
+    assert "- 1 out of memory (your command): " in study_markdown(study)
