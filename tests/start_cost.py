@@ -1,10 +1,11 @@
-"""The CPU time of a short command, judged beside a known one: a busy machine makes both of them dearer."""
+"""Times judged beside that of a known command: a busy machine makes both of them dearer."""
 
 from __future__ import annotations
 
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 LIMIT_CPU_S = 0.4
@@ -29,6 +30,16 @@ def assert_answers_quickly(run: Callable[[], object]) -> None:
             return
         costs_s.append((cost_s, reference_s))
     raise AssertionError(f"CPU seconds of the command and of the reference: {costs_s}")
+
+
+def assert_passes_quickly(took_s: float, limit_s: float) -> None:
+    """Fails unless a wall time keeps to its limit or, on a busy machine, to as many times it as the reference takes."""
+    if took_s <= limit_s:
+        return
+    begin = time.monotonic()
+    _run_reference()
+    slowness = 2 * (time.monotonic() - begin) / LIMIT_CPU_S
+    assert took_s <= limit_s * slowness, f"{took_s:.3f} s, but at most {limit_s:g} s, and {slowness:.1f} times as slow"
 
 
 def _children_cpu_s(run: Callable[[], object]) -> float:

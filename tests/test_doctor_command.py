@@ -199,7 +199,7 @@ def test_a_study_is_known_by_its_name_as_in_a_report(
 def test_a_step_that_the_plan_cannot_explain_is_doubted(doctor: Doctor, tmp_path: Path) -> None:
     done = doctor(str(log_of(tmp_path, seconds=1.2)), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
     assert done.code == 0 and "nothing is wrong" not in done.out
-    assert "% off: is model= the one that was trained?" in done.out
+    assert "% off: is --cluster the one that it ran on?" in done.out, "the command itself tells the model"
 
 
 def test_a_study_in_which_all_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.command_runs import Run, as_json, running
 from tests.conftest import ROOT
+from tests.describe.smi_samples import islands, matrix
 
 Guide = Run
 
@@ -53,6 +55,36 @@ def test_rules_are_told_where_the_table_does_not_say_it(guide: Guide) -> None:
     assert "llama-like 30B (29.8B parameters) on h100x64: batch 256, sequence 8192" in done.out
     for rule in ("30B is between two rows: that of 40B is taken", "64 GPUs: DP 4 -> 8", "micro-batches 4 -> 32"):
         assert rule in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["3B"], "rule: 3B is below the table: the row of 7B is taken"),
+        (["3B", "--gpus", "4"], "NVLink joins the 4 GPUs: tensor parallelism may span all of them"),
+        (["7B", "--gpus", "3"], "NVLink joins the 3 GPUs: "),
+        (["1B", "--gpus", "1"], "rule: 1 GPU: DP 8 -> 1\n"),
+        (["1T", "--gpus", "1024"], "rule: 1000B is beyond the table: the row of 175B"),
+    ],
+)
+def test_small_and_large_sizes_and_few_gpus_are_told_as_they_are(
+    guide: Guide, arguments: list[str], words: str
+) -> None:
+    assert words in guide(*arguments).out
+
+
+def test_a_gpu_without_bf16_is_planned_in_fp16(guide: Guide) -> None:
+    done = guide("3B", "--gpu", "v100")
+    assert "batch 8, sequence 2048, fp16\n" in done.out and "rule: v100-32 has no bf16: fp16" in done.out
+    assert as_json(guide("3B", "--gpu", "v100", "--json"))["precision"] == "fp16"
+
+
+def test_a_topology_bounds_the_guide_and_the_planner(guide: Guide, tmp_path: Path) -> None:
+    node = tmp_path / "node.txt"
+    node.write_text(matrix(islands([2, 2], "NV4", "SYS")))
+    shown = as_json(guide("20B", "--topology", str(node), "--json"))
+    assert (shown["guide"]["layout"]["tp"], shown["guide"]["layout"]["pp"]) == (2, 2)
+    assert shown["planner"]["layout"]["tp"] <= 2 and shown["cluster"] == "a100-80x16 as node.txt"
 
 
 def test_a_guide_that_does_not_fit_is_told_so(guide: Guide) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,13 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.runners.fake_nvidia_smi import put_on_path
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
+from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.errors import UsageError
+from zenith_tune.record.study_source import find_study
+from zenith_tune.report.best_so_far import best_so_far
+from zenith_tune.report.terminal import TerminalReporter
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.timeouts import Timeouts
+from zenith_tune.trial import Trial
 
 NOTED = "sh -c 'echo $CUDA_VISIBLE_DEVICES $MASTER_PORT $(date +%s%N) >> {log}; sleep 0.3; " + (
     "echo $CUDA_VISIBLE_DEVICES end $(date +%s%N) >> {log}; echo value: {x}'"
@@ -178,3 +186,73 @@ def test_a_trial_that_hangs_beside_the_first_success_is_ended_by_the_dynamic_lim
     tune(tmp_path, command, strategy=GridStrategy(), timeouts=Timeouts(dynamic=True), **options).optimize()
     assert time.monotonic() - began < 30
     assert {trial.params["x"]: trial.outcome for trial in witness.trials}[2] == "timeout"
+
+
+def alone_study(tmp_path: Path, beside_and_alone: dict[int, tuple[float, float]]) -> tuple[Witness, Trial]:
+    """Tune trials that print one value beside others and another one when they run again."""
+    script = tmp_path / "train.sh"
+    cases = "\n".join(f"{x}) first={beside} second={alone} ;;" for x, (beside, alone) in beside_and_alone.items())
+    script.write_text(f"case $1 in {cases}\nesac\nmkdir {tmp_path}/$1 && echo value: $first || echo value: $second\n")
+    witness = Witness()
+    options: dict[str, Any] = {"parallel": 2, "needs": {"gpus_per_node": 2}, "listener": witness, "baseline": False}
+    tune(
+        tmp_path, f"sh {script} {{x}}", ToyPreset(list(beside_and_alone)), strategy=GridStrategy(), **options
+    ).optimize()
+    assert witness.end is not None and witness.end.study.best is not None
+    return witness, witness.end.study.best
+
+
+@pytest.mark.usefixtures("eight_gpus")
+@pytest.mark.parametrize("other", [99.9, 100.0, 99.0])
+def test_the_best_is_one_that_ran_alone_also_where_another_printed_as_much_beside_it(
+    tmp_path: Path, other: float
+) -> None:
+    witness, best = alone_study(tmp_path, {1: (100.0, 99.0), 2: (other, other)})
+    assert (best.is_alone, best.params["x"], best.value) == (True, 1, 99.0)
+    assert sum(trial.is_alone for trial in witness.trials) == 1
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_what_is_clearly_better_than_the_best_alone_runs_alone_too(tmp_path: Path) -> None:
+    witness, best = alone_study(tmp_path, {1: (100.0, 80.0), 2: (99.0, 70.0), 3: (98.0, 97.0), 4: (90.0, 90.0)})
+    assert (best.is_alone, best.params["x"], best.value) == (True, 3, 97.0)
+    assert [trial.params["x"] for trial in witness.trials if trial.is_alone] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_after_four_runs_alone_the_best_of_these_is_the_best(tmp_path: Path) -> None:
+    halves = {x: (100.0 - x, 50.0 - x) for x in range(1, 8)}
+    witness, best = alone_study(tmp_path, halves)
+    assert (best.is_alone, best.params["x"]) == (True, 1)
+    assert sum(trial.is_alone for trial in witness.trials) == 4
+    [line] = [note for note in witness.notes if "alone" in note]
+    assert line.endswith("did not hold; after 3 more run alone it stays the best")
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_run_alone_is_marked_in_the_table_and_in_the_report(tmp_path: Path) -> None:
+    witness, best = alone_study(tmp_path, {1: (100.0, 99.0), 2: (99.9, 99.9)})
+    view = find_study("s", db=str(tmp_path / "out" / "studies.db")).view()
+    assert [each.label for each in view.trials] == ["x=1", "x=2", "x=1 (alone)"]
+    assert best_so_far(view.study)[-1] == (best.number, 99.0)
+    assert view.best is not None and view.best.number == best.number
+    shown = Console(file=io.StringIO(), width=80)
+    reporter = TerminalReporter(shown)
+    for each in view.trials:
+        reporter.trial_recalled(each.trial, each.label)
+    assert witness.end is not None
+    reporter.study_ended(witness.end)
+    assert re.search(r"\* 2  x=1 \(alone\) +ok +99", shown.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_n_gpus_of_the_preset_says_what_a_trial_needs_where_the_command_does_not(tmp_path: Path) -> None:
+    witness = Witness()
+    options: dict[str, Any] = {"listener": witness, "parallel": None, "baseline": False, "study_name": "s"}
+    command = "sh -c 'echo score: $CUDA_VISIBLE_DEVICES' {tp} {mbs} {recompute} {gbs}"
+    args = {"n_gpus": "2"}
+    score = RegexEvaluator(r"score: (\d)")
+    tuner = PresetTuner(command, "demo", evaluator=score, output_dir=tmp_path, tune_args=args, **options)
+    tuner.optimize(4)
+    assert {str(trial.extra["place"]) for trial in witness.trials} <= {"GPU 0,1", "GPU 2,3", "GPU 4,5", "GPU 6,7"}
+    assert PresetTuner(command, "demo", output_dir=tmp_path, study_name="t").resources.gpus_per_node is None

@@ -55,7 +55,26 @@ def test_the_noise_of_the_gain_is_that_of_both_runs() -> None:
         return Trial(params={}, outcome=Outcome.OK, value=value, spread=spread, is_baseline=is_baseline)
 
     made = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.04, 0.04, is_baseline=False))
-    assert made.noise == pytest.approx(0.05)
+    assert made.noise == pytest.approx(0.07) and made.is_within_noise
+    clear = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.08, 0.04, is_baseline=False))
+    assert clear.gain == pytest.approx(0.08) and not clear.is_within_noise
+    slower = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(0.99, 0.04, is_baseline=False))
+    assert not slower.is_within_noise, "there is no gain to doubt"
+
+
+def test_a_repeat_of_the_users_own_settings_gains_nothing() -> None:
+    base, again = trial(1.0, is_baseline=True), Trial(params={"tp": 2}, outcome=Outcome.OK, value=0.7)
+    made = study(Direction.MINIMIZE, base, again)
+    told = []
+    for own in (None, {"tp": 4}, {"tp": 2}):
+        made.own_params = own
+        told.append((made.best_is_own, made.gain))
+    faster = pytest.approx(1 / 0.7 - 1)
+    assert told == [(False, faster), (False, faster), (True, 0.0)]
+    assert made.gain_of(again) == faster, "what two runs differ by is still known"
+    made.add(Trial(params={"tp": 4}, outcome=Outcome.OK, value=0.5))
+    assert not made.best_is_own
+    assert made.gain == pytest.approx(1.0)
 
 
 def test_no_dynamic_limit_before_the_first_success() -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from zenith_tune.record.study_view import TrialView
+from zenith_tune.trial import Outcome, Trial
+from zenith_tune.trial_folder import TrialFolder
 from zenith_tune.trial_log import TrialLog, clean_line, lines_of
 
 MIB = 2**20
@@ -136,3 +139,13 @@ def test_lines_end_at_newlines_and_carriage_returns_only() -> None:
 def test_no_line_is_lost_between_the_pieces_of_a_large_text() -> None:
     text = "".join(f"{n}\n" for n in range(400_000))
     assert [int(line) for line in lines_of(text)] == list(range(400_000))
+
+
+def test_a_page_shows_the_number_at_the_end_of_a_long_line(tmp_path: Path) -> None:
+    line = " iteration 12/ 100 |" + " name of a field: 1.234E+00 |" * 20 + " throughput per GPU (TFLOP/s/GPU): 197.3 |"
+    folder = TrialFolder(tmp_path)
+    folder.log.write_text(f"starting\n{line}\n{'x' * 9000}\n")
+    trial = Trial(params={}, outcome=Outcome.OK, value=1.0, folder=tmp_path)
+    shown = TrialView(trial=trial).log_lines(2)
+    assert shown[0].endswith("(TFLOP/s/GPU): 197.3 |") and 2000 <= len(shown[1]) <= 3000
+    assert len(TrialLog(folder.log).tail_lines(1)[0]) == 300

@@ -39,6 +39,8 @@ def cli() -> None:
 @click.option("--preset", metavar="NAME",
               help="megatron-lm, deepspeed, accelerate, mimo, megatron, demo. [default: by the command]")  # fmt: skip
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
+@click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
+              help="What `nvidia-smi topo -m` printed on one node: the nodes of the job are linked so.")  # fmt: skip
 @click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
 @click.option(
@@ -191,7 +193,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         study_name=options["study_name"],
         db_path=options["db"],
         dump_env=options["dump_env"],
-        tune_args=_pairs(options, "args"),
+        tune_args=_tune_args(options),
         strategy_args=_pairs(options, "strategy_args"),
         evaluator_args=evaluator_args,
         objective=objective,
@@ -245,6 +247,18 @@ def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
 
     texts = options[name]
     return parse_pairs(",".join(texts), "--" + name.replace("_", "-"), *_EXAMPLES.get(name, ())) if texts else {}
+
+
+def _tune_args(options: dict[str, Any]) -> dict[str, str]:
+    args, topology = _pairs(options, "args"), options["topology"]
+    if topology is None:
+        return args
+    if "topology" in args:
+        raise UsageError("--topology and --args topology= say the same: give one of them")
+    from zenith_tune.describe.tensor_island import read_topology
+
+    read_topology(topology)  # a mistake is told before anything runs
+    return {**args, "topology": str(topology)}
 
 
 def _where(options: dict[str, Any]) -> dict[str, Any]:

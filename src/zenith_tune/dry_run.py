@@ -10,6 +10,7 @@ from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.events import StudyListener
 from zenith_tune.parameters import Params, Value
 from zenith_tune.secrets import mask
+from zenith_tune.strategies.prediction import Prediction
 from zenith_tune.study import Study
 from zenith_tune.trial import Outcome, Trial
 from zenith_tune.tuner import PresetTuner
@@ -23,8 +24,10 @@ class DryRunListener(StudyListener):
     def dry_run_started(self, plan: str, baseline: str | None) -> None:
         """Hear of what is planned, and of the command that would run first."""
 
-    def point_would_run(self, number: int, label: str, command: str, params: Mapping[str, Value]) -> None:
-        """Hear of a point that would be a trial."""
+    def point_would_run(
+        self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
+    ) -> None:
+        """Hear of a point that would be a trial, and of what the preset expects of it."""
 
     def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
         """Hear of the end."""
@@ -38,7 +41,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
     def pretend(params: Params, identity: str, why: str) -> Trial:
         number = len(study.trials) + tuner.runs_baseline
         command = mask(tuner.render(params), tuner.secrets)
-        listener.point_would_run(number, tuner.preset.label(params), command, params)
+        listener.point_would_run(number, tuner.preset.label(params), command, params, tuner.preset.predicted(params))
         trial = Trial(params=params, outcome=Outcome.OK, value=1.0, number=number, command=command, why=why)
         study.add(trial)
         return trial

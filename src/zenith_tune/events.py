@@ -11,6 +11,8 @@ from zenith_tune.strategies.findings import Findings
 from zenith_tune.study import Study
 from zenith_tune.trial import Trial
 
+FIRST_STATE = "running"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
@@ -34,6 +36,8 @@ class StudyPlan:
     """What is known of the study so far; it goes on changing."""
     num_slots: int = 1
     """How many trials run side by side."""
+    first_state: str = FIRST_STATE
+    """What a trial does until its runner tells its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,9 @@ class StudyListener:
 
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
         """Hear how far a trial is: its iterations, and its value by those that are steady."""
+
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        """Hear how much memory a trial that runs has taken at most, where its log tells."""
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         """Hear of a trial that ended."""

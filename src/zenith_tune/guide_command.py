@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +24,8 @@ MAX_GPUS = 1_000_000
 @click.command(short_help="Give a layout by the size of a model, beside what the planner would choose.")
 @click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
 @click.option("--gpu", default=GPU, show_default=True, metavar="NAME", help="Their kind, e.g. h100.")
+@click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
+              help="What `nvidia-smi topo -m` prints on a node: TP stays where NVLink joins its GPUs.")  # fmt: skip
 @click.option("--seq", type=click.IntRange(1, MAX_SEQ), default=SEQ_LEN, show_default=True, metavar="N",
               help="Sequence length.")  # fmt: skip
 @click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch. [default: the table's]")
@@ -53,15 +57,23 @@ def guide(size: str | None, **options: Any) -> int:
 def _comparison(size: str, options: Options) -> GuideComparison:
     from zenith_tune.describe.cluster_catalog import catalog_cluster
     from zenith_tune.describe.framework_catalog import load_framework
+    from zenith_tune.describe.gpu_catalog import has_bf16
     from zenith_tune.describe.job_spec import JobSpec
     from zenith_tune.planning.size_guide import guide_row, size_guide
     from zenith_tune.planning.sized_model import parse_size, sized_model
 
     billions = parse_size(size)
     cluster = catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus)
-    island = cluster.fast_domain
-    found = size_guide(billions, num_gpus=cluster.num_gpus, island=island, global_batch=options["gbs"])
-    job = JobSpec(seq_len=options["seq"], framework=load_framework("megatron"))
+    if (path := options["topology"]) is not None:
+        from zenith_tune.describe.tensor_island import read_topology, with_topology
+
+        cluster = with_topology(cluster, read_topology(path), path.name)
+    found = size_guide(billions, num_gpus=cluster.num_gpus, island=cluster.fast_domain, global_batch=options["gbs"])
+    precision = "bf16"
+    if not has_bf16(cluster.gpu.name):
+        precision = "fp16"
+        found = replace(found, rules=(f"{cluster.gpu.name} has no bf16: fp16, with a scaled loss", *found.rules))
+    job = JobSpec(seq_len=options["seq"], framework=load_framework("megatron"), precision=precision)
     # Not before: a mistake is told without the planner.
     from zenith_tune.planner import Planner
 

@@ -62,7 +62,15 @@ class LeftTrials:
 
     def _find(self, left: Trial, folder: TrialFolder) -> Job | None:
         number = left.number or 0
-        job = self._execution.find(folder, self._timeout_s(), lambda state: self._telling.state(number, state))
+        states: list[str] = []
+
+        def tell(state: str) -> None:
+            states.append(state)
+            self._telling.state(number, state)
+
+        job = self._execution.find(folder, self._timeout_s(), tell)
         if job is not None:
-            self._telling.noted(f"trial {number}, left by a tuner that was killed, still runs: it goes on")
+            waits = bool(states) and states[0].startswith("pending")
+            told = "still waits in the queue: it keeps its place" if waits else "still runs: it goes on"
+            self._telling.noted(f"trial {number}, left by a tuner that was killed, {told}")
         return job

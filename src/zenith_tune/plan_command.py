@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,17 @@ OF_THE_JOB = ("model", "gbs", "seq")
 PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", "debug", "command")
 """What a plan with --probe takes; all else the command says."""
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
+
+
+def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a command whose modules have layouts of their own before any option is missed: its preset plans it."""
+    if command:
+        from zenith_tune.presets.mimo import MimoPreset
+
+        if MimoPreset.recognises(shlex.join(command)):
+            law = "a plan has one layout for the whole model, but the command trains modules with layouts of their own"
+            raise UsageError(f"{law}: take zenithtune optimize --preset mimo --dry-run -- COMMAND")
+    return command
 
 
 @click.command(short_help="Find the best layouts on paper: step time, memory and risk, without a GPU.")
@@ -80,7 +92,9 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write the plan as one HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.argument(
+    "command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", is_eager=True, callback=_refuse_mimo
+)
 def plan(command: tuple[str, ...], **options: Any) -> int:
     """Rank every legal layout of a training job by its predicted step time, with the risk of running out of memory.
 

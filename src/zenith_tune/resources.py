@@ -21,6 +21,16 @@ class Resources:
     avoid: tuple[str, ...] = ()
     """Nodes that failed under this trial before."""
 
+    def for_gpus(self, num_gpus: int | None) -> Resources:
+        """Return the same with so many GPUs in all, where the command itself does not tell.
+
+        >>> Resources(nodes=2).for_gpus(16).describe()
+        '2 nodes of 8 GPUs'
+        """
+        if num_gpus is None or self.gpus_per_node is not None or num_gpus % self.nodes:
+            return self
+        return replace(self, gpus_per_node=num_gpus // self.nodes)
+
     def given(self, *, nodes: int | None = None, gpus_per_node: int | None = None) -> Resources:
         """Return what the user gives in place of what the command asks for; refuses other GPUs in total than it needs.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from zenith_tune.direction import Direction
-from zenith_tune.errors import DiskFullError, EveryRunFailsAlike, StudyError, TrialExhausted, UsageError
-from zenith_tune.evaluators.failures import FailureKind, names_unknown_option
-from zenith_tune.events import StudyListener
+from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
+from zenith_tune.evaluators.failures import FailureKind
+from zenith_tune.evaluators.hopeless_study import refuse_hopeless
+from zenith_tune.events import StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
-from zenith_tune.layouts.axis_words import named_axes
 from zenith_tune.left_trials import LeftTrials
 from zenith_tune.parameters import Params
 from zenith_tune.placeholders import fill_placeholders
@@ -25,26 +26,21 @@ from zenith_tune.record.server_url import shown
 from zenith_tune.record.storage import database_path, full_disk_is_clear
 from zenith_tune.record.study_control import StudyControl
 from zenith_tune.record.study_record import HEADER_KEY, StudyHeader, StudyRecord
+from zenith_tune.record.study_search import StudySearch
 from zenith_tune.resources import Resources
 from zenith_tune.runners.base import Job
 from zenith_tune.secrets import mask, mask_environment
+from zenith_tune.strategies.findings import Findings
 from zenith_tune.study import Study
 from zenith_tune.study_place import StudyPlace
 from zenith_tune.study_telling import StudyTelling
 from zenith_tune.timeouts import Timeouts
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.trial_execution import TrialExecution, TrialRequest
 from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
 
-_MAX_RUNS_WITHOUT_METRIC = 3
-_MAX_ALIKE_FAILURES = 3
 _PAUSE_S = 0.5
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
-
-
-def _is_no_fault_of_its_layout(trial: Trial) -> bool:
-    refused = trial.failure == FailureKind.CONFIGURATION and not named_axes(trial.cause or "")
-    return refused or trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND)
 
 
 class StudySession:
@@ -67,6 +63,8 @@ class StudySession:
         self.place = place
         self.header = header
         self.study = Study(direction)
+        with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
+            self.study.own_params = preset.own_point(header.command)
         self.recorded: dict[str, Trial] = {}
         """The finished trials of earlier runs of this study, by identity."""
         self._preset = preset
@@ -80,6 +78,7 @@ class StudySession:
         database = database_path(place.database_url)
         self._lock = StudyLock(database, place.study_name) if database is not None else None
         self._record: StudyRecord | None = None
+        self._search = StudySearch()
         self._left = LeftTrials(execution, self._telling, place.folder.path, lambda: timeouts.fixed_s)
         self.others: OtherTuners | None = None
         """Who else tunes this study; None where a file lock keeps everybody off."""
@@ -116,7 +115,7 @@ class StudySession:
             return
         self.others = OtherTuners(
             record,
-            take_in=lambda trial: self._telling.recalled(trial, self._label(trial), self.study),
+            take_in=lambda trial: self._telling.recalled(trial, self.label(trial), self.study),
             recover=lambda left: self._left.recover(left, record),
             check=self._interruption.check,
         )
@@ -183,9 +182,27 @@ class StudySession:
     def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
         """Run a point that was never run."""
         trial = self._elsewhere(identity) or self._run(params, command, identity, why=why)
-        self._check_metric()
-        self._check_alike()
+        refuse_hopeless(self.study)
         return trial
+
+    def begin_search(self, plan: StudyPlan) -> None:
+        """Write by which strategy the study is searched, and for how many trials at most."""
+        record = self._require_record()
+        self._search = replace(
+            record.search(),
+            strategy=plan.strategy,
+            max_trials=plan.max_trials,
+            num_slots=plan.num_slots,
+            begun_s=time.time(),
+        )
+        record.keep_search(self._search)
+
+    def end_search(self, why: str, findings: Findings | None) -> None:
+        """Write why the study stops, and what its strategy has found."""
+        self._search = self._search.ended(time.time(), mask(why, self._secrets), findings)
+        # What keeps the database from being written is told elsewhere; study.json has it too.
+        with contextlib.suppress(StudyError, DiskFullError):
+            self._require_record().keep_search(self._search)
 
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
@@ -193,7 +210,7 @@ class StudySession:
             self.place.folder.create()  # a trial may have removed it
             if self.others is not None:
                 self.others.catch_up_if_possible()
-            export(self.study, self.header, self.place.folder, self.best_command())
+            export(self.study, self.header, self.place.folder, self.best_command(), self._search)
             if (params := self._best_params()) is not None:
                 for name, text in self._preset.result_files(params).items():
                     write_atomically(self.place.folder.path / name, text, is_private=True)
@@ -222,22 +239,17 @@ class StudySession:
         record = self._require_record()
         started, job = self._left.pop(identity)
         if started is None:
-            label = "" if is_baseline else self._preset.label(params)
+            started = Trial(
+                params=params, outcome=Outcome.CANCELLED, identity=identity, is_baseline=is_baseline, why=why
+            )
+            label = "" if is_baseline else self.label(started)
             number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why, label=label)
             if self.others is not None:
                 self.others.own(number)
-            started = Trial(
-                params=params,
-                outcome=Outcome.CANCELLED,
-                number=number,
-                identity=identity,
-                folder=self.place.folder.trial(number).path,
-                is_baseline=is_baseline,
-                why=why,
-            )
+            started = replace(started, number=number, folder=self.place.folder.trial(number).path)
         folder = TrialFolder(started.folder or self.place.folder.path)
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
-        label = self._label(started)
+        label = self.label(started)
         self._telling.started(started, label, self._execution.first_log(folder), limit_s)
         trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         self._finish(record, trial, label)
@@ -306,8 +318,9 @@ class StudySession:
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
         self._telling.finished(trial, label, self.study, counts=counts)
 
-    def _label(self, trial: Trial) -> str:
-        return "your command" if trial.is_baseline else self._preset.label(trial.params)
+    def label(self, trial: Trial) -> str:
+        """Return what a trial is called."""
+        return YOUR_COMMAND if trial.is_baseline else self._preset.label(trial.params) + trial.mark
 
     def _load(self, finished: list[Trial], record: StudyRecord) -> None:
         # Of a run that was tried again, the last time counts.
@@ -319,30 +332,6 @@ class StudySession:
             self.study.add(trial)
             if not trial.is_baseline:
                 self.recorded[trial.identity] = trial
-
-    def _check_metric(self) -> None:
-        """Stop a study whose every run ends well and prints no value."""
-        trials = self.study.trials
-        if len(trials) >= _MAX_RUNS_WITHOUT_METRIC and all(t.failure == FailureKind.METRIC for t in trials):
-            last = trials[-1]
-            raise UsageError(f"the first {len(trials)} trials ran to their end, but {last.cause} (see {last.folder})")
-
-    def _check_alike(self) -> None:
-        """Stop a study that can only go on failing: each run may cost minutes of many GPUs."""
-        base, trials = self.study.baseline, self.study.trials
-        if len(trials) < _MAX_ALIKE_FAILURES:
-            return
-        # Out of memory, too slow or refused by a rule: another layout may cure each of these, but not a fault of the
-        # program, nor what no layout has a part in.
-        causes = {trial.cause for trial in trials}
-        if len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
-            if base is not None and base.cause in causes:
-                raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
-            if base is None:
-                raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
-        if all(names_unknown_option(trial.cause) for trial in trials):
-            cure = "choose another --preset, or write {placeholders} where the values belong"
-            raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")
 
     def _require_record(self) -> StudyRecord:
         if self._record is None:

@@ -22,6 +22,8 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+YOUR_COMMAND = "your command"
+"""What the user's own command, run as it is, is called in place of a layout."""
 ALONE = " # alone"
 """Ends the identity of a run that had the machine for itself, after it ran beside others."""
 
@@ -62,6 +64,11 @@ class Trial:
     why: str = ""
     """Why the strategy picked it, in one line."""
     extra: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """What goes behind the trial's label wherever it is shown."""
+        return " (alone)" if self.is_alone else ""
 
     @property
     def is_alone(self) -> bool:

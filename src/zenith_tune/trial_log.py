@@ -12,6 +12,10 @@ from typing import BinaryIO
 from zenith_tune.regular_file import open_regular
 from zenith_tune.units import MIB
 
+LINE_LENGTH = 300
+"""What is told of a line among others."""
+WHOLE_LINE_LENGTH = 2500
+"""What is shown of a line of a log: the numbers that matter stand at the end of Megatron's, which have 600 and more."""
 _MAX_LINE_BYTES = 64 * 1024
 _TAIL_BYTES = 256 * 1024
 
@@ -42,8 +46,8 @@ class TrialLog:
             return ""
         return _cut_long_lines(data).decode("utf-8", errors="replace")
 
-    def tail_lines(self, count: int) -> list[str]:
-        """Return the last `count` lines that are not blank, fit for a terminal."""
+    def tail_lines(self, count: int, limit: int = LINE_LENGTH) -> list[str]:
+        """Return the last `count` lines that are not blank, fit to be shown, each of up to `limit` characters."""
         try:
             with open_regular(self.path) as file:
                 size = _size(file)
@@ -51,11 +55,11 @@ class TrialLog:
         except OSError:
             return []
         # From the end: a log of many lines is asked for its last few.
-        lines = (clean_line(line.decode("utf-8", errors="replace")) for line in reversed(data.split(b"\n")))
+        lines = (clean_line(line.decode("utf-8", errors="replace"), limit) for line in reversed(data.split(b"\n")))
         return list(itertools.islice(filter(None, lines), max(count, 0)))[::-1]
 
 
-def clean_line(text: str, limit: int = 300) -> str:
+def clean_line(text: str, limit: int = LINE_LENGTH) -> str:
     """Return `text` as one line without escapes or control characters, shortened to `limit` characters.
 
     >>> clean_line("\\x1b[31mred\\x1b[0m\\tand\\nblack")

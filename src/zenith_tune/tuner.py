@@ -19,7 +19,7 @@ from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.interruption import Interruption
 from zenith_tune.parameters import Params
 from zenith_tune.placeholders import placeholder_names
@@ -91,13 +91,14 @@ class PresetTuner:
             evaluator, evaluator_args, objective, own=self.preset.evaluator, defaults=self._tune_args
         )
         self._runner, self._runner_args, self._parallel = runner, runner_args, parallel
-        self.resources = self.preset.resources(command).given(**(needs or {}))
+        needed = self.preset.resources(command).for_gpus(self._preset_args.get("n_gpus"))
+        self.resources = needed.given(**(needs or {}))
         # A framework prints its configuration, and whatever that holds, into the log.
         texts = [command, *self.preset.baseline_files().values()]
         self.secrets = list(dict.fromkeys(secret for text in texts for secret in find_secrets(text)))
         self._study: Study | None = None
         self._runner_notes: list[str] = []
-        self._num_slots = 1
+        self._num_slots, self._first_state = 1, FIRST_STATE
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
         self._timeouts, self._limits = timeouts or Timeouts(), limits or Limits()
         self._dump_env = dump_env
@@ -123,7 +124,8 @@ class PresetTuner:
 
     def _optimize(self, limits: Limits, runner: Runner) -> tuple[float | None, Params | None]:
         runner.prepare(self.resources, self._parallel)
-        self._runner_notes, self._num_slots = runner.notes(), runner.num_slots
+        self._runner_notes, self._num_slots = [*runner.notes(), *runner.command_notes(self.command)], runner.num_slots
+        self._first_state = FIRST_STATE if runner.shares_machine else "starting"  # there it may have to wait
         self.strategy.prepare(self.tuned_job(runner.num_slots, self._place.folder.path))
         header = StudyHeader(
             preset=self.preset_name,
@@ -206,7 +208,9 @@ class PresetTuner:
         why = "it failed"
         self._study = session.study
         try:
-            self.listener.study_started(self._plan(session, limits))
+            plan = self._plan(session, limits)
+            session.begin_search(plan)
+            self.listener.study_started(plan)
             if self._dump_env:
                 session.dump_environment()
             if self.runs_baseline:
@@ -250,7 +254,7 @@ class PresetTuner:
     def _end(self, session: StudySession, why: str) -> None:
         from zenith_tune.doctor.study_diagnosis import study_diagnosis  # loads the planner
 
-        folder = session.place.folder
+        folder, findings = session.place.folder, self.strategy.findings()
         end = StudyEnd(
             study=session.study,
             why=why,
@@ -262,12 +266,13 @@ class PresetTuner:
             best_command_path=folder.best_command,
             study_name=session.place.study_name,
             warnings=self._line.warnings(),
-            findings=self.strategy.findings(),
+            findings=findings,
             diagnosis=[]
             if why.startswith("interrupted")
             else study_diagnosis(self.preset, self.command, session.study),
         )
         try:
+            session.end_search(why, findings)
             session.export()
         finally:
             self.listener.study_ended(end)
@@ -285,7 +290,8 @@ class PresetTuner:
             num_finished=len(session.recorded),
             notes=self.notes(),
             num_slots=self._num_slots,
-            labels={trial.number or 0: self.preset.label(trial.params) for trial in session.recorded.values()},
+            first_state=self._first_state,
+            labels={trial.number or 0: session.label(trial) for trial in session.recorded.values()},
             study=session.study,
         )
 

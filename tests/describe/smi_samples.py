@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,42 @@ Legend:
 """
 
 
-COLUMNS = {"CPU Affinity": "0-31,64-95", "NUMA Affinity": "0", "GPU NUMA ID": "\tN/A"}
+OLD_LEGEND = ("SYS  =", "SOC  =")
+COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+NEARNESS = ("PIX", "PXB", "PHB", "NODE")
+CPUS = ("0-31,64-95", "32-63,96-127")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A network card, and the GPUs that it is nearer to than to the rest."""
+
+    name: str
+    near: dict[str, list[int]]
+
+    def way(self, gpu: int, far: str) -> str:
+        return next((way for way, gpus in self.near.items() if gpu in gpus), far)
+
+    def way_to(self, other: Card, far: str) -> str:
+        """Return PIX for two behind one switch, or the longer of the ways to the GPUs that both are near."""
+        if self.near and self.near == other.near:
+            return "PIX"
+        both = {gpu for gpus in self.near.values() for gpu in gpus} & {g for gpus in other.near.values() for g in gpus}
+        ways = {way for card in (self, other) for way, gpus in card.near.items() if both & set(gpus)}
+        return max(ways, key=NEARNESS.index) if ways else far
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one GPU is: the cores next to it, their NUMA node, and its own where its memory is one."""
+
+    cpus: str = CPUS[0]
+    numa: str = "0"
+    gpu_numa: str = "N/A"
+
+    def cell(self, column: str) -> str:
+        # The tool puts an empty cell before the last column.
+        return {"CPU Affinity": self.cpus, "NUMA Affinity": self.numa, "GPU NUMA ID": f"\t{self.gpu_numa}"}[column]
 
 
 def listed(name: str, count: int, instances: tuple[str, ...] = ()) -> str:
@@ -37,26 +74,70 @@ def matrix(
     *,
     colours: bool = False,
     nics: int = 0,
-    cards: tuple[str, ...] | None = None,
-    columns: tuple[str, ...] = tuple(COLUMNS),
+    cards: Sequence[Card] | None = None,
+    places: Sequence[Place] | None = None,
+    columns: tuple[str, ...] = COLUMNS,
+    card_links: Mapping[str, str] | None = None,
+    far: str = "SYS",
+    card_end: str = "",
 ) -> str:
-    """Return what `nvidia-smi topo -m` prints for these cells between GPUs."""
+    """Return what `nvidia-smi topo -m` prints for these cells between GPUs, on two sockets unless told otherwise."""
     gpus = [f"GPU{i}" for i in range(len(cells))]
-    cards = tuple(f"NIC{i}" for i in range(nics)) if cards is None else cards
-    titles = "\t".join([*gpus, *cards, *columns])
+    cards = [_usual_card(i, len(cells)) for i in range(nics)] if cards is None else cards
+    places = [_usual_place(i, len(cells)) for i in range(len(cells))] if places is None else places
+    titles = "\t".join([*gpus, *(card.name for card in cards), *columns])
     # Drivers since 2022 underline the header.
     header = f"\t\x1b[4m{titles}\x1b[0m" if colours else f"\t{titles}"
-    ends = ["PXB"] * len(cards) + [COLUMNS[column] for column in columns]
-    rows = ["\t".join([gpus[i], *row, *ends]) for i, row in enumerate(cells)]
-    rows += ["\t".join([card, *["PXB"] * (len(gpus) + len(cards))]) for card in cards]
-    numbered = [f"  {card}: mlx5_{i}\n" for i, card in enumerate(cards) if card.startswith("NIC")]
+    rows = []
+    for i, row in enumerate(cells):
+        to_cards = [card.way(i, far) for card in cards]
+        rows.append("\t".join([gpus[i], *row, *to_cards, *(places[i].cell(column) for column in columns)]))
+    for a, card in enumerate(cards):
+        to_cards = [" X " if a == b else _between(cards, a, b, far, card_links or {}) for b in range(len(cards))]
+        rows.append("\t".join([card.name, *(card.way(i, far) for i in range(len(gpus))), *to_cards]) + card_end)
+    numbered = [f"  {card.name}: mlx5_{i}\n" for i, card in enumerate(cards) if card.name.startswith("NIC")]
     names = "\nNIC Legend:\n\n" + "".join(numbered) if numbered else ""
-    return "\n".join([header, *rows]) + "\n" + LEGEND + names
+    return "\n".join([header, *rows]) + "\n" + (LEGEND.replace(*OLD_LEGEND) if far == "SOC" else LEGEND) + names
+
+
+def _between(cards: Sequence[Card], a: int, b: int, far: str, told: Mapping[str, str]) -> str:
+    return told.get(f"{min(a, b)}-{max(a, b)}") or cards[a].way_to(cards[b], far)
+
+
+def _socket(gpu: int, num_gpus: int) -> int:
+    return int(num_gpus > 2 and gpu >= num_gpus // 2)
+
+
+def _usual_place(gpu: int, num_gpus: int) -> Place:
+    socket = _socket(gpu, num_gpus)
+    return Place(cpus=CPUS[socket], numa=str(socket))
+
+
+def _usual_card(number: int, num_gpus: int) -> Card:
+    """Return a card behind the switch of the GPU of its number; the others of its socket are further away."""
+    own = number % num_gpus
+    others = [gpu for gpu in range(num_gpus) if gpu != own and _socket(gpu, num_gpus) == _socket(own, num_gpus)]
+    return Card(name=f"NIC{number}", near={"PIX": [own], "NODE": others})
 
 
 def reported_machines() -> dict[str, Machine]:
     """Return the machines that their owners reported, by name."""
     return tomllib.loads((Path(__file__).parent / "topologies" / "reported.toml").read_text(encoding="utf-8"))
+
+
+def reported_cards(machine: Machine) -> list[Card]:
+    """Return the network cards of a reported machine."""
+    return [Card(name=card["name"], near={k: v for k, v in card.items() if k != "name"}) for card in machine["cards"]]
+
+
+def reported_places(machine: Machine) -> list[Place]:
+    """Return where each GPU of a reported machine is."""
+    places = [_usual_place(gpu, machine["num_gpus"]) for gpu in range(machine["num_gpus"])]
+    for socket in machine.get("sockets", ()):
+        ids = socket.get("gpu_numa", ["N/A"] * len(socket["gpus"]))
+        for gpu, own in zip(socket["gpus"], ids, strict=True):
+            places[gpu] = Place(cpus=socket.get("cpus", CPUS[0]), numa=socket["numa"], gpu_numa=own)
+    return places
 
 
 def reported_matrix(machine: Machine) -> str:
@@ -65,12 +146,21 @@ def reported_matrix(machine: Machine) -> str:
     for pair, link in machine["links"].items():
         a, b = map(int, pair.split("-"))
         cells[a][b] = cells[b][a] = link
-    text = matrix(cells, cards=tuple(machine["cards"]), columns=tuple(machine["columns"]))
+    text = matrix(
+        cells,
+        cards=reported_cards(machine),
+        places=reported_places(machine),
+        columns=tuple(machine["columns"]),
+        card_links=machine.get("card_links"),
+        far="SOC" if machine["others"] == "SOC" else "SYS",
+        card_end=machine.get("card_end", ""),
+    )
     if machine.get("is_run_together"):
         header, line_end, rest = text.partition("\n")
-        text = "\t    " + header.replace("\t", "") + line_end + rest
+        titles = "".join(f"GPU{i}" for i in range(machine["num_gpus"]))
+        text = "\t    " + titles + header.partition(f"GPU{machine['num_gpus'] - 1}\t")[2] + line_end + rest
     if "peer_access" in machine:
-        text += "\n" + matrix(uniform(machine["num_gpus"], machine["peer_access"]), cards=(), columns=())
+        text += "\n" + matrix(uniform(machine["num_gpus"], machine["peer_access"]), columns=())
     if "listed" in machine:
         text = listed(machine["listed"], machine["num_gpus"], tuple(machine["instances"])) + text
     if machine.get("has_spaces"):  # a terminal's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
@@ -43,6 +44,39 @@ def test_a_cluster_of_such_nodes_has_their_limit_and_the_rate_of_their_links(mac
     is_rack = machine["gpu"] == "gb200"
     assert cluster.fast_domain == (usual.fast_domain if is_rack else machine["tensor_parallel"])
     assert "tensor parallelism" in tensor_reason(cluster, topology)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [machine for machine in MACHINES.values() if not machine.get("is_run_together")],
+    ids=[name for name, machine in MACHINES.items() if not machine.get("is_run_together")],
+)
+def test_what_is_written_is_a_matrix_as_the_tool_prints_it(machine: Machine) -> None:
+    _, _, text = reported_matrix(machine).rpartition("UUID")  # behind the list, where there is one
+    lines = [line.split() for line in text.splitlines() if re.match(r"\s*(GPU|NIC|mlx5_)\d+\s+\S", line)]
+    lines = lines[: len(lines) // 2] if "peer_access" in machine else lines
+    names = [words[0] for words in lines[1:]]
+    titles = lines[0][: len(names)]
+    assert titles == names == [*(f"GPU{i}" for i in range(machine["num_gpus"])), *(c["name"] for c in machine["cards"])]
+    cells = [words[1 : len(names) + 1] for words in lines[1:]]
+    assert all(cells[a][b] == cells[b][a] for a in range(len(names)) for b in range(len(names)))
+    assert all((cells[a][b] == "X") == (a == b) for a in range(len(names)) for b in range(len(names)))
+
+
+def test_cards_and_cores_differ_by_machine_as_reported() -> None:
+    rows = {name: reported_matrix(machine).splitlines() for name, machine in MACHINES.items()}
+    assert rows["h100_cards_in_reverse"][8].split()[-12:] == [
+        *["SYS", "PIX", "NODE", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"],
+        "80-159",
+        "1",
+        "N/A",
+    ]
+    assert rows["dgx1_v100"][9] == "mlx5_0\tPIX\tPIX\tPHB\tPHB\tSYS\tSYS\tSYS\tSYS\t X \tSYS\tPHB\tSYS\t"
+    assert rows["two_of_eight_a100"][4].split("\t")[3:] == ["PIX", " X ", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"]
+    assert [row.split()[-1] for row in rows["gb200_tray"][1:5]] == ["2", "10", "18", "26"]
+    ways = {way for machine in MACHINES.values() for card in machine["cards"] for way in card}
+    assert {"PIX", "PXB", "PHB", "NODE"} <= ways
+    assert len({socket.get("cpus") for machine in MACHINES.values() for socket in machine.get("sockets", ())}) > 12
 
 
 def test_the_reports_are_of_many_kinds_of_machines_and_say_where_they_are_from() -> None:

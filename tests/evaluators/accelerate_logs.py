@@ -37,3 +37,15 @@ def steps(seconds: Sequence[float], passes: int = 1, **values: Any) -> str:
         event = {"event": "step", "step": number, "passes": passes, "seconds": at, **values}
         lines.append(PREFIX + json.dumps(event) + "\n")
     return "".join(lines)
+
+
+def epochs(of: Sequence[tuple[int, float]], num: int) -> str:
+    """Return the lines of epochs whose steps are of so many passes and took so long, the last at the loader's end."""
+    at, lines = 100.0, []
+    for number in range(num * len(of)):
+        passes, took = of[number % len(of)]
+        at += took
+        event = {"event": "step", "step": number + 1, "passes": passes, "seconds": at}
+        is_end = number % len(of) == len(of) - 1
+        lines.append(PREFIX + json.dumps({**event, "is_end": is_end}) + "\n")
+    return "".join(lines)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluators.accelerate_logs import pair, prepared, steps
+from tests.evaluators.accelerate_logs import epochs, pair, prepared, steps
 from tests.evaluators.deepspeed_logs import TRAINER_END
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
@@ -123,8 +123,32 @@ def test_a_batch_that_did_not_arrive_is_told() -> None:
     log = pair() + steps(STEADY, passes=1)
     assert fault(log, micro_batch=4, passes=1) is None
     assert "batch size was 4, where micro-batch 8" in str(fault(log, micro_batch=8))
-    assert "a step took 1 backward passes, where 2 were asked for" in str(fault(log, passes=2))
+    assert "most steps took 1 backward pass, where 2 were asked for: train under" in str(fault(log, passes=2))
     assert fault(pair(batch_sizes=[]) + steps(STEADY, passes=0), micro_batch=8, passes=2) is None, "nobody knows"
+
+
+def test_a_short_last_accumulation_of_an_epoch_is_no_fault_and_is_not_timed() -> None:
+    log = pair() + epochs(of=[(2, 0.5), (2, 0.5), (1, 0.1)], num=4)
+    assert fault(log, passes=2) is None
+    assert AccelerateRun.read(log).seconds == pytest.approx([0.5] * 7), "all but the first and the short ones"
+    assert AccelerateEvaluator(gbs=8, n_gpus=2).measure(log, {}).value == pytest.approx(16)
+
+
+def test_an_accumulation_that_is_short_elsewhere_is_told_by_its_number() -> None:
+    log = pair() + epochs(of=[(1, 0.5), (1, 0.5), (2, 0.5)], num=4)
+    assert "most steps took 1 backward pass, where 2 were asked for" in str(fault(log, passes=2))
+    assert fault(log, passes=1) is None
+
+
+def test_a_dataloader_that_ends_with_every_step_is_told() -> None:
+    log = pair() + epochs(of=[(3, 0.5)], num=6)
+    assert "took 3 backward passes, where 4 were asked for, because the dataloader ends" in str(fault(log, passes=4))
+
+
+def test_a_second_model_that_is_not_wrapped_does_not_hide_the_first() -> None:
+    assert fault(pair() + pair(wrapper="Critic")) is None
+    assert fault(pair(wrapper="Critic") + pair()) is None
+    assert "unwrapped (Critic)" in str(fault(pair(wrapper="Gpt") + pair(wrapper="Critic")))
 
 
 def test_a_job_that_tells_nothing_has_no_value_unless_nobody_asks() -> None:

@@ -168,3 +168,12 @@ def test_bad_arguments_are_refused(bad: dict[str, int | str]) -> None:
 
 def test_the_description_tells_what_two_studies_must_share() -> None:
     assert DeepSpeedEvaluator("latency", gbs=16).describe() == "deepspeed latency at gbs 16, minimize"
+
+
+def test_the_batch_that_deepspeed_says_it_trains_is_kept() -> None:
+    line = "epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=30.0, CurrSamplesPerSec=32.0, \n"
+    steps = "".join(line.format(step) for step in (3, 4, 5))
+    named = {"micro_train_batch_size": 8, "train_batch_size": 64}
+    config = "".join(f"[config.py:1003:print]   {name} ............. {size}\n" for name, size in named.items())
+    assert DeepSpeedEvaluator().measure(config + steps, {}).extra["global_batch_size"] == 64
+    assert "global_batch_size" not in DeepSpeedEvaluator().measure(steps, {}).extra

@@ -69,7 +69,7 @@ def test_the_lines_of_every_version_are_read(version: str) -> None:
     measurement = MegatronEvaluator().measure(log_of([4000, 1000, 1000, 1000], VERSIONS[version]), {})
     assert (measurement.value, measurement.unit) == (16.0, "samples/s")
     assert (measurement.step_s, measurement.spread, measurement.num_samples) == (1.0, 0.0, 3)
-    assert measurement.extra == {}
+    assert measurement.extra == {"global_batch_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_noise_before_a_line_does_no_harm(version: str, prefix: str) -> None:
 def test_throughput_is_tflops_where_the_log_prints_them() -> None:
     measurement = MegatronEvaluator().measure(log_of([4000, 1000, 500, 500, 500, 500]), {})
     assert (measurement.value, measurement.unit) == (200.0, "TFLOP/s/GPU")
-    assert measurement.extra == {"tflops_per_gpu": 200.0}
+    assert measurement.extra == {"tflops_per_gpu": 200.0, "global_batch_size": 16}
 
 
 def test_a_throughput_at_the_end_of_the_line_is_read() -> None:

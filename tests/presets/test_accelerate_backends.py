@@ -22,6 +22,7 @@ from tests.presets.accelerate_jobs import (
 )
 from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.accelerate import AcceleratePreset
 from zenith_tune.presets.accelerate_trial import DS_FILE, DS_PATH
 
 NVME = """\
@@ -98,6 +99,26 @@ def test_rules_of_the_model_where_it_is_known(tmp_path: Path) -> None:
     preset = bound(command(write(tmp_path, "MEGATRON_LM")), **known, search="default+ep")
     assert "ep must be 1" in str(preset.explain(point(preset, ep=2, sp=True)))
     assert preset.explain(point(preset, pp=4)) is None
+
+
+def axes(preset: AcceleratePreset) -> dict[str, int]:
+    return {name: len(parameter.grid(99)) for name, parameter in preset.get_search_space().items()}
+
+
+def test_expert_degrees_are_searched_where_the_model_is_a_mixture(tmp_path: Path) -> None:
+    own = command(write(tmp_path, "MEGATRON_LM"))
+    mixture, dense = bound(own, model="mixtral-8x7b"), bound(own, model="llama2-7b")
+    assert (axes(mixture)["ep"], axes(dense)["ep"], axes(bound(own))["ep"]) == (5, 1, 1)
+    assert axes(bound(own, model="mixtral-8x7b", search="tp+pp"))["ep"] == 1, "what is named is all"
+    assert any(note.startswith("not searched: cp, with which") for note in mixture.notes(own))
+    assert any("; and ep, which is for a mixture of experts" in note for note in dense.notes(own))
+
+
+def test_degrees_that_the_file_has_above_one_are_searched(tmp_path: Path) -> None:
+    sizes = "  megatron_lm_context_parallel_size: 2\n  megatron_lm_expert_model_parallel_size: 2\n"
+    own = command(write(tmp_path, "MEGATRON_LM", MEGATRON + sizes))
+    assert (axes(bound(own))["cp"], axes(bound(own))["ep"]) == (5, 5)
+    assert not any("not searched" in note for note in bound(own).notes(own))
 
 
 def test_context_parallelism_counts_into_the_batch_as_accelerate_counts_it(tmp_path: Path) -> None:

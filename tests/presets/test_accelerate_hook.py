@@ -17,7 +17,10 @@ from zenith_tune.presets.accelerate_trial import HOOK_FILES
 
 TORCH = """
 class nn:
-    class Module: pass
+    class Module:
+        trained = True
+        def parameters(self):
+            yield type("Parameter", (), {{"requires_grad": self.trained}})
 class cuda:
     @staticmethod
     def is_available(): return {cuda}
@@ -29,7 +32,7 @@ class cuda:
 ACCELERATOR = """
 import torch
 class GradientState:
-    sync_gradients = True
+    sync_gradients, end_of_dataloader = True, False
 class State:
     class deepspeed_plugin:
         zero_stage, offload_optimizer_device, offload_param_device = 2, "cpu", object()
@@ -117,6 +120,32 @@ def test_a_model_in_no_wrapper_is_told_by_its_own_name(site: Path) -> None:
     program = "from accelerate.accelerator import *\nclass Gpt(torch.nn.Module): pass\nAccelerator().prepare(Gpt())"
     [event] = events(run(program, site))
     assert event["wrapper"] == "Gpt"
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "prepare(DistributedDataParallel()); accelerator.prepare(Teacher())",
+        "prepare(Teacher(), DistributedDataParallel())",
+        "prepare(Teacher()); accelerator.prepare(DistributedDataParallel())",
+    ],
+)
+def test_a_frozen_model_says_nothing_of_the_job(site: Path, calls: str) -> None:
+    frozen = "class Teacher(torch.nn.Module): trained = False"
+    program = f"from accelerate.accelerator import *\n{frozen}\naccelerator = Accelerator()\naccelerator.{calls}"
+    assert [event["wrapper"] for event in events(run(program, site))] == ["DistributedDataParallel"]
+
+
+def test_of_two_models_that_train_the_wrapped_one_is_told(site: Path) -> None:
+    two = "class Critic(torch.nn.Module): pass\nAccelerator().prepare(Critic(), DistributedDataParallel())"
+    [event] = events(run(f"from accelerate.accelerator import *\n{two}", site))
+    assert event["wrapper"] == "DistributedDataParallel"
+
+
+def test_a_step_at_the_end_of_the_dataloader_is_told(site: Path) -> None:
+    ended = "optimizer.gradient_state.end_of_dataloader = step == 3\n    optimizer.step()"
+    program = TRAIN.format(optimizer="AcceleratedOptimizer").replace("optimizer.step()", ended)
+    assert [step["is_end"] for step in events(run(program, site))[1:]] == [False, True]
 
 
 def test_a_compiled_model_is_told_by_what_it_holds(site: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.describe.fake_smi import install, install_machine
 from tests.describe.smi_samples import islands, listed, matrix, uniform
 from tests.presets.accelerate_jobs import bound, command, point, write
+from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate import AcceleratePreset
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -73,3 +74,40 @@ def test_nvidia_smi_is_asked_once(tmp_path: Path, smi: Path) -> None:
     preset = job(tmp_path)
     assert [tried(preset), tried(preset), len(preset.notes("")) > 0] == [{1, 2, 4, 8}, {1, 2, 4, 8}, True]
     assert count.read_text() == "x\n"
+
+
+PAIRS = matrix(islands([2, 2, 2, 2], "NV12", "SYS"))
+
+
+def test_a_file_of_one_machine_is_each_machine_of_the_job(tmp_path: Path, smi: Path) -> None:
+    node = tmp_path / "node.txt"
+    node.write_text(f"{listed(A100, 8)}\n{PAIRS}")
+    preset = job(tmp_path, cluster=str(node))
+    assert tried(preset) == {1, 2, 4}
+    planned = bound(command(write(tmp_path, "MEGATRON_LM")), cluster=str(node), model="llama2-7b", seq=2048)
+    machines = planned.subject("").cluster
+    assert (machines.num_gpus, machines.gpus_per_node, machines.fast_domain) == (16, 8, 2)
+
+
+@pytest.mark.parametrize("head", ["", listed(A100, 8) + "\n"], ids=["matrix alone", "with the list"])
+def test_a_topology_is_that_of_each_machine_and_needs_no_nvidia_smi(tmp_path: Path, smi: Path, head: str) -> None:
+    node = tmp_path / "node.txt"
+    node.write_text(head + PAIRS)
+    own = command(write(tmp_path, "MEGATRON_LM"))
+    preset = bound(own, topology=str(node))
+    assert tried(preset) == {1, 2, 4}
+    assert preset.notes("")[-1].startswith("NVLink joins 2 GPUs (0 1 | 2 3 | 4 5 | 6 7): tensor parallelism stays")
+    planned = bound(own, topology=str(node), cluster=None if head else "a100x16", model="llama2-7b", seq=2048)
+    assert (planned.subject("").cluster.num_gpus, planned.subject("").cluster.fast_domain) == (16, 2)
+
+
+def test_a_topology_with_fewer_gpus_than_the_job_takes_of_a_machine_is_refused(tmp_path: Path, smi: Path) -> None:
+    node = tmp_path / "node.txt"
+    node.write_text(matrix(uniform(4, "NV4")))
+    with pytest.raises(UsageError, match=r"must tell the 8 GPUs that the job takes of a machine, but .* has 4: save"):
+        bound(command(write(tmp_path, "MEGATRON_LM")), topology=str(node)).notes("")
+
+
+def test_a_cluster_that_is_named_and_cannot_be_is_not_passed_over(tmp_path: Path, smi: Path) -> None:
+    with pytest.raises(UsageError, match="must have the 16 GPUs that the command trains on, but a100-80x8 has fewer"):
+        job(tmp_path, cluster="a100x8").notes("")

@@ -41,6 +41,10 @@ def test_the_file_takes_the_place_of_what_it_says(command: str, written: str) ->
         ("A=1 accelerate launch t.py", f"A=1 {HOOK} accelerate launch t.py"),
         ("srun accelerate launch t.py", f"srun {HOOK} accelerate launch t.py"),
         ("PYTHONPATH=src:x accelerate launch t.py", "PYTHONPATH={trial_folder}/hook:src:x accelerate launch t.py"),
+        (
+            "env A=1 B=2 accelerate launch t.py",
+            f"env A=1 B=2 {HOOK.removeprefix('env ')} accelerate launch t.py",
+        ),
         ("env PYTHONPATH=src accelerate launch t.py", "env PYTHONPATH={trial_folder}/hook:src accelerate launch t.py"),
         ("python -m accelerate.commands.launch t.py", f"{HOOK} python -m accelerate.commands.launch t.py"),
     ],
@@ -93,3 +97,14 @@ def test_other_commands_are_none_of_its(command: str) -> None:
     assert not starts_accelerate(command)
     with pytest.raises(CommandError):
         Launch(command)
+
+
+def test_variables_of_a_trial_and_its_hook_share_one_env() -> None:
+    written = Launch("accelerate launch t.py").written(variables=["A=1"])
+    both = Launch(written).watched()
+    assert both.startswith("env A=1 PYTHONPATH={trial_folder}/hook") and both.count("env ") == 1
+    assert (
+        Launch("/usr/bin/env B=2 accelerate launch t.py")
+        .written(variables=["A=1"])
+        .startswith("/usr/bin/env B=2 A=1 accelerate launch")
+    )

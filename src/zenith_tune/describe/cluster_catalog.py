@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from zenith_tune.describe.cluster_file import read_cluster
+from zenith_tune.describe.cluster_file import is_node_file, read_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, known_gpus, node_fields
 from zenith_tune.describe.local_cluster import local_cluster
@@ -36,6 +36,13 @@ def load_cluster(text: str) -> ClusterSpec:
     if path is not None:
         return read_cluster(path)
     raise _unknown(name)
+
+
+def names_one_node(text: str) -> bool:
+    """Tell whether `text` is a file with what nvidia-smi says of one machine and its GPUs."""
+    name = text.strip()
+    path = None if name.lower() == LOCAL or _spelled(name.lower()) else _path(name)
+    return path is not None and is_node_file(path)
 
 
 def catalog_cluster(gpu: str, num_gpus: int) -> ClusterSpec:

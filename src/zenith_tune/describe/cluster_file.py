@@ -31,7 +31,7 @@ from typing import Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec, LinkSpec
 from zenith_tune.describe.gpu_catalog import LINKS, gpu_name, gpu_spec, node_fields
-from zenith_tune.describe.machine import is_machine, machine_cluster
+from zenith_tune.describe.machine import is_machine, listed_gpus, machine_cluster
 from zenith_tune.describe.node_counts import refuse_counts
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.regular_file import open_regular
@@ -57,6 +57,11 @@ def read_cluster(path: Path) -> ClusterSpec:
     if is_machine(text):
         return machine_cluster(text, str(path))
     return cluster_from_table(_table(text, path), str(path), default_name=path.stem)
+
+
+def is_node_file(path: Path) -> bool:
+    """Tell whether a file lists the GPUs of one machine, as nvidia-smi does."""
+    return bool(listed_gpus(_text(path)))
 
 
 def cluster_from_table(table: Table, source: str, default_name: str) -> ClusterSpec:

@@ -57,6 +57,15 @@ def gpu_spec(name: str) -> GpuSpec:
     return GpuSpec(name=name, memory_bytes=round(entry["memory_gib"] * GIB), **rates)
 
 
+def has_bf16(name: str) -> bool:
+    """Tell whether a GPU computes in bfloat16; one that the catalog does not know is taken for a new one.
+
+    >>> has_bf16("v100-32"), has_bf16("a100-80")
+    (False, True)
+    """
+    return not _catalog()["gpus"].get(name, {}).get("lacks_bf16", False)
+
+
 def num_nvlinks(name: str) -> int:
     """Return how many NVLinks a GPU has, 0 where the catalog knows of none.
 

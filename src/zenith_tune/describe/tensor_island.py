@@ -56,14 +56,21 @@ def tensor_reason(cluster: ClusterSpec, topology: Topology | None = None) -> str
     """Return how many GPUs tensor parallelism may span at most, which is `cluster.fast_domain`, and why, in a line."""
     if cluster.num_gpus == 1:
         return "with one GPU there is nothing to spread: tensor, pipeline and data parallelism stay at 1"
-    if cluster.fast_domain == 1:
+    size, of_node = cluster.fast_domain, cluster.gpus_per_node
+    if size < of_node or size == 1:
+        return node_reason(size, topology)
+    if cluster.num_gpus < of_node:
+        return f"NVLink joins the {cluster.num_gpus} GPUs: tensor parallelism may span all of them"
+    what = f"all {size} GPUs of a node" if size == of_node else f"{size} GPUs of several nodes"
+    return f"NVLink joins {what}: tensor parallelism stays within {size}; pipeline and data parallelism go across"
+
+
+def node_reason(size: int, topology: Topology | None) -> str:
+    """Return why tensor parallelism stays within `size` GPUs of a node, where that is not all of them."""
+    if size == 1:
         return f"{_unjoined(topology)}: tensor parallelism is avoided, in favour of pipeline and data parallelism"
-    size = cluster.fast_domain
-    within = f"tensor parallelism stays within {size}"
-    if size < cluster.gpus_per_node:
-        return f"NVLink joins {size} GPUs{_islands(topology)}: {within}, the other ways are slower{_order(topology)}"
-    what = f"all {size} GPUs of a node" if size == cluster.gpus_per_node else f"{size} GPUs of several nodes"
-    return f"NVLink joins {what}: {within}; pipeline and data parallelism go across"
+    within = f"tensor parallelism stays within {size}, the other ways are slower{_order(topology)}"
+    return f"NVLink joins {size} GPUs{_islands(topology)}: {within}"
 
 
 def _unjoined(topology: Topology | None) -> str:

@@ -107,7 +107,12 @@ class AccelerateEvaluator(TuningEvaluator):
         run = AccelerateRun.read(whole_lines)
         if not run.seconds or self._fault(run, whole_lines, metadata) is not None:
             return None
-        return Progress(values=self._values(_steady(run)), num_iterations=len(run.steps), unit=self._unit)
+        return Progress(
+            values=self._values(_steady(run)),
+            num_iterations=len(run.steps),
+            unit=self._unit,
+            peak_memory_bytes=run.peak_bytes,
+        )
 
     def describe(self) -> str:
         """Say what is measured."""

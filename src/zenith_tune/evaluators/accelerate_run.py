@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -48,6 +49,8 @@ class Step:
     number: int
     at_s: float
     passes: int
+    is_end: bool = False
+    """It is of the last batches of a dataloader, however few: Accelerate steps at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class AccelerateRun:
     """Hold what a log tells."""
 
     reports: Sequence[Mapping[str, Any]]
-    """What each process said of the model that it prepared, the last of several."""
+    """What each process said of the model that it prepared: of several the last that is wrapped, else the last."""
     steps: Sequence[Step]
     peak_bytes: int | None = None
 
@@ -67,7 +70,12 @@ class AccelerateRun:
         peak = 0
         for event in _events(log):
             if event.get("event") == "prepared" and type(event.get("processes")) is int:
-                reports[str(event.get("process"))] = event
+                process = str(event.get("process"))
+                if (
+                    event.get("wrapper") in WRAPPER_WORDS
+                    or reports.get(process, {}).get("wrapper") not in WRAPPER_WORDS
+                ):
+                    reports[process] = event
             elif event.get("event") == "step" and (step := _step(event)) is not None:
                 if step.number == 1:  # of several programs that a command runs in turn, the last one counts
                     steps = {}
@@ -76,10 +84,18 @@ class AccelerateRun:
         return cls(reports=list(reports.values()), steps=list(steps.values()), peak_bytes=peak or None)
 
     @property
+    def usual_passes(self) -> int:
+        """The backward passes that most steps took; those at the end of a dataloader tell only where no others are."""
+        later = self.steps[1:]  # nobody saw the beginning of the first
+        told = [step.passes for step in later if not step.is_end] or [step.passes for step in later]
+        return statistics.mode(told) if told else 0
+
+    @property
     def seconds(self) -> list[float]:
-        """The time of each step but the first, whose beginning nobody saw."""
-        times = [step.at_s for step in self.steps]
-        return [after - before for before, after in itertools.pairwise(times) if after > before]
+        """The time of each step but the first and those of fewer passes than usual, whose batch is another."""
+        usual = self.usual_passes
+        pairs = itertools.pairwise(self.steps)
+        return [b.at_s - a.at_s for a, b in pairs if b.at_s > a.at_s and b.passes == usual]
 
     def fault(self, asked: RunAsked) -> str | None:
         """Return in one line how the job differs from what was asked for."""
@@ -123,11 +139,17 @@ class AccelerateRun:
         if asked.micro_batch is not None and isinstance(sizes, list) and sizes and asked.micro_batch not in sizes:
             law = f"the dataloader's batch size was {sizes[0]}, where micro-batch {asked.micro_batch} was asked for"
             return f"{law}: name the script's option by mbs_option"
-        taken = {step.passes for step in self.steps[1:]} - {0}
-        if asked.passes is not None and taken and taken != {asked.passes}:
-            law = f"a step took {max(taken)} backward passes, where {asked.passes} were asked for"
-            return f"{law}: train under accelerator.accumulate(model)"
-        return None
+        return self._passes_fault(asked.passes)
+
+    def _passes_fault(self, wanted: int | None) -> str | None:
+        usual = self.usual_passes
+        if wanted is None or usual in (0, wanted):
+            return None
+        law = f"most steps took {usual} backward {'pass' if usual == 1 else 'passes'}, where {wanted}"
+        law += f" {'was' if wanted == 1 else 'were'} asked for"
+        if all(step.is_end for step in self.steps[1:]):
+            return f"{law}, because the dataloader ends with each of them: give it more batches, or a smaller gbs"
+        return f"{law}: train under accelerator.accumulate(model)"
 
 
 def _events(log: str) -> list[dict[str, Any]]:
@@ -149,4 +171,4 @@ def _step(event: Mapping[str, Any]) -> Step | None:
     number, at_s, passes = event.get("step"), event.get("seconds"), event.get("passes")
     if type(number) is not int or not isinstance(at_s, int | float) or type(passes) is not int:
         return None
-    return Step(number=number, at_s=float(at_s), passes=passes)
+    return Step(number=number, at_s=float(at_s), passes=passes, is_end=event.get("is_end") is True)

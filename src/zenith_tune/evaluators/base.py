@@ -11,6 +11,9 @@ from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.parameters import Value
 
+BATCH = "global_batch_size"
+"""Under `extra`: the samples of a step, where the log tells."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -35,6 +38,8 @@ class Progress:
     num_iterations: int
     """How many iterations were run, warm-up included."""
     unit: str = ""
+    peak_memory_bytes: int | None = None
+    """The most memory so far, where the log tells."""
 
 
 class TuningEvaluator(ABC):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
+from zenith_tune.evaluators.base import BATCH, Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.deepspeed_lines import (
     bar_steps,
     flaw,
@@ -18,6 +18,7 @@ from zenith_tune.evaluators.deepspeed_lines import (
     speed_lines,
     timed_steps,
     total_samples_per_s,
+    trained_batch,
 )
 from zenith_tune.evaluators.steady import num_warm_up, relative_spread
 from zenith_tune.registry import EvaluatorRegistry
@@ -98,6 +99,8 @@ class DeepSpeedEvaluator(TuningEvaluator):
         extra: dict[str, float | str] = {"speed_read_from": steps.source}
         if total is not None:
             extra["train_samples_per_second"] = total
+        if (batch := trained_batch(stdout)) is not None:
+            extra[BATCH] = batch
         return Measurement(
             value=statistics.median(values),
             unit=self._unit,
@@ -121,7 +124,12 @@ class DeepSpeedEvaluator(TuningEvaluator):
         if flaw(whole_lines) is not None:
             return None
         num_steps = max(len(steps.samples_per_s), len(steps.seconds))
-        return Progress(values=values, num_iterations=num_steps, unit=self._unit)
+        return Progress(
+            values=values,
+            num_iterations=num_steps,
+            unit=self._unit,
+            peak_memory_bytes=peak_memory_bytes(whole_lines),
+        )
 
     def describe(self) -> str:
         """Say what is measured."""

@@ -33,6 +33,7 @@ _TIMERS = re.compile(
 _MEMORY = re.compile(r"(?:MaxMemAllocated=|max_mem_allocated: |Max_MA )(\d{1,9}(?:\.\d{1,9})?) ?GB")
 _SKIPPED = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12}),")
 _RANKS = re.compile(r"\bworld_size \.{3,} (\d{1,7})\b")
+_BATCH = re.compile(r"(?<![\w-])train_batch_size \.{3,} (\d{1,9})\b")
 _TOTAL = re.compile(rf"train_samples_per_second['\"]?\s{{0,20}}[:=]\s{{0,20}}['\"]?({_NUMBER})")
 _LOSS = re.compile(r"['\"]loss['\"]: ?['\"]?([-+]?(?:nan|inf)\b)", re.IGNORECASE)
 _BAR = re.compile(
@@ -104,6 +105,12 @@ def flaw(log: str) -> str | None:
     if steps and steps[-1][0] > 1 and steps[-1][1] >= steps[-1][0]:
         return f"all {steps[-1][0]} steps were skipped, because gradients overflow in fp16"
     return None
+
+
+def trained_batch(log: str) -> int | None:
+    """Return the samples of a step as DeepSpeed says them at its start, where it does."""
+    found = [int(match[1]) for match in _BATCH.finditer(log)]
+    return max(found, default=None)
 
 
 def num_ranks(log: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
+from zenith_tune.evaluators.base import BATCH, Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import (
     IterationLine,
     peak_allocated_bytes,
@@ -110,7 +110,12 @@ class MegatronEvaluator(TuningEvaluator):
         first, last = lines[0].iteration, lines[-1].iteration
         # A run that goes on from a checkpoint does not begin at 1.
         interval = lines[1].iteration - first if len(lines) > 1 else 1
-        return Progress(values=reading.values, num_iterations=last - first + interval, unit=reading.unit)
+        return Progress(
+            values=reading.values,
+            num_iterations=last - first + interval,
+            unit=reading.unit,
+            peak_memory_bytes=peak_memory_bytes(whole_lines, lines),
+        )
 
     def describe(self) -> str:
         """Say what is measured."""
@@ -153,6 +158,8 @@ def _extra(steady: Sequence[IterationLine], log: str, reading: _Reading) -> dict
         extra["tflops_per_gpu"] = statistics.median(tflops)
     if allocated := peak_allocated_bytes(log):
         extra["peak_allocated_bytes"] = allocated
+    if steady and (batch := steady[-1].global_batch_size):
+        extra[BATCH] = batch
     if reading.fallback is not None:
         extra["fallback"] = reading.fallback
     return extra

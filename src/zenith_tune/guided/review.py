@@ -14,7 +14,7 @@ from zenith_tune.units import GIB
 
 LEAST_SHARE = 0.05
 """Smaller shares of a step limit nothing."""
-COLUMNS = ("trial", "paper s", "expected s", "measured s", "off", "paper GiB", "peak GiB", "layout")
+COLUMNS = ("trial", "paper s", "expected s", "took s", "off", "paper GiB", "peak GiB", "layout")
 
 
 def review_row(

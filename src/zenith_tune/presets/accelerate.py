@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.accelerate_run import RunAsked
@@ -21,7 +22,7 @@ from zenith_tune.presets.accelerate_job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATR
 from zenith_tune.presets.accelerate_launch import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
 from zenith_tune.presets.accelerate_megatron import MegatronBackend
 from zenith_tune.presets.accelerate_notes import accelerate_notes
-from zenith_tune.presets.accelerate_plan import accelerate_subject
+from zenith_tune.presets.accelerate_plan import JobModel, accelerate_subject
 from zenith_tune.presets.accelerate_trial import (
     DS_FILE,
     DS_PATH,
@@ -35,6 +36,7 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed_command import find_config
 from zenith_tune.presets.deepspeed_job import MOST
 from zenith_tune.presets.looked_up_subject import LookedUpSubject
+from zenith_tune.presets.unasked_size import UnaskedSize
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.zero.zero_subject import ZeroSubject
@@ -58,7 +60,8 @@ class AcceleratePreset(TuningPreset):
     The global batch stays what it is: micro-batches follow the dataloader's batch size, which is the script's option
     `mbs_option`. Each trial has a file of its own and a hook that tells what the job runs as; a job that ran as
     something else has failed, unless `check` is false. `n_gpus`, `gbs`, `model` and `seq` say what the command does not
-    tell; `cluster` is this machine unless named. `search` lists the axes, with a plus between them.
+    tell; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each
+    machine. `search` lists the axes, with a plus between them.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class AcceleratePreset(TuningPreset):
         n_gpus: int | None = None,
         gbs: int | None = None,
         cluster: str | None = None,
+        topology: str | None = None,
         model: str | None = None,
         seq: int | None = None,
         search: str = DEFAULT,
@@ -83,9 +87,11 @@ class AcceleratePreset(TuningPreset):
         for name, option in options.items():
             if option is not None and not option.startswith("--"):
                 raise UsageError(f"{name} must be an option of the script, but got {option!r}: write --{option}")
-        self.cluster, self.search, self.mbs_max, self.check = cluster, search, mbs_max, check
+        self.cluster, self.topology = cluster, topology
+        self.search, self.mbs_max, self.check = search, mbs_max, check
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
+        self._model: JobModel | None = None
         self._subject = self._unasked()
         self._island = self._unseen()
 
@@ -97,7 +103,10 @@ class AcceleratePreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
-        self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max)
+        self._model = JobModel(job)
+        model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
+        known = model if isinstance(model, ModelSpec) else None
+        self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
         self._subject = self._unasked()
         self._island = self._unseen()
 
@@ -134,6 +143,9 @@ class AcceleratePreset(TuningPreset):
 
     def own_point(self, command: str) -> Params | None:
         return self._backend.own_point()
+
+    def unasked_sizes(self, command: str) -> list[UnaskedSize]:
+        return self._backend.unasked_sizes()
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the trial's own file, the hook, and the script's options for the batch."""
@@ -216,7 +228,14 @@ class AcceleratePreset(TuningPreset):
         return self._bound
 
     def _unasked(self) -> LookedUpSubject[PlanSubject]:
-        return LookedUpSubject(lambda: accelerate_subject(self._backend, self.cluster))
+        return LookedUpSubject(lambda: self._looked_up())
+
+    def _looked_up(self) -> PlanSubject:
+        backend = self._backend
+        assert self._model is not None, "bound with the backend"
+        return accelerate_subject(backend, self._model, self.cluster, self.topology)
 
     def _unseen(self) -> Callable[[], TensorIsland | None]:
-        return functools.cache(lambda: tensor_island(self._backend.job, self.cluster, self._subject.get()))
+        return functools.cache(
+            lambda: tensor_island(self._backend.job, self.cluster, self.topology, self._subject.get())
+        )

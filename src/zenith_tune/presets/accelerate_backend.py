@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.layout import Layout
@@ -14,6 +15,7 @@ from zenith_tune.parameters import Params, Value
 from zenith_tune.presets.accelerate_job import AccelerateJob
 from zenith_tune.presets.accelerate_keys import PARALLELISM
 from zenith_tune.presets.accelerate_launch import PRESET
+from zenith_tune.presets.unasked_size import UnaskedSize
 
 DEFAULT = "default"
 Axes = dict[str, tuple[Value, ...]]
@@ -34,9 +36,11 @@ class Backend(ABC):
     framework: ClassVar[str] = "hf-accelerate"
 
     @classmethod
-    def of(cls, job: AccelerateJob, search: str, mbs_max: int) -> Backend:
+    def of(cls, job: AccelerateJob, search: str, mbs_max: int, model: ModelSpec | None = None) -> Backend:
         """Return the backend of a job with the axes that `search` names; the others stay as they are."""
         names = cls._names(search)
+        if names.issuperset(cls.default_names):
+            names |= cls.also_by_default(job, model)
         axes = {name: choices if name in names else choices[:1] for name, choices in cls.choices(job, names).items()}
         found = cls(job=job, axes=axes)
         if "mbs" in names and job.can_set_micro_batch:
@@ -46,6 +50,11 @@ class Backend(ABC):
             cure = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
             raise UsageError(f"{law}, because every axis has one choice: {cure}, or give another search")
         return cls(job=job, axes=axes)
+
+    @classmethod
+    def also_by_default(cls, job: AccelerateJob, model: ModelSpec | None) -> set[str]:
+        """Return what is searched unless the user says otherwise because this job and its model call for it."""
+        return set()
 
     @classmethod
     @abstractmethod
@@ -131,7 +140,12 @@ class Backend(ABC):
         if "mbs" in self.axes and self.own_micro_batch not in self.axes["mbs"]:
             return None
         point: Params = {name: choices[0] for name, choices in self.axes.items()}
+        point |= {unasked.name: unasked.size for unasked in self.unasked_sizes()}
         return point if self.explain(point) is None else None
+
+    def unasked_sizes(self) -> list[UnaskedSize]:
+        """Return the sizes that Accelerate takes because the file leaves them out."""
+        return []
 
     @classmethod
     def _names(cls, search: str) -> set[str]:

@@ -90,8 +90,9 @@ class Watch:
         import torch
 
         objects = result if isinstance(result, tuple) else (result,)
-        models = [each for each in objects if isinstance(each, torch.nn.Module)]
-        if not models:
+        # Accelerate wraps a model only if it can be trained: a frozen teacher says nothing of the job.
+        wrappers = [wrapper_of(each) for each in objects if isinstance(each, torch.nn.Module) and is_trained(each)]
+        if not wrappers:
             return
         self.is_first_rank = accelerator.process_index == 0
         sizes = [size for each in args if type(size := getattr(each, "batch_size", None)) is int]
@@ -102,7 +103,7 @@ class Watch:
                 "version": getattr(sys.modules.get("accelerate"), "__version__", ""),
                 "type": str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)),
                 "processes": accelerator.num_processes,
-                "wrapper": wrapper_of(models[0]),
+                "wrapper": next((name for name in wrappers if name in WRAPPERS), wrappers[0]),
                 "accumulation": accelerator.gradient_accumulation_steps,
                 "batch_sizes": sizes,
                 "settings": settings_of(accelerator.state),
@@ -122,7 +123,14 @@ class Watch:
             return
         self.num_steps += 1
         passes, self.num_passes = self.num_passes, 0
-        tell({"event": "step", "step": self.num_steps, "passes": passes, **measured()})
+        # There Accelerate makes a step of whatever passes there were.
+        is_end = bool(getattr(optimizer.gradient_state, "end_of_dataloader", False))
+        tell({"event": "step", "step": self.num_steps, "passes": passes, "is_end": is_end, **measured()})
+
+
+def is_trained(model: Any) -> bool:
+    """Tell whether a model has a parameter to train; what a backend has wrapped is trained."""
+    return wrapper_of(model) in WRAPPERS or any(each.requires_grad for each in model.parameters())
 
 
 def wrapper_of(model: Any) -> str:

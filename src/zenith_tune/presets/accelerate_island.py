@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.plan_subject import PlanSubject
@@ -25,8 +26,12 @@ class TensorIsland:
         return None if tp in (1, own_tp) or tp <= self.size else f"tp must stay within {self.size}: {self.reason}"
 
 
-def tensor_island(job: AccelerateJob, cluster: str | None, subject: PlanSubject | UsageError) -> TensorIsland | None:
+def tensor_island(
+    job: AccelerateJob, cluster: str | None, topology: str | None, subject: PlanSubject | UsageError
+) -> TensorIsland | None:
     """Return the island, or None where every GPU of a machine is joined or nothing is known of the machines."""
+    if topology is not None:
+        return _of_file(job, Path(topology))
     machines = _machines(job, cluster, subject)
     # A machine with fewer GPUs than the job takes of each, such as a login node, is not where it runs.
     if machines is None or not machines.fast_domain < job.gpus_per_machine <= machines.gpus_per_node:
@@ -34,6 +39,19 @@ def tensor_island(job: AccelerateJob, cluster: str | None, subject: PlanSubject 
     from zenith_tune.describe.tensor_island import tensor_reason
 
     return TensorIsland(size=machines.fast_domain, reason=tensor_reason(machines))
+
+
+def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
+    """Return what a file tells of each machine, whatever GPUs it has."""
+    from zenith_tune.describe.tensor_island import node_reason, read_topology
+
+    whole = read_topology(path)
+    if whole.num_gpus < job.gpus_per_machine:
+        law = f"--topology must tell the {job.gpus_per_machine} GPUs that the job takes of a machine"
+        raise UsageError(f"{law}, but {path} has {whole.num_gpus}: save `nvidia-smi topo -m` on one of its machines")
+    node = whole.first(job.gpus_per_machine)
+    size = node.fast_domain
+    return None if size == node.num_gpus else TensorIsland(size=size, reason=node_reason(size, node))
 
 
 def _machines(job: AccelerateJob, cluster: str | None, subject: PlanSubject | UsageError) -> ClusterSpec | None:
@@ -44,4 +62,6 @@ def _machines(job: AccelerateJob, cluster: str | None, subject: PlanSubject | Us
     try:
         return job_cluster(cluster, job.num_gpus)
     except UsageError:
+        if cluster is not None:  # what was named must not be passed over
+            raise
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ HOOK_PATH = f"{{trial_folder}}/{HOOK_FOLDER}"
 ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """What Accelerator() takes the steps of accumulation from, before its own argument."""
 _PATH = "PYTHONPATH="
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
 
 
@@ -92,7 +94,7 @@ class Launch:
                 at = word.start + len(_PATH)
                 return [Splice(at, at, f"{HOOK_PATH}:")]
         at = self._target.words[self._start].start
-        return [Splice(at, at, f"env {_PATH}{HOOK_PATH}${{PYTHONPATH:+:$PYTHONPATH}} ")]
+        return [Splice(at, at, f"{self._env}{_PATH}{HOOK_PATH}${{PYTHONPATH:+:$PYTHONPATH}} ")]
 
     def _variables(self, wanted: Sequence[str]) -> list[Splice]:
         """Set variables for the launcher; one that the command sets already gets the new value."""
@@ -105,7 +107,15 @@ class Launch:
             else:
                 splices.append(Splice(own.start, own.end, assignment))
         at = self._target.words[self._start].start
-        return [*splices, *([Splice(at, at, f"env {' '.join(new)} ")] if new else [])]
+        return [*splices, *([Splice(at, at, f"{self._env}{' '.join(new)} ")] if new else [])]
+
+    @property
+    def _env(self) -> str:
+        """What goes before new variables of the launcher: nothing where an `env` with its own is there already."""
+        words = [word.value for word in self._target.words[: self._start]]
+        while words and _ASSIGNMENT.match(words[-1]):
+            words.pop()
+        return "" if words and words[-1].rpartition("/")[2] == "env" else "env "
 
     def _assignments(self) -> list[Word]:
         """Return the words that set a variable for the launcher: in front of its command, or behind `env`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.constraints import (
     check_attention_heads,
@@ -26,10 +27,13 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Value
 from zenith_tune.presets.accelerate_backend import Axes, Backend
 from zenith_tune.presets.accelerate_job import AccelerateJob
+from zenith_tune.presets.unasked_size import UnaskedSize
 
 NONE, SELECTIVE, FULL = "none", "selective", "full"
 DEFAULT_CLIPPING = 1.0
 """Accelerate's own."""
+UNSAID_CONTEXT = 2
+"""The context size that Accelerate takes where the file says none."""
 MOST_TP = 64
 _KEY = "megatron_lm_{}"
 _KEYS = {
@@ -52,6 +56,12 @@ class MegatronBackend(Backend):
     framework = "megatron"
 
     @classmethod
+    def also_by_default(cls, job: AccelerateJob, model: ModelSpec | None) -> set[str]:
+        """Return ep for a mixture of experts, and either degree that the file itself has above 1."""
+        is_mixture = model is not None and model.num_experts > 1
+        return {name for name in ("cp", "ep") if _own_size(job, name) > 1} | ({"ep"} if is_mixture else set())
+
+    @classmethod
     def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
         own = {name: _own_size(job, name) for name in _KEYS}
         inside = [size for size in divisors(job.gpus_per_machine) if size <= MOST_TP]
@@ -66,6 +76,11 @@ class MegatronBackend(Backend):
         kind = _own_recompute(job)
         axes["recompute"] = (kind, *(each for each in kinds if each != kind))
         return axes
+
+    def unasked_sizes(self) -> list[UnaskedSize]:
+        if self.job.settings.get(_KEYS["cp"]) is not None:
+            return []
+        return [UnaskedSize(name="cp", size=UNSAID_CONTEXT, meant=1, key=_KEYS["cp"], taken_by="Accelerate")]
 
     def ranks(self, params: Mapping[str, Value]) -> int:
         """Return world / (tp * pp): context parallelism does not count to Accelerate."""
@@ -157,7 +172,7 @@ class MegatronBackend(Backend):
 
 
 def _own_size(job: AccelerateJob, name: str) -> int:
-    """Return a degree of the job as it is; what the file leaves out is 1, so that no default of 2 comes in unseen."""
+    """Return the degree that trials begin with; what the file leaves out is 1: no default of 2 comes in unseen."""
     return job.settings.whole(_KEYS[name]) or 1
 
 

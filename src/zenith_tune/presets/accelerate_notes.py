@@ -43,7 +43,18 @@ def _backend_notes(backend: Backend) -> list[str]:
         notes.append("megatron_lm_recompute_activations reaches nobody in Accelerate: trials say recompute_granularity")
     if len(backend.axes["cp"]) > 1 or backend.axes["cp"][0] != 1:
         notes.append("with cp above 1 Accelerate feeds Megatron too few micro-batches, unless Megatron reads the data")
+    if still := [name for name in ("cp", "ep") if len(backend.axes[name]) == 1]:
+        notes.append(_still_note(still))
     if "selective" not in backend.axes["recompute"]:
         cure = "a script that passes other_megatron_args can, by --args recompute_option=--recompute"
         notes.append(f"Accelerate's file cannot ask for selective recomputation: {cure}")
     return notes
+
+
+def _still_note(still: list[str]) -> str:
+    reasons = {
+        "cp": "cp, with which Accelerate feeds Megatron too few micro-batches unless Megatron reads the data",
+        "ep": "ep, which is for a mixture of experts that --args model=NAME tells",
+    }
+    what = "; and ".join(reasons[name] for name in still)
+    return f"not searched: {what}; --args search=default+{'+'.join(still)} would"

@@ -12,8 +12,10 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.parameters import Parameter, Params, Value
+from zenith_tune.presets.unasked_size import UnaskedSize
 from zenith_tune.resources import Resources
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.prediction import Prediction
 
 NUMERIC_POINTS = 5
 """How many values of a numeric parameter are points of their own."""
@@ -79,9 +81,17 @@ class TuningPreset(ABC):
         """
         return None
 
+    def predicted(self, params: Mapping[str, Value]) -> Prediction | None:
+        """Return what the preset itself expects of a point, where it plans without the planner."""
+        return None
+
     def own_point(self, command: str) -> Params | None:
         """Return the point that `command` itself stands for, where it is one of the search space."""
         return None
+
+    def unasked_sizes(self, command: str) -> list[UnaskedSize]:
+        """Return the parallel sizes that the framework takes because `command` leaves them out, and nobody means."""
+        return []
 
     def points(self) -> Iterator[Params]:
         """Yield every point that is worth a trial; numeric parameters by a few values each."""

@@ -45,6 +45,7 @@ class DeepSpeedPreset(TuningPreset):
         n_gpus: int | None = None,
         gbs: int | None = None,
         cluster: str | None = None,
+        topology: str | None = None,
         model: str | None = None,
         seq: int | None = None,
         config: str | None = None,
@@ -58,7 +59,8 @@ class DeepSpeedPreset(TuningPreset):
         if metric is not None and metric not in METRICS:
             raise UnknownNameError("metric", metric, METRICS)
         search_names(search)
-        self.cluster, self.search, self.mbs_max, self.metric = cluster, search, mbs_max, metric
+        self.cluster, self.topology = cluster, topology
+        self.search, self.mbs_max, self.metric = search, mbs_max, metric
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
         self._subject = self._unasked()
@@ -185,7 +187,7 @@ class DeepSpeedPreset(TuningPreset):
         return self._bound
 
     def _unasked(self) -> LookedUpSubject[ZeroSubject]:
-        return LookedUpSubject(lambda: deepspeed_subject(self._space.job, self.cluster))
+        return LookedUpSubject(lambda: deepspeed_subject(self._space.job, self.cluster, self.topology))
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")

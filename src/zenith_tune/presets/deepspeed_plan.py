@@ -9,7 +9,7 @@ from zenith_tune.presets.job_cluster import job_cluster
 from zenith_tune.zero.zero_subject import ZeroSubject
 
 
-def deepspeed_subject(job: DeepSpeedJob, cluster: str | None) -> ZeroSubject:
+def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | None = None) -> ZeroSubject:
     """Return model, cluster, job and configuration, or raise UsageError with what is missing and how to give it."""
     # Not at the top: the catalogs are loaded only where a plan is made.
     from zenith_tune.describe.framework_catalog import load_framework
@@ -23,7 +23,7 @@ def deepspeed_subject(job: DeepSpeedJob, cluster: str | None) -> ZeroSubject:
         raise UsageError(f"the command has no {options} or the like: give --args seq=2048")
     return ZeroSubject(
         model=load_model(job.model),
-        cluster=job_cluster(cluster, job.num_gpus),
+        cluster=job_cluster(cluster, job.num_gpus, topology),
         job=JobSpec(seq_len=job.seq_len, framework=load_framework("deepspeed"), precision=job.precision),
         config=job.config,
         num_ranks=job.num_ranks,

@@ -50,6 +50,7 @@ class MegatronLmPreset(TuningPreset):
         n_gpus: int | None = None,
         gbs: int | None = None,
         cluster: str | None = None,
+        topology: str | None = None,
         model: str | None = None,
         vocab: int | None = None,
         search: str = DEFAULT,
@@ -62,7 +63,7 @@ class MegatronLmPreset(TuningPreset):
                 raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
-        self.cluster = cluster
+        self.cluster, self.topology = cluster, topology
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
         self._bound: MegatronLmSpace | None = None
@@ -102,7 +103,7 @@ class MegatronLmPreset(TuningPreset):
         return self._space(command).layout(params)
 
     def subject(self, command: str) -> PlanSubject:
-        return subject_of(self._space(command).job, self.cluster)
+        return subject_of(self._space(command).job, self.cluster, self.topology)
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)

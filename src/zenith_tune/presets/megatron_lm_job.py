@@ -18,7 +18,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm_gpus import started_gpus
 from zenith_tune.presets.megatron_lm_rules import VersionRules
-from zenith_tune.presets.megatron_lm_run import PROGRAM, PretrainRun
+from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.presets.megatron_lm_script import find_pretrain_run, why_unread
 from zenith_tune.presets.megatron_lm_tree import megatron_version
 
@@ -98,7 +98,7 @@ def at_most(what: str, number: int, most: int) -> int:
 def is_pretrain_command(command: str) -> bool:
     """Tell whether a command comes down to a pretrain script for decoder-only models."""
     run = find_pretrain_run(command)
-    return run is not None and _kind(run) not in OTHER_KINDS
+    return run is not None and run.kind not in OTHER_KINDS
 
 
 def read_job(command: str, given: Given) -> MegatronJob:
@@ -107,7 +107,7 @@ def read_job(command: str, given: Given) -> MegatronJob:
     if run is None:
         law = f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
         raise UsageError(f"{law}, but {why_unread(command) or 'finds none'}: write it out, or choose another --preset")
-    if _kind(run) in OTHER_KINDS:
+    if run.kind in OTHER_KINDS:
         law = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
         raise UsageError(f"{law}: take --preset megatron")
     args = MegatronArgs.of(run.arguments)
@@ -137,11 +137,6 @@ def recompute_name(layout: Layout) -> str:
     'full/block4'
     """
     return f"{layout.recompute}{layout.recompute_layers or ''}"
-
-
-def _kind(run: PretrainRun) -> str:
-    match = PROGRAM.search(run.program)
-    return match[1] if match else ""
 
 
 def _model(args: MegatronArgs, given: Given) -> ModelSpec:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
+MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
+"""The same script as a module, behind -m."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +32,9 @@ class PretrainRun:
     """Lists that a condition which cannot be followed may have made longer."""
     is_guarded: bool = False
     """Whether a condition that cannot be followed decides if it runs."""
+
+    @property
+    def kind(self) -> str:
+        """Return what the script trains, such as gpt."""
+        match = PROGRAM.search(self.program) or MODULE.search(self.program)
+        return match[1] if match else ""

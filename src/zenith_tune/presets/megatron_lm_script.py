@@ -16,7 +16,7 @@ from zenith_tune.describe.megatron_args import whole
 from zenith_tune.errors import CommandError
 from zenith_tune.presets.megatron_lm_budget import MAX_BYTES
 from zenith_tune.presets.megatron_lm_condition import MAYBE, RUN, SKIP, Branch, Truth, holds, inverse
-from zenith_tune.presets.megatron_lm_run import PROGRAM, PretrainRun
+from zenith_tune.presets.megatron_lm_run import MODULE, PROGRAM, PretrainRun
 from zenith_tune.presets.megatron_lm_shell import REST, ShellVariables
 from zenith_tune.presets.megatron_lm_structure import (
     arithmetic_names,
@@ -270,7 +270,7 @@ class _Walk:
         child = self.variables.child(())
         for word in (*settings, *set_by_env(words)):
             child.assign(word)
-        at = next((i for i, value in enumerate(expanded) if PROGRAM.search(value)), None)
+        at = next((i for i in range(len(expanded)) if _is_program(expanded, i)), None)
         if at is not None:
             self.found.append(self._pretrain(expanded, at, child, is_guarded=self._is_guarded or state != RUN))
             return
@@ -337,3 +337,9 @@ class _Walk:
             self.variables.budget.refusal(f"{path.name} is longer than {MAX_BYTES >> 10} KiB")
             return None
         return text
+
+
+def _is_program(words: Sequence[str], at: int) -> bool:
+    """Tell whether a word is a pretrain script, by its file or by its module."""
+    is_module = at > 0 and words[at - 1] in ("-m", "--module") and MODULE.search(words[at])
+    return bool(is_module or PROGRAM.search(words[at]))

@@ -13,9 +13,10 @@ from zenith_tune.presets.job_cluster import job_cluster
 from zenith_tune.presets.megatron_lm_job import PRESET, MegatronJob
 
 
-def subject_of(job: MegatronJob, cluster: str | None) -> PlanSubject:
+def subject_of(job: MegatronJob, cluster: str | None, topology: str | None = None) -> PlanSubject:
     """Return model, cluster and job; `cluster` is this machine unless it is named."""
-    return PlanSubject(model=_with_vocab(job), cluster=job_cluster(cluster, job.start.num_gpus), job=job.job)
+    machines = job_cluster(cluster, job.start.num_gpus, topology)
+    return PlanSubject(model=_with_vocab(job), cluster=machines, job=job.job)
 
 
 def _with_vocab(job: MegatronJob) -> ModelSpec:

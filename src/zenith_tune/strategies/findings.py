@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zenith_tune.strategies.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,3 +16,5 @@ class Findings:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...] = ()
+    predictions: Mapping[int, Prediction] = field(default_factory=dict)
+    """What was expected of trials, by their numbers, where that differs from what the planner says of them."""

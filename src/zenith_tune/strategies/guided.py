@@ -14,6 +14,7 @@ from zenith_tune.parameters import Parameter
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.prediction import Prediction
 from zenith_tune.strategies.trials_under_way import TrialsUnderWay
 from zenith_tune.strategies.tuned_job import TunedJob
 from zenith_tune.trial import Trial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from zenith_tune.guided.teacher import Teacher
 
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
+EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
 
 
 @StrategyRegistry.register("guided")
@@ -179,7 +181,17 @@ class _Search:
         lines = [mean_error(errors)]
         if self.picker.best is not None:
             lines.append(limits_of_best(prior, self.picker.best))
-        return Findings(title="predicted against measured", columns=COLUMNS, rows=tuple(rows), lines=tuple(lines))
+        return Findings(
+            title="predicted against measured",
+            columns=COLUMNS,
+            rows=tuple(rows),
+            lines=tuple(lines),
+            predictions={
+                trial.number: Prediction(step_s=pick.expected_s, by=EXPECTED_BY)
+                for pick, trial, _ in self._tried
+                if trial.number is not None and math.isfinite(pick.expected_s)
+            },
+        )
 
     def _learn_baseline(self) -> None:
         """Take the run of the user's own command for a trial of its layout, which then needs no other."""

@@ -19,7 +19,7 @@ from zenith_tune.zero.ladder import rungs
 from zenith_tune.zero.proposals import checked_kind
 
 NAME = "zero-progressive"
-COLUMNS = ("stage", "experiments", "best", "at micro-batch", "largest that ran", "skipped or ended, and why")
+COLUMNS = ("stage", "runs", "best", "at micro batch", "largest that ran", "skipped or ended, and why")
 
 
 @StrategyRegistry.register(NAME)
