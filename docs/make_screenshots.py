@@ -1,4 +1,5 @@
-"""Writes docs/images from real pages: tunes the bundled trainer, plans, and lets Chromium draw what they give."""
+"""Writes docs/images from real pages: of a recorded study of Megatron-LM on an H200, of one of the bundled trainer that
+runs now, and of a plan, as Chromium draws them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from selenium.webdriver.chrome.service import Service
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path(__file__).with_name("images")
+H200_STUDY = ROOT / "benchmarks" / "h200-study-2026-11-15.json"
 TRAINER = ROOT / "examples" / "fake_megatron_train.py"
 MODEL = {
     "model_type": "llama",
@@ -28,6 +30,7 @@ MODEL = {
     "vocab_size": 128256,
 }
 JOB = "n_gpus=8,gbs=64,model=config.json,cluster=h100x8,seq=4096,folding=true"
+TRAIN = ("python", "train.py", "--global-batch-size", "64")
 GUIDED = ("--study-name", "first", "--preset", "megatron", "--strategy", "guided", "--strategy-args", "learn=false")
 PLAN = ("--model", "llama3-70b", "--cluster", "h100x64", "--gbs", "512", "--seq", "8192")
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
@@ -40,11 +43,13 @@ def main() -> None:
         folder = Path(name)
         shutil.copy(TRAINER, folder / "train.py")
         (folder / "config.json").write_text(json.dumps(MODEL))
-        zenithtune(folder, "optimize", *GUIDED, "--args", JOB, "--", "python", "train.py")
+        zenithtune(folder, "optimize", *GUIDED, "--args", JOB, "--", *TRAIN)
+        zenithtune(folder, "report", str(H200_STUDY), "--output", str(folder / "h200.html"))
         zenithtune(folder, "report", "first", "--output", "report.html")
         zenithtune(folder, "plan", *PLAN, "--html", "plan.html")
         driver = chromium()
         try:
+            shoot(driver, folder / "h200.html", IMAGES / "report-h200.png", width=1280, height=1560)
             shoot(driver, folder / "report.html", IMAGES / "report.png", width=1280, height=980)
             shoot(driver, folder / "report.html", IMAGES / "report-dark.png", width=390, height=1180, theme="dark")
             shoot(driver, folder / "plan.html", IMAGES / "plan.png", width=1200, height=1060, at="#layouts")

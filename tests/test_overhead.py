@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,19 @@ pytestmark = pytest.mark.slow
 
 
 MAX_SIDE_BY_SIDE_MS = 20.0
-OF_SEQUENCE = 0.65
-"""What side by side costs of what one after the other does, where nothing else runs: 20 of 31 ms."""
+SLOWNESS = """
+import time
+while True:
+    wall, cpu = time.perf_counter(), time.process_time()
+    while time.process_time() - cpu < 0.03:
+        pass
+    print((time.perf_counter() - wall) / 0.03, flush=True)
+    time.sleep(0.4)
+"""
+"""Tells how many times as long as its CPU time a known piece of work takes, again and again."""
+QUIET = 1.2
+TURNS = 1.75
+"""Where others run too, each of a trial's processes waits for its turn, not only one as in the measure."""
 ATTEMPTS = 3
 
 
@@ -40,10 +52,13 @@ def test_a_trial_costs_little_and_no_more_at_the_end_than_at_the_beginning(tmp_p
 def test_side_by_side_a_trial_costs_at_most_20_ms_of_wall_time(tmp_path: Path) -> None:
     seen = []
     for _ in range(ATTEMPTS):
-        figures = measured(tmp_path, "--trials", "30", "--slots", "4")
-        both = figures["side_by_side_wall_ms"], figures["overhead_wall_ms"]
-        # A busy machine makes trials dearer one after the other as well.
-        if both[0] <= max(MAX_SIDE_BY_SIDE_MS, OF_SEQUENCE * both[1]):
+        with subprocess.Popen([sys.executable, "-c", SLOWNESS], stdout=subprocess.PIPE, text=True) as beside:
+            try:
+                took_ms = measured(tmp_path, "--trials", "2", "--slots", "4")["side_by_side_wall_ms"]
+            finally:
+                beside.terminate()
+            slowness = statistics.fmean(map(float, beside.stdout or []))
+        if took_ms <= MAX_SIDE_BY_SIDE_MS * (1.0 if slowness < QUIET else TURNS * slowness):
             return
-        seen.append(both)
-    raise AssertionError(f"ms of wall time per trial, side by side and one after the other: {seen}")
+        seen.append((took_ms, slowness))
+    raise AssertionError(f"ms of wall time per trial, and how busy the machine was: {seen}")

@@ -25,7 +25,7 @@ from zenith_tune.trial import Trial
 
 TRAINER = """#!/bin/sh
 echo "$@" >> "${0%/*}/ran"
-echo "value: $(($2 * 7 % 97))"
+echo "value: $((${2:-0} * 7 % 97))"
 """
 TOY_TUNER = """
 import sys

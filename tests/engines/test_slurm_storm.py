@@ -94,7 +94,7 @@ def weather(cluster: SlurmCluster, folder: Path) -> Storm:
 
 def make_trouble(cluster: SlurmCluster, witness: StormWitness) -> str:
     """Wait until the first four trials run, then let it all happen; returns the node that was killed."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while not all(witness.states.get(number, [""])[-1].startswith("running") for number in range(4)):
         assert time.monotonic() < deadline, witness.states
         time.sleep(0.1)
