@@ -48,7 +48,7 @@ def nothing_is_kept_on_this_machine(tmp_path_factory: pytest.TempPathFactory) ->
 def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the real command line in an empty folder."""
 
-    def run(*args: str, timeout: float = 120, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "zenith_tune.cli", *args],
             cwd=tmp_path,

@@ -32,7 +32,7 @@ def launch(num_processes: int, *options: str) -> list[str]:
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env={**os.environ, **ENGINE_ENV}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env={**os.environ, **ENGINE_ENV}, capture_output=True, text=True, timeout=240)
 
 
 def losses_of(command: list[str]) -> list[float]:

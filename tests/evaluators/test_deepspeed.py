@@ -177,3 +177,8 @@ def test_the_batch_that_deepspeed_says_it_trains_is_kept() -> None:
     config = "".join(f"[config.py:1003:print]   {name} ............. {size}\n" for name, size in named.items())
     assert DeepSpeedEvaluator().measure(config + steps, {}).extra["global_batch_size"] == 64
     assert "global_batch_size" not in DeepSpeedEvaluator().measure(steps, {}).extra
+
+
+def test_step_timers_are_of_the_batch_that_the_log_tells_whatever_the_trials_train() -> None:
+    log = "[config.py:1003:print]   train_batch_size ............. 64\n" + "".join(timer_lines(0.5) for _ in range(4))
+    assert DeepSpeedEvaluator(gbs=16).evaluate(log, {}) == pytest.approx(128)

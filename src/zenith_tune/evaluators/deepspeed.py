@@ -155,17 +155,18 @@ class DeepSpeedEvaluator(TuningEvaluator):
 
     def _steps(self, log: str) -> _Steps:
         lines = speed_lines(log)
+        gbs = trained_batch(log) or self.gbs  # the user's own command may train another batch than the trials
         if lines:
             speeds = [line.samples_per_s for line in lines]
-            seconds = [self.gbs / speed for speed in speeds] if self.gbs else []
+            seconds = [gbs / speed for speed in speeds] if gbs else []
             return _Steps(samples_per_s=speeds, seconds=seconds, source="DeepSpeed's throughput lines")
         for seconds, source in ((timed_steps(log), "DeepSpeed's step timers"), (bar_steps(log), "the progress bar")):
             if seconds:
-                speeds = [self.gbs / step_s for step_s in seconds] if self.gbs else []
+                speeds = [gbs / step_s for step_s in seconds] if gbs else []
                 return _Steps(samples_per_s=speeds, seconds=seconds, source=source)
         total = total_samples_per_s(log)
         if total is not None:
-            return _Steps(samples_per_s=[total], seconds=[self.gbs / total] if self.gbs else [], source=_TRAINER)
+            return _Steps(samples_per_s=[total], seconds=[gbs / total] if gbs else [], source=_TRAINER)
         if not log or log.isspace():
             raise ValueError("the log is empty")
         cure = 'set "wall_clock_breakdown": true in the JSON, or train for longer'
