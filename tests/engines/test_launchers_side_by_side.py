@@ -15,7 +15,12 @@ from zenith_tune.runners.local import LocalRunner
 
 pytestmark = pytest.mark.slow
 
-TELL = "import os\nprint('rank', *(os.environ[name] for name in ('RANK', 'CUDA_VISIBLE_DEVICES', 'MASTER_PORT')))\n"
+TELL = """
+import os
+
+words = ["rank", *(os.environ[name] for name in ("RANK", "CUDA_VISIBLE_DEVICES", "MASTER_PORT"))]
+os.write(1, (" ".join(words) + "\\n").encode())  # in one piece: print gives two ranks' words in turn
+"""
 FILE = "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 2\ngpu_ids: 0,1\nmain_process_port: 29533\n"
 TWO_GPUS = Resources(gpus_per_node=2)
 

@@ -19,7 +19,12 @@ from zenith_tune.runners.slurm import SlurmRunner
 pytestmark = pytest.mark.slow
 
 NAMES = ("RANK", "WORLD_SIZE", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "MASTER_PORT")
-TELL = f"import os\nprint('rank', *(os.environ.get(name) for name in {NAMES}))\n"
+TELL = f"""
+import os
+
+words = ["rank", *(str(os.environ.get(name)) for name in {NAMES})]
+os.write(1, (" ".join(words) + "\\n").encode())  # in one piece: print gives two ranks' words in turn
+"""
 TORCHRUN = "torch.distributed.run --nproc-per-node 1"
 ON_ONE_ADDRESS = "export MASTER_ADDR=127.0.0.1"
 """The nodes are all on this machine, and their names are known to Slurm alone."""
