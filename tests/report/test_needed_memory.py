@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.report.studies import BASELINE, failed, ok, recorded
+from zenith_tune.evaluators.failed_allocation import FailedAllocation
 from zenith_tune.record.study_reader import StudyReader
-from zenith_tune.report.needed_memory import LastWords, told_capacity
+from zenith_tune.report.needed_memory import told_capacity
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.trial import Outcome
 from zenith_tune.units import GIB
@@ -40,13 +41,13 @@ def needed(content: dict[str, Any], number: int) -> tuple[float, bool]:
 
 @pytest.mark.parametrize(("cause", "gib"), [(NEW, 96.7), (OLD, 39.84), (MISSPELT, 80.0)])
 def test_it_needed_what_it_had_taken_and_what_it_asked_for_on_top(cause: str, gib: float) -> None:
-    found = LastWords.of(cause).needed_bytes
+    found = FailedAllocation.of(cause).needed_bytes
     assert found is not None and found / GIB == pytest.approx(gib, abs=0.01)
 
 
 def test_a_memory_in_pieces_tells_no_more_than_that_it_was_not_enough() -> None:
     pieces = "Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 3.00 GiB is free."
-    assert LastWords.of(pieces).needed_bytes is None
+    assert FailedAllocation.of(pieces).needed_bytes is None
     assert told_capacity([None, pieces, MISSPELT]) == 80 * GIB
 
 

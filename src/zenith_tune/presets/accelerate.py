@@ -22,7 +22,7 @@ from zenith_tune.presets.accelerate_job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATR
 from zenith_tune.presets.accelerate_launch import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
 from zenith_tune.presets.accelerate_megatron import MegatronBackend
 from zenith_tune.presets.accelerate_notes import accelerate_notes
-from zenith_tune.presets.accelerate_plan import JobModel, accelerate_subject
+from zenith_tune.presets.accelerate_plan import accelerate_subject, job_model
 from zenith_tune.presets.accelerate_trial import (
     DS_FILE,
     DS_PATH,
@@ -35,7 +35,7 @@ from zenith_tune.presets.accelerate_trial import (
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed_command import find_config
 from zenith_tune.presets.deepspeed_job import MOST
-from zenith_tune.presets.looked_up_subject import LookedUpSubject
+from zenith_tune.presets.looked_up import LookedUp
 from zenith_tune.presets.unasked_size import UnaskedSize
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
@@ -91,7 +91,7 @@ class AcceleratePreset(TuningPreset):
         self.search, self.mbs_max, self.check = search, mbs_max, check
         self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
-        self._model: JobModel | None = None
+        self._model: LookedUp[ModelSpec] | None = None
         self._subject = self._unasked()
         self._island = self._unseen()
 
@@ -103,7 +103,7 @@ class AcceleratePreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
-        self._model = JobModel(job)
+        self._model = LookedUp(lambda: job_model(job))
         model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
         known = model if isinstance(model, ModelSpec) else None
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
@@ -227,8 +227,8 @@ class AcceleratePreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its file, but has none: bind a command first")
         return self._bound
 
-    def _unasked(self) -> LookedUpSubject[PlanSubject]:
-        return LookedUpSubject(lambda: self._looked_up())
+    def _unasked(self) -> LookedUp[PlanSubject]:
+        return LookedUp(lambda: self._looked_up())
 
     def _looked_up(self) -> PlanSubject:
         backend = self._backend

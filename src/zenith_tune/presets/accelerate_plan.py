@@ -12,45 +12,29 @@ from zenith_tune.presets.accelerate_backend import Backend
 from zenith_tune.presets.accelerate_deepspeed import DeepSpeedBackend
 from zenith_tune.presets.accelerate_job import AccelerateJob
 from zenith_tune.presets.job_cluster import job_cluster
+from zenith_tune.presets.looked_up import LookedUp
 from zenith_tune.zero.ds_config import DsConfig
 
 
-class JobModel:
-    """Look a job's model up, once: it may have to be asked for over the network."""
+def job_model(job: AccelerateJob) -> ModelSpec:
+    """Return a job's model, which may have to be asked for over the network, or raise why it is not known."""
+    from zenith_tune.describe.model_catalog import load_model
 
-    def __init__(self, job: AccelerateJob) -> None:
-        self._job = job
-        self._found: ModelSpec | UsageError | None = None
-
-    def get(self) -> ModelSpec | UsageError:
-        """Return the model, or why it is not known."""
-        if self._found is None:
-            try:
-                self._found = self._look_up()
-            except UsageError as error:
-                self._found = error
-        return self._found
-
-    def _look_up(self) -> ModelSpec:
-        from zenith_tune.describe.model_catalog import load_model
-
-        if self._job.model is None:
-            law = "the model is not known, because the command names none by --model_name_or_path"
-            raise UsageError(f"{law}: give --args model=NAME, a Hugging Face id or the path of a config.json")
-        return load_model(self._job.model)
+    if job.model is None:
+        law = "the model is not known, because the command names none by --model_name_or_path"
+        raise UsageError(f"{law}: give --args model=NAME, a Hugging Face id or the path of a config.json")
+    return load_model(job.model)
 
 
 def accelerate_subject(
-    backend: Backend, job_model: JobModel, cluster: str | None, topology: str | None = None
+    backend: Backend, looked_up: LookedUp[ModelSpec], cluster: str | None, topology: str | None = None
 ) -> PlanSubject:
     """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
     # Not at the top: the catalogs are loaded only where a plan is made.
     from zenith_tune.describe.framework_catalog import load_framework
     from zenith_tune.zero.zero_subject import ZeroSubject
 
-    job, model = backend.job, job_model.get()
-    if isinstance(model, UsageError):
-        raise UsageError(str(model))
+    job, model = backend.job, looked_up.required()
     if job.seq_len is None:
         raise UsageError("the command has no --max_seq_length, --block_size or the like: give --args seq=2048")
     if backend.own_micro_batch is None:

@@ -16,7 +16,7 @@ from zenith_tune.presets.deepspeed_job import MOST, Given, read_job
 from zenith_tune.presets.deepspeed_plan import deepspeed_subject
 from zenith_tune.presets.deepspeed_space import DEFAULT, DeepSpeedSpace, search_names
 from zenith_tune.presets.deepspeed_trial import baseline_config, batch_of, best_config, script_options, trial_config
-from zenith_tune.presets.looked_up_subject import LookedUpSubject
+from zenith_tune.presets.looked_up import LookedUp
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.zero.ds_config import ACCUMULATION, AUTOTUNING
@@ -186,8 +186,8 @@ class DeepSpeedPreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its JSON, but has none: bind a command first")
         return self._bound
 
-    def _unasked(self) -> LookedUpSubject[ZeroSubject]:
-        return LookedUpSubject(lambda: deepspeed_subject(self._space.job, self.cluster, self.topology))
+    def _unasked(self) -> LookedUp[ZeroSubject]:
+        return LookedUp(lambda: deepspeed_subject(self._space.job, self.cluster, self.topology))
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")
