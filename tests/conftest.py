@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
+from tests.long_first import long_first
 from tests.requirements import is_required
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_TRAINER = ROOT / "examples" / "fake_megatron_train.py"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest tests begin first."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if not item.get_closest_marker("long")]
+    items[:] = long_first(rest, long, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.hookimpl(wrapper=True)

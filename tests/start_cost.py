@@ -42,6 +42,11 @@ def assert_passes_quickly(took_s: float, limit_s: float) -> None:
     assert took_s <= limit_s * slowness, f"{took_s:.3f} s, but at most {limit_s:g} s, and {slowness:.1f} times as slow"
 
 
+def cpu_dearness() -> float:
+    """Return how many times as much CPU time things take now as where nothing else runs, 1 at least."""
+    return max(1.0, 2 * _children_cpu_s(_run_reference) / LIMIT_CPU_S)
+
+
 def _children_cpu_s(run: Callable[[], object]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run()

@@ -144,6 +144,7 @@ def time_to_first_trial(folder: Path, command: str) -> float:
     return first_s
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_fifty_kills_lose_no_finished_trial_and_run_none_twice(tmp_path: Path) -> None:
     rng = random.Random(20261115)

@@ -51,6 +51,7 @@ def optimize(zenithtune: Tune, tmp_path: Path, config: dict[str, Any], *options:
     return done, study
 
 
+@pytest.mark.long
 def test_every_stage_trains_and_the_best_configuration_goes_on_by_hand(zenithtune: Tune, tmp_path: Path) -> None:
     options = ("--no-baseline", "--no-early-stop", "--strategy", "zero-progressive", "--strategy-args", "probe=true")
     done, study = optimize(zenithtune, tmp_path, CONFIG, *options)

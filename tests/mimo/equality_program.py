@@ -17,15 +17,21 @@ from tests.mimo.small_models import LAYOUTS, MODELS
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float32 usual eps": torch.float32}
 
 
+def precisions(name: str) -> list[str]:
+    """Return how a layout is trained; with the usual eps only on few ranks, which shows all that there is to see."""
+    return [one for one in DTYPES if "usual" not in one or LAYOUTS[name][1].world_size <= 4]
+
+
 def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) -> dict[str, Any]:
     """Train each layout on this rank in each precision."""
     results = {}
     for name in names:
-        for precision, dtype in DTYPES.items():
+        for precision in precisions(name):
+            dtype = DTYPES[precision]
             eps = (USUAL if "usual" in precision else OPTIMIZERS[dtype]).eps
             trainer = make_trainer(name, dtype, eps=eps)
             results[f"{name}/{precision}"] = compared_steps(
-                trainer, references[LAYOUTS[name][0], precision], range(3 if "usual" in precision else NUM_STEPS)
+                trainer, references[LAYOUTS[name][0], precision], range(2 if "usual" in precision else NUM_STEPS)
             )
             trainer.close()
     return results
