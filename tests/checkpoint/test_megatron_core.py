@@ -35,7 +35,6 @@ def run_all(processes: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.parametrize(
     ("tp", "pp", "groups", "options"),
     [
-        (2, 1, 2, ["--gated"]),
         (2, 1, 1, ["--gated"]),
         (2, 2, 4, ["--tied"]),
     ],
