@@ -19,14 +19,14 @@ ATTEMPTS = 4
 
 
 def assert_answers_quickly(run: Callable[[], object]) -> None:
-    """Fails unless one of a few runs takes 0.4 CPU seconds or, on a busy machine, twice the reference beside it."""
+    """Fails unless one of a few runs takes 0.4 CPU seconds or, on a busy machine, 2.5 times the reference."""
     costs_s = []
     for _ in range(ATTEMPTS):
         cost_s = _children_cpu_s(run)
         if cost_s < LIMIT_CPU_S:
             return
         reference_s = _children_cpu_s(_run_reference)
-        if cost_s < 2 * reference_s:
+        if cost_s < 2.5 * reference_s:  # many small files are dearer than a few large ones beside others
             return
         costs_s.append((cost_s, reference_s))
     raise AssertionError(f"CPU seconds of the command and of the reference: {costs_s}")

@@ -148,7 +148,7 @@ def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes
     need_module("engines", "deepspeed")
     script = tmp_path / "tell.py"
     told = " ".join(f"{{os.environ['{name}']}}" for name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"))
-    script.write_text(f'import os\nprint(f"rank {told}")\n')
+    script.write_text(f'import os\nos.write(1, f"rank {told}\\n".encode())\n')  # in one piece
     held = ray_nodes.run(tmp_path / "held", "echo up $NODE_RANK; sleep 100", Resources(nodes=2, gpus_per_node=3))
     wait_for("up", held, times=2)
     command = f"{Path(sys.executable).parent / 'deepspeed'} --num_gpus 2 {script}"
@@ -165,7 +165,7 @@ def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes
 def test_accelerate_keeps_to_what_ray_gave_whatever_the_command_says(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     need_module("engines", "accelerate")
     script = tmp_path / "tell.py"
-    script.write_text("import os\nprint('rank', os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MASTER_PORT'])\n")
+    script.write_text("import os\nprint(f\"rank {os.environ['CUDA_VISIBLE_DEVICES']} {os.environ['MASTER_PORT']}\")\n")
     held = ray_nodes.run(tmp_path / "held", "echo up $NODE_RANK; sleep 100", Resources(nodes=2, gpus_per_node=3))
     wait_for("up", held, times=2)
     launch = (
