@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.requirements import need_module
 
 # Programs, not modules: to import them for their doctests would need the engines.
@@ -23,3 +25,13 @@ ENGINE_ENV = {
 def megatron_core() -> None:
     for module in ("torch", "megatron", "megatron.core"):
         need_module("engines", module)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Start four Slurm nodes for the tests of a file, whose clients and tuners then find them."""
+    need_slurm()
+    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in started.environment.items():
+            patch.setenv(name, value)
+        yield started

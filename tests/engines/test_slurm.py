@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.engines.marked_processes import marked
-from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
+from tests.engines.slurm_cluster import SlurmCluster
 from tests.toy_plugin import install
 from zenith_tune.errors import UsageError
 from zenith_tune.resources import Resources
@@ -25,15 +25,6 @@ from zenith_tune.runners.slurm import SlurmRunner
 from zenith_tune.testing import RunnerContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    need_slurm()
-    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as started, pytest.MonkeyPatch.context() as patch:
-        for name, value in started.environment.items():
-            patch.setenv(name, value)
-        yield started
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.gpu_use import NOTE, check_no_gpu_was_given_twice, gpu_use
-from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
+from tests.engines.slurm_cluster import SlurmCluster
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner
@@ -23,15 +23,6 @@ from zenith_tune.runners.base import End
 from zenith_tune.runners.slurm import SlurmRunner
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    need_slurm()
-    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as started, pytest.MonkeyPatch.context() as patch:
-        for name, value in started.environment.items():
-            patch.setenv(name, value)
-        yield started
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import resource
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.engines.gpu_use import NOTE, GpuUse, check_no_gpu_was_given_twice, gpu_use
-from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
+from tests.engines.slurm_cluster import SlurmCluster
 from tests.start_cost import assert_passes_quickly
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
@@ -37,15 +36,6 @@ MAX_OVER_IDEAL = 1.3
 MAX_OVERHEAD_S = 0.5
 ATTEMPTS = 2
 """Other work on the machine may fall into one run only."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    need_slurm()
-    with slurm_cluster(tmp_path_factory.mktemp("cluster")) as started, pytest.MonkeyPatch.context() as patch:
-        for name, value in started.environment.items():
-            patch.setenv(name, value)
-        yield started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

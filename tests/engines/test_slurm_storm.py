@@ -4,14 +4,13 @@ cancelled by somebody else, another runs out of its time, and there is more to r
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
+from tests.engines.slurm_cluster import SlurmCluster
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner, Trial
@@ -56,13 +55,8 @@ class Storm:
 
 
 @pytest.fixture(scope="module")
-def storm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storm]:
-    need_slurm()
-    folder = tmp_path_factory.mktemp("storm")
-    with slurm_cluster(folder / "cluster") as cluster, pytest.MonkeyPatch.context() as patch:
-        for name, value in cluster.environment.items():
-            patch.setenv(name, value)
-        yield weather(cluster, folder)
+def storm(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Storm:
+    return weather(cluster, tmp_path_factory.mktemp("storm"))
 
 
 def weather(cluster: SlurmCluster, folder: Path) -> Storm:
