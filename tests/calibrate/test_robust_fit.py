@@ -41,5 +41,5 @@ def test_one_weak_point_moves_a_coefficient_less_than_many() -> None:
 
 def test_a_start_where_nothing_is_a_number_is_left_as_it_is() -> None:
     with np.errstate(invalid="ignore"):
-        fitted = robust_fit(lambda c: np.sqrt(c - 5.0), np.array([1.0]), prior_scale=np.ones(1))
+        fitted = robust_fit(lambda c: np.sqrt(c[0] - np.full(3, 5.0)), np.array([1.0]), prior_scale=np.ones(1))
     assert fitted == pytest.approx([1.0])

@@ -89,8 +89,8 @@ def is_low_precision(run: MeasuredRun) -> bool:
 
 
 def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:
-    activations, logits = (float(factor) for factor in np.exp(theta[:2]))
-    return replace(start, activations=activations, logits=logits, fixed_bytes=max(float(theta[2]), 0.0) * GIB)
+    activations, logits = np.exp(theta[:2])
+    return replace(start, activations=activations, logits=logits, fixed_bytes=np.maximum(theta[2], 0.0) * GIB)
 
 
 def _errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> FloatArray:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.memory import estimate_memory
+from zenith_tune.estimate.memory import estimate_memory, fullest_stage
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
@@ -38,6 +39,10 @@ class MemoryRows:
     framework: FrameworkSpec
     workload: Workload
     layouts: LayoutBatch
+    measured_on: npt.NDArray[np.str_]
+    """The pipeline rank that was measured, in words: "first", "last", or "" for the fullest."""
+    probed_stage: FloatArray
+    """Its number where a probe says it, else not a number."""
 
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> Self:
@@ -53,12 +58,21 @@ class MemoryRows:
             framework=framework,
             workload=Workload.stack(workloads),
             layouts=LayoutBatch.of(**arrays),
+            measured_on=np.array([MEASURED_ON.get(run.source, "") for run in runs]),
+            probed_stage=np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs]),
         )
 
     def take(self, chosen: BoolArray) -> Self:
         """Return the runs that are chosen."""
         runs = [run for run, is_chosen in zip(self.runs, chosen, strict=True) if is_chosen]
-        return replace(self, runs=runs, workload=self.workload.take(chosen), layouts=self.layouts.take(chosen))
+        return replace(
+            self,
+            runs=runs,
+            workload=self.workload.take(chosen),
+            layouts=self.layouts.take(chosen),
+            measured_on=self.measured_on[chosen],
+            probed_stage=self.probed_stage[chosen],
+        )
 
     @property
     def measured_bytes(self) -> FloatArray:
@@ -68,12 +82,11 @@ class MemoryRows:
     def printed(self, coefficients: MemoryCoefficients) -> FloatArray:
         """Estimate what each run's source printed: the allocated peak of the rank that it looked at."""
         rows = (self.workload, self.layouts, self.framework, coefficients)
-        kinds = np.array([MEASURED_ON.get(run.source, "") for run in self.runs])
-        stage = np.where(kinds == "last", self.layouts.pp - 1.0, 0.0)
-        if (kinds == "").any():
-            stage = np.where(kinds == "", estimate_memory(*rows).stage, stage)
-        probed = np.array([np.nan if run.probed_stage is None else run.probed_stage for run in self.runs])
-        stage = np.where(np.isnan(probed), stage, probed)
+        stage = np.where(self.measured_on == "last", self.layouts.pp - 1.0, 0.0)
+        is_fullest = self.measured_on == ""
+        if is_fullest.any():
+            stage = np.where(is_fullest, fullest_stage(*rows), stage)
+        stage = np.where(np.isnan(self.probed_stage), stage, self.probed_stage)
         return estimate_memory(*rows, stage=stage).allocated_bytes
 
 

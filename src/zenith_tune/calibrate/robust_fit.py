@@ -29,7 +29,8 @@ def robust_fit(
     """Return the coefficients that make `residuals` small.
 
     Residuals beyond `scale` count by their size and no more by their square. `prior_scale` says how far each
-    coefficient may be expected to move from `start`, in its own unit.
+    coefficient may be expected to move from `start`, in its own unit. For the slopes `residuals` gets many vectors at
+    once, each coefficient as a column of shape (k, 1), and returns a row for each of the k.
 
     >>> x, y = np.arange(6.0), np.array([1.0, 3, 5, 7, 9, 100])  # a line, and a wrong last point
     >>> fitted = robust_fit(lambda c: c[0] + c[1] * x - y, np.zeros(2), prior_scale=np.full(2, 100.0))
@@ -73,10 +74,8 @@ def _normal_equations(
     scale: float,
 ) -> tuple[FloatArray, FloatArray]:
     steps = _STEP * np.maximum(np.abs(theta), 1.0)
-    columns = [
-        (residuals(theta + step * unit) - errors) / step for step, unit in zip(steps, np.eye(len(theta)), strict=True)
-    ]
-    jacobian = np.stack(columns, axis=1)
+    moved = theta[:, None] + np.diag(steps)
+    jacobian = ((residuals(moved[:, :, None]) - errors) / steps[:, None]).T
     weights = 1 / np.maximum(np.abs(errors), scale) / scale
     normal = jacobian.T @ (weights[:, None] * jacobian) + np.diag(prior_scale**-2)
     gradient = jacobian.T @ (weights * errors) + (theta - start) / prior_scale**2

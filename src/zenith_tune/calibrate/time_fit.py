@@ -67,14 +67,14 @@ class TimeFit:
         index = np.arange(len(self.table.runs)) if rows is None else rows
         measured = np.log(self.table.step_s[index])
         return robust_fit(
-            lambda theta: np.log(self.predict(theta)[index]) - measured,
+            lambda theta: np.log(self.predict(theta)[..., index]) - measured,
             self.start,
             prior_scale=self.prior_scale,
             scale=SCALE,
         )
 
     def predict(self, theta: FloatArray) -> FloatArray:
-        """Return the step time of every run of the table."""
+        """Return the step time of every run of the table; a row for each of k vectors that are columns of (k, 1)."""
         table, coefficients = self.table, self._coefficients(theta)
         step_s = estimate_time(table.workload, table.machine, table.layouts, self.framework, coefficients).step_s
         if not np.isnan(table.probed_stage).all():

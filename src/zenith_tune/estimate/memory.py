@@ -8,6 +8,7 @@ step; the peak is the largest of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +60,7 @@ def estimate_memory(
     It is what most runs need: the account, times exp(log_middle) of the coefficients.
     """
     if stage is None:
-        stage = _fullest(workload, layouts, framework, coefficients)
+        stage = fullest_stage(workload, layouts, framework, coefficients)
     parts = _parts(workload, layouts, framework, coefficients, stage)
     if coefficients.log_middle:
         parts = {name: part * np.exp(coefficients.log_middle) for name, part in parts.items()}
@@ -70,7 +71,7 @@ def estimate_memory(
     return MemoryEstimate(stage=stage, allocated_bytes=allocated, device_bytes=device, parts=parts)
 
 
-def _fullest(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
+def fullest_stage(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
     """Return the pipeline rank that needs the most of those that may."""
     best, *others = _likely_ranks(w, layouts, f)
     peak = _peak(w, layouts, f, c, best)
@@ -113,7 +114,7 @@ def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeffici
     stage = Stage.of(w, layouts, f, rank)
     state = state_memory(w, stage, f)
     found = [_total(moment) for moment in moments(w, stage, f, c, state)]
-    result: FloatArray = np.maximum.reduce(found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
+    result: FloatArray = reduce(np.maximum, found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
     return result
 
 
@@ -122,7 +123,7 @@ def _parts(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeffic
     stage = Stage.of(w, layouts, f, rank)
     state = state_memory(w, stage, f)
     found = moments(w, stage, f, c, state)
-    best = np.stack([_total(moment) for moment in found]).argmax(axis=0)
+    best = np.stack(np.broadcast_arrays(*(_total(moment) for moment in found))).argmax(axis=0)
     changing = {name: _chosen(best, name, found) for name in CHANGING}
     lasting = {"weights": state.weights, "optimizer": state.optimizer, "buffers": buffers(w, stage, f, c, state)}
     return lasting | changing
@@ -130,7 +131,7 @@ def _parts(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeffic
 
 def _chosen(best: npt.NDArray[np.intp], name: str, found: list[Parts]) -> FloatArray:
     """Return one part at the moment that is fullest for each layout."""
-    result = np.zeros(len(best))
+    result = np.zeros(best.shape)
     for index, moment in enumerate(found):
         if name in moment:
             result = np.where(best == index, moment[name], result)

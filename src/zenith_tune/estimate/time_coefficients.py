@@ -92,9 +92,10 @@ class TimeCoefficients:
         return np.log([max(getattr(self, name), 1e-12) for name in names])
 
     def with_vector(self, names: tuple[str, ...], vector: FloatArray) -> Self:
-        """Return a copy with the named coefficients taken from their logarithms."""
-        values = {name: float(np.exp(value)) for name, value in zip(names, vector, strict=True)}
-        return replace(self, **{name: min(value, 1.0) if name in SHARES else value for name, value in values.items()})
+        """Return a copy with the named coefficients taken from their logarithms: numbers, or columns of many."""
+        most = np.array([1.0 if name in SHARES else np.inf for name in names])
+        values = np.minimum(np.exp(vector).T, most).T
+        return replace(self, **dict(zip(names, values if values.ndim > 1 else values.tolist(), strict=True)))
 
     def to_dict(self) -> dict[str, float]:
         """Return the coefficients by name."""
