@@ -19,10 +19,15 @@ FAKE_TRAINER = ROOT / "examples" / "fake_megatron_train.py"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest tests begin first."""
-    long = [item for item in items if item.get_closest_marker("long")]
-    rest = [item for item in items if not item.get_closest_marker("long")]
-    items[:] = long_first(rest, long, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    """Let the longest tests begin first, those of one file, which may share what they start, on one worker."""
+    long: dict[Path, list[pytest.Item]] = {}
+    rest = []
+    for item in items:
+        if item.get_closest_marker("long"):
+            long.setdefault(item.path, []).append(item)
+        else:
+            rest.append(item)
+    items[:] = long_first(rest, list(long.values()), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,18 +8,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def long_first(rest: Sequence[T], long: Sequence[T], num_workers: int) -> list[T]:
-    """Return all tests so that every worker begins with its share of the long ones.
+def long_first(rest: Sequence[T], long: Sequence[Sequence[T]], num_workers: int) -> list[T]:
+    """Return all tests so that every worker begins with its share of the long ones, which come in groups.
 
     pytest-xdist's `worksteal` gives each worker one run of neighbours: a third, half of what is left, and the rest.
 
-    >>> long_first("abcd", "XY", 3)
-    ['X', 'a', 'Y', 'b', 'c', 'd']
+    >>> long_first("abcd", ["XY", "Z"], 3)
+    ['X', 'Y', 'Z', 'a', 'b', 'c', 'd']
     """
     ordered: list[T] = []
     left, taken = len(rest) + len(long), 0
     for worker in range(num_workers):
-        mine = list(long[worker::num_workers])
+        mine = [test for group in long[worker::num_workers] for test in group]
         size = left // (num_workers - worker)
         room = max(0, size - len(mine))
         ordered += [*mine, *rest[taken : taken + room]]

@@ -146,7 +146,7 @@ def test_the_dynamic_timeout_follows_the_best_and_waits_for_the_first_success(tm
 def test_a_command_too_long_to_start_fails_its_trial_alone(tmp_path: Path) -> None:
     class Long(ToyPreset):
         def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
-            return super().apply_parameters(command, params) + (" x" * 400_000 if params["x"] == 2 else "")
+            return super().apply_parameters(command, params) + (f" {'x' * 3_000_000}" if params["x"] == 2 else "")
 
     witness = Witness()
     assert tune(tmp_path, PRINT_X, Long(), listener=witness).optimize() == (3.0, {"x": 3})

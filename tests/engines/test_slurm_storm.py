@@ -17,7 +17,7 @@ from zenith_tune import Outcome, PresetTuner, Trial
 from zenith_tune.evaluators.failures import FailureKind
 from zenith_tune.runners.slurm import SlurmRunner
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TRAINER = """
 case $1 in

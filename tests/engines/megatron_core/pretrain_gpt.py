@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -65,8 +65,8 @@ SWITCHES = (
 )
 
 
-def read_options() -> argparse.Namespace:
-    """Read Megatron's options; others are refused."""
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read Megatron's options, those of the command line unless others are given; what it does not know is refused."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -79,7 +79,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--recompute-method", choices=("uniform", "block"))
     parser.add_argument("--tokenizer-type", choices=("NullTokenizer",))
     parser.add_argument("--transformer-impl", choices=("local",), default="local")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def transformer_config(options: argparse.Namespace) -> TransformerConfig:
@@ -115,8 +115,7 @@ def transformer_config(options: argparse.Namespace) -> TransformerConfig:
 
 
 def start_parallel(options: argparse.Namespace) -> None:
-    """Join the other processes and build Megatron's groups."""
-    dist.init_process_group("gloo")
+    """Build Megatron's groups of the processes that were joined."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_model_parallel_size,
         pipeline_model_parallel_size=options.pipeline_model_parallel_size,
@@ -245,7 +244,6 @@ def train(options: argparse.Namespace) -> None:
         elapsed_ms = (time.perf_counter() - start_s) * 1000
         if dist.get_rank() == dist.get_world_size() - 1:
             print(iteration_line(options, iteration, elapsed_ms, loss, grad_norm), flush=True)
-    dist.destroy_process_group()
 
 
 def iteration_line(
@@ -267,5 +265,13 @@ def iteration_line(
     return " | ".join(fields)
 
 
+def main() -> None:
+    """Join the processes that a launcher has started, and train."""
+    options = read_options()
+    dist.init_process_group("gloo")
+    train(options)
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    train(read_options())
+    main()
