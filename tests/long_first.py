@@ -13,11 +13,11 @@ def long_first(rest: Sequence[T], long: Sequence[Sequence[T]], num_workers: int)
 
     pytest-xdist's `worksteal` gives each worker one run of neighbours: a third, half of what is left, and the rest.
 
-    >>> long_first("abcd", ["XY", "Z"], 3)
-    ['X', 'Y', 'Z', 'a', 'b', 'c', 'd']
+    >>> "".join(long_first("abcde", ["XY", "Z"], 2))
+    'XYabZcde'
     """
     ordered: list[T] = []
-    left, taken = len(rest) + len(long), 0
+    left, taken = len(rest) + sum(map(len, long)), 0
     for worker in range(num_workers):
         mine = [test for group in long[worker::num_workers] for test in group]
         size = left // (num_workers - worker)

@@ -24,21 +24,30 @@ case $1 in
   node-dies) mkdir "$2/first-run" 2> /dev/null && sleep 600; value=1 ;;
   cancelled) sleep 600 ;;
   over-time) sleep 600 ;;
-  outlives-controller) sleep 10; value=4 ;;
+  outlives-controller) sleep 20; value=4 ;;
   waits) value=5 ;;
   last) value=6 ;;
 esac
 echo "value: $value"
 """
-RUNS = ["node-dies", "cancelled", "over-time", "outlives-controller", "waits", "last"]
+TROUBLED = ["node-dies", "cancelled", "over-time", "outlives-controller"]
+RUNS = [*TROUBLED, "waits", "last"]
 
 
 class StormWitness(Witness):
-    """Remember also what trials waited for, by their number."""
+    """Remember also which trial has which number, and what each waited for."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.numbers: dict[str, int] = {}
         self.states: dict[int, list[str]] = {}
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        self.numbers[label.removeprefix("x=")] = number
+
+    def is_running(self, name: str) -> bool:
+        """Tell whether a trial runs, as far as was told."""
+        return self.states.get(self.numbers.get(name, -1), [""])[-1].startswith("running")
 
     def trial_state(self, number: int, state: str) -> None:
         self.states.setdefault(number, []).append(state)
@@ -87,14 +96,14 @@ def weather(cluster: SlurmCluster, folder: Path) -> Storm:
 
 
 def make_trouble(cluster: SlurmCluster, witness: StormWitness) -> str:
-    """Wait until the first four trials run, then let it all happen; returns the node that was killed."""
+    """Wait until the trials that it happens to run, then let it all happen; returns the node that was killed."""
     deadline = time.monotonic() + 100
-    while not all(witness.states.get(number, [""])[-1].startswith("running") for number in range(4)):
+    while not all(map(witness.is_running, TROUBLED)):
         assert time.monotonic() < deadline, witness.states
         time.sleep(0.1)
-    # A job's name holds its trial's folder, which is the number of its point in the grid.
+    # A job's name holds its trial's folder, which is its number: trials that start together have them in any order.
     jobs = {int(name.split("-")[1]): job_id for job_id, _, name in cluster.jobs()}
-    node_dies, cancelled, over_time = jobs[0], jobs[1], jobs[2]
+    node_dies, cancelled, over_time = (jobs[witness.numbers[name]] for name in TROUBLED[:3])
     cluster.run("scontrol", "update", f"JobId={over_time}", "EndTime=now+1")
     node = cluster.run("squeue", "--noheader", f"--jobs={node_dies}", "--format=%N").strip()
     cluster.kill_node(node)

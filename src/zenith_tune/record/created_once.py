@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from zenith_tune.record.claims import Claims, TrialRow
 
 
+TWIN_OF = "twin_of"
+"""The attribute of a trial that was written once too often; they cannot be deleted, for Optuna numbers by counting."""
+
+
 def create_once(
     storage: RDBStorage,
     study_id: int,
@@ -23,7 +27,7 @@ def create_once(
     """Write a trial under a claim, and return where it is.
 
     A commit whose answer is lost may have come through; Optuna tries it again by itself without looking, and so a
-    trial can be there twice. The first is the trial, and the others are ended.
+    trial can be there twice. The first is the trial; the others are ended, and marked so that nobody counts them.
     """
     import sqlalchemy
     from optuna.trial import TrialState
@@ -37,6 +41,7 @@ def create_once(
             found = claims.trials_of(claim) if broken else [claims.trial(trial_id)]
         for twin in found[1:]:
             if not twin.has_ended:
+                storage.set_trial_user_attr(twin.trial_id, TWIN_OF, found[0].number)
                 storage.set_trial_state_values(twin.trial_id, TrialState.FAIL)
         return found
 

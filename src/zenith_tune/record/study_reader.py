@@ -10,6 +10,7 @@ from typing import Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError, UnknownNameError
+from zenith_tune.record.created_once import TWIN_OF
 from zenith_tune.record.exported_study import remembered
 from zenith_tune.record.server_url import shown
 from zenith_tune.record.storage import database_path
@@ -27,7 +28,8 @@ FEW = 500
 _STUDY = """select s.study_id, d.direction from studies s join study_directions d on d.study_id = s.study_id
 where s.study_name = :name order by d.objective"""
 _ATTRIBUTES = "select key, value_json from study_user_attributes where study_id = :study"
-_TRIALS = "select trial_id, number, state, datetime_start, datetime_complete from trials where study_id = :study"
+_TRIALS = f"""select trial_id, number, state, datetime_start, datetime_complete from trials t where study_id = :study
+and not exists (select 1 from trial_user_attributes a where a.trial_id = t.trial_id and a.key = '{TWIN_OF}')"""
 _OF_STUDY = "in (select trial_id from trials where study_id = :study)"
 _PARAMS = (
     "select trial_id, param_name, param_value, distribution_json from trial_params where trial_id {} order by param_id"

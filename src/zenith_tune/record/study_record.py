@@ -16,7 +16,7 @@ from zenith_tune.errors import StudyError
 from zenith_tune.parameters import Parameter, Value
 from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.record.claims import Claims, run_key
-from zenith_tune.record.created_once import create_once
+from zenith_tune.record.created_once import TWIN_OF, create_once
 from zenith_tune.record.patience import Patience
 from zenith_tune.record.server_tables import one_at_a_time
 from zenith_tune.record.server_url import is_server
@@ -245,7 +245,7 @@ class StudyRecord:
     def _frozen_trials(self) -> list[FrozenTrial]:
         trials = self._ask(lambda: self._storage.get_all_trials(self._require_study()))
         self._num_trials = len(trials)
-        return trials
+        return [trial for trial in trials if TWIN_OF not in trial.user_attrs]
 
     def _ask(self, action: Callable[[], T]) -> T:
         """Return what the storage answers; a server that is away is waited for."""
