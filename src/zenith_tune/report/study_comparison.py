@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -77,7 +76,7 @@ def _verdict(gain: float | None, bests: list[Json | None]) -> str:
     if gain is None:
         return ""
     spreads = [best["spread"] or 0.0 for best in bests if best]
-    if abs(gain) <= math.hypot(*spreads) or abs(gain) < JUST_AS_FAST:
+    if abs(gain) <= sum(spreads) or abs(gain) < JUST_AS_FAST:
         return "as fast as"
     return f"{format_gain(abs(gain)).lstrip('+')} {'faster' if gain > 0 else 'slower'} than"
 
