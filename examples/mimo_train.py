@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -137,6 +138,18 @@ def optimizer_of(options: argparse.Namespace) -> OptimizerConfig:
     )
 
 
+def refuse_unwritable(folder: Path) -> None:
+    """Refuse a folder that the checkpoint could not be written to once all is trained."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except FileExistsError:
+        raise UsageError(f"--save must be a folder, but {folder} is a file: give another.") from None
+    except OSError as error:
+        raise UsageError(f"--save {folder} cannot be written ({error.strerror}): give another folder.") from None
+
+
 def checked_layout(options: argparse.Namespace) -> MimoLayout:
     """Return the layout of a command line that can be trained; raises UsageError before anything is started."""
     for name in (*DEGREES, *STEPS, *SIZES):
@@ -154,8 +167,8 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
         raise UsageError(f"the layout needs {layout.world_size} ranks, but {started} were started.")
     if options.load and not (options.load / ".metadata").is_file():
         raise UsageError(f"{options.load} holds no finished checkpoint: it has no file .metadata.")
-    if options.save and options.save.exists() and not options.save.is_dir():
-        raise UsageError(f"--save must be a folder, but {options.save} is a file: give another.")
+    if options.save:
+        refuse_unwritable(options.save)
     return layout
 
 

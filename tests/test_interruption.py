@@ -17,6 +17,7 @@ import pytest
 
 from tests import toy_plugin
 from tests.requirements import need_root
+from zenith_tune.record.study_source import find_study
 
 NUM_KILLS = 50
 NUM_POINTS = 300
@@ -75,6 +76,20 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     assert "Traceback" not in stderr
     assert marked_processes(tmp_path) == []
     assert states(tmp_path) == Counter({"COMPLETE": 2, "FAIL": 1})
+
+
+def test_a_study_whose_reader_is_gone_ends_and_says_why(tmp_path: Path) -> None:
+    tuner = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'")
+    assert tuner.stdout is not None
+    tuner.stdout.readline()
+    tuner.stdout.close()
+    tuner.stdout = None
+    tuner.communicate(timeout=30)
+    why = find_study("s", output_dir=tmp_path / "zenithtune-out").view().search.why_ended
+    assert why == "interrupted: nobody reads what it prints any more"
+    again = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'", "--resume", "--n-trials", "3")
+    stdout, stderr = again.communicate(timeout=60)
+    assert again.returncode == 0, stdout + stderr
 
 
 def test_an_interrupted_trial_runs_again_when_the_study_is_resumed(tmp_path: Path) -> None:

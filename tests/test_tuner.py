@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from zenith_tune import (
     TuningPreset,
     TuningStrategy,
 )
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.evaluators.megatron import MegatronEvaluator
 from zenith_tune.parameters import Value
@@ -161,6 +163,34 @@ def test_a_program_found_only_where_the_command_goes_is_not_refused(tmp_path: Pa
     script.write_text("#!/bin/sh\necho value: $1\n")
     script.chmod(0o755)
     assert tune(tmp_path, command.replace("{here}", str(tmp_path))).optimize() == (3.0, {"x": 3})
+
+
+def test_a_folder_of_a_study_that_the_database_does_not_have_is_refused(tmp_path: Path) -> None:
+    tune(tmp_path, db_path=str(tmp_path / "one.db")).optimize()
+    before = (tmp_path / "out/s/study.json").read_text()
+    for resume in (False, True):
+        with pytest.raises(StudyError, match=r"out/s holds a study that is not in sqlite:///.*two.db"):
+            tune(tmp_path, "sh -c 'echo value: 7'", db_path=str(tmp_path / "two.db"), resume=resume).optimize()
+    assert (tmp_path / "out/s/study.json").read_text() == before
+    assert (tmp_path / "out/s/trials/0000/log.txt").read_text() == "value: 1\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update trial_user_attributes set value_json = '{'",
+        "update trial_params set param_value = 99",
+        "update trials set state = 'BOGUS'",
+        "update trial_values set value = null, value_type = 'INF_POS'",
+        "update study_user_attributes set value_json = '{'",
+    ],
+)
+def test_a_study_whose_database_was_changed_is_refused_in_one_line(tmp_path: Path, statement: str) -> None:
+    tune(tmp_path).optimize()
+    with closing(sqlite3.connect(tmp_path / "out" / "studies.db")) as connection, connection:
+        connection.execute(statement)
+    with pytest.raises(StudyError, match="its database was changed by something else"):
+        tune(tmp_path, resume=True).optimize()
 
 
 def test_csv_and_json_hold_every_trial(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def cli() -> None:
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
 @click.option("--study-name", metavar="NAME", help="The study's name. [default: preset and time]")
 @click.option("--db", metavar="PATH|URL",
-              help="The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db]")  # fmt: skip
+              help="The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db; with a file, its "
+              "folder is the default of --output-dir]")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
 @click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
 @click.option("--runner", metavar="NAME", help="Where trials run: local, slurm, ray or hostfile. [default: local]")

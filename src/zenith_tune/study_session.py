@@ -97,6 +97,7 @@ class StudySession:
             with record.opening():
                 is_new = not record.exists()
                 if is_new:
+                    folder.refuse_foreign(shown(url))
                     if self.place.resume:
                         self._telling.noted(f"there is no study {name!r} to resume: it begins now")
                     record.create(self.header, self.study.direction)

@@ -222,6 +222,8 @@ class PresetTuner:
         except BaseException as error:
             if isinstance(error, StudyInterrupted):
                 why = f"interrupted by {signal.Signals(error.signum).name}"
+            elif isinstance(error, BrokenPipeError | SystemExit):  # rich makes the one into the other
+                why = "interrupted: nobody reads what it prints any more"
             else:
                 why = str(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for

@@ -54,6 +54,14 @@ def test_a_time_that_no_step_takes_is_refused(doctor: Run, tmp_path: Path, time_
     assert "must tell a speed, or that memory ran out, but does not" in done.err
 
 
+@pytest.mark.parametrize("time_ms", ["1e300", "1e-300"])
+def test_a_step_of_ages_or_of_nothing_is_refused(doctor: Run, tmp_path: Path, time_ms: str) -> None:
+    steps = "".join(LINE.format(number, time_ms) for number in range(1, 6))
+    done = doctor(saved(tmp_path, steps), *H100, *COMMAND)
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
+    assert "which no training takes" in done.err
+
+
 def test_a_peak_that_the_gpu_could_not_hold_is_of_another_gpu(doctor: Run, tmp_path: Path) -> None:
     path = saved(tmp_path, RESERVED.format(120 * 1024.0) + STEPS)
     done = doctor(path, *H100, *COMMAND)

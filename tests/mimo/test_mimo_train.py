@@ -84,14 +84,16 @@ def test_under_torchrun_a_mistake_is_told_by_one_rank_with_exit_code_2(
         ("--images 9", "32 tokens have no room for 9 items of 4 patches"),
         ("--llm-heads 0", "--llm-heads must be at least 1, but got 0"),
         ("--llm-hidden 0", "--llm-hidden must be at least 1, but got 0"),
-        ("--lr nan", "lr must be a number of at least 0, but got nan"),
-        ("--clip-grad -1", "clip_grad must be a number of at least 0, but got -1"),
+        ("--lr nan", "lr must be 0 to 1e+30, but got nan"),
+        ("--lr 1e300", "lr must be 0 to 1e+30, but got 1e+300"),
+        ("--clip-grad -1", "clip_grad must be 0 to 1e+30, but got -1"),
         ("--log-interval 0", "--log-interval must be at least 1, but got 0"),
         ("--timeout-s inf", "--timeout-s must be a number above 0, but got inf"),
         ("--vocab-size 1", "words besides the 1 tokens of items, but has 1"),
         ("--llm-dp two", "argument --llm-dp: invalid int value: 'two'"),
         ("--load no-such-folder", "no-such-folder holds no finished checkpoint"),
         ("--save README.md", "--save must be a folder, but README.md is a file"),
+        ("--save /proc/none", "--save /proc/none cannot be written"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(start: Start, options: str, message: str) -> None:

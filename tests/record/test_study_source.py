@@ -72,7 +72,13 @@ def test_counts_and_the_best_command_of_a_finished_study_come_from_its_export(ro
 
 
 @pytest.mark.parametrize(
-    "change", [{"value": "fast"}, {"value": True}, {"step_s": "long"}, {"cause": 7}, {"number": None}]
+    "change",
+    [
+        *({"value": "fast"}, {"value": True}, {"step_s": "long"}, {"cause": 7}, {"number": None}),
+        *({"value": float("nan")}, {"value": float("inf")}, {"value": 10**400}, {"duration_s": float("inf")}),
+        *({"peak_memory_bytes": 10**500}, {"number": 10**400}),
+    ],
+    ids=lambda change: " ".join(change),
 )
 def test_an_export_that_was_changed_is_one_line(tmp_path: Path, change: dict[str, object]) -> None:
     tune(tmp_path).optimize()

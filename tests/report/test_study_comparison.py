@@ -44,6 +44,13 @@ def test_what_differs_by_no_more_than_the_noise_is_as_fast(
     assert f"**t** is {verdict} **s** at its best." in comparison_markdown(found)
 
 
+def test_two_runs_of_the_same_settings_tell_the_noise(tmp_path: Path, study: Json) -> None:
+    twice = {**study, "best_is_own": True, "gain": 0.4}
+    slower = digest(tmp_path / "two", BASELINE, ok(2, 2, 1, 54_900.0))
+    assert compared(study, slower)["verdict"] == "10.0% slower than"
+    assert compared(twice, slower)["verdict"] == "as fast as"
+
+
 def test_without_noise_equal_values_are_as_fast(tmp_path: Path) -> None:
     exact = replace(ok(2, 2, 1, 61_000.0), spread=None)
     same = digest(tmp_path / "one", exact), digest(tmp_path / "two", exact)

@@ -170,6 +170,30 @@ def test_an_orphan_of_a_killed_tuner_is_recognised_and_ended(tmp_path: Path) -> 
     assert [pid for pid in found if is_running(pid)] == []
 
 
+def test_what_a_finished_orphan_left_in_its_session_is_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
+        "from zenith_tune.resources import Resources; import time; "
+        "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
+    )
+    # Without the trial's variable: only the session tells whose it is. It must not be ended by the tuner itself.
+    command = f"sh -c 'env -i sleep 1000 & echo $! > {tmp_path}/pid; kill -9 $(cat {tmp_path}/tuner)'"
+    tuner = subprocess.Popen(
+        [sys.executable, "-c", code, f"until [ -e {tmp_path}/tuner ]; do :; done; {command}", str(folder)]
+    )
+    (tmp_path / "tuner.part").write_text(str(tuner.pid))
+    (tmp_path / "tuner.part").rename(tmp_path / "tuner")
+    tuner.wait()
+    wait_until((folder / "exit_code").exists)
+    left = int((tmp_path / "pid").read_text())
+    assert is_running(left)
+    result = LocalRunner(grace_s=0.3).recover(folder)
+    assert result is not None and result.exit_code == 0
+    assert not is_running(left)
+
+
 def test_another_process_with_the_orphans_pid_is_not_touched(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:

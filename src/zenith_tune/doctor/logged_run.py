@@ -24,6 +24,8 @@ from zenith_tune.evaluators.failures import FailureKind, hidden_failure
 from zenith_tune.evaluators.megatron import MegatronEvaluator
 from zenith_tune.presets.recognition import recognised_preset
 
+SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
+
 
 def from_log(path: Path, command: str | None, told: Told) -> DiagnosedRun:
     """Read what a log measured, and the run from its command or else from the arguments that the log dumps."""
@@ -69,5 +71,7 @@ def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str) ->
     if found is None:
         reason = failure.message if failure is not None else why
         raise UsageError(f"{path} must tell a speed, or that memory ran out, but does not ({reason}): give another log")
+    if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
+        raise UsageError(f"{path} tells of steps of {found.step_s:g} s, which no training takes: give another log")
     peak = positive(found.peak_memory_bytes)
     return Measured(step_s=found.step_s, peak_bytes=peak)

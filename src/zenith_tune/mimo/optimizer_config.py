@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
+
+_LARGEST = 1e30
+"""Products with more than that leave single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,5 +31,5 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "weight_decay", "eps", "clip_grad"):
             value: float = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise UsageError(f"{name} must be a number of at least 0, but got {value:g}: correct it.")
+            if not 0 <= value <= _LARGEST:
+                raise UsageError(f"{name} must be 0 to {_LARGEST:g}, but got {value:g}: correct it.")

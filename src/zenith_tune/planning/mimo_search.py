@@ -57,7 +57,7 @@ class MimoSearch:
         num_best = sum(not at.is_homogeneous for at in self._tried - probes)
         best = next((at for at in ranked if at not in self._tried and not at.is_homogeneous), None)
         if num_best < self._top and best is not None:
-            return self._next(best, f"best number {num_best + 1} of the plan")
+            return self._next(best, "the plan's best of those that have not run")
         alike = next((at for at in ranked if at not in self._tried and at.is_homogeneous), None)
         if alike is not None and self._may_be_best_homogeneous(alike):
             return self._next(alike, "may be the best homogeneous layout")

@@ -10,7 +10,7 @@ from typing import Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.record.stored_trial import NUMBERS, TEXTS, measured
+from zenith_tune.record.stored_values import NUMBERS, TEXTS, finite, measured
 from zenith_tune.record.study_record import StudyHeader
 from zenith_tune.record.study_search import StudySearch
 from zenith_tune.record.study_view import StudyView, TrialView, refuse_odd, study_of
@@ -89,13 +89,11 @@ def remembered(folder: Path | None, study: Study) -> Json:
 def _trial(content: Json) -> Trial:
     known = {"number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters", *TEXTS, *NUMBERS}
     outcome, value = Outcome(content["outcome"]), content["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise TypeError(f"value is {value!r}")
     return Trial(
         params=dict(content["parameters"]),
         outcome=outcome,
-        value=value if outcome is Outcome.OK else None,
-        number=int(content["number"]),
+        value=finite("value", value) if outcome is Outcome.OK else None,
+        number=int(finite("number", content["number"])),
         command=content["command"] or "",
         folder=Path(content["folder"]) if content["folder"] else None,
         is_baseline=bool(content.get("is_baseline")),

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.parameters import Value
+from zenith_tune.record.stored_values import finite, measured
 from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.record.study_view import TrialView
 from zenith_tune.trial import Outcome, Trial
 
 RUNNING = ("RUNNING", "WAITING")
-TEXTS = ("cause", "failure", "early", "unit")
-NUMBERS = ("duration_s", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
 Json = dict[str, Any]
 
 
@@ -30,7 +29,7 @@ def stored_trial(
     trial = Trial(
         params=params,
         outcome=outcome,
-        value=value if outcome is Outcome.OK else None,
+        value=finite("value", value) if outcome is Outcome.OK else None,
         number=number,
         command=str(result.get("command", "")),
         identity=str(run.get("identity", "")),
@@ -49,16 +48,6 @@ def stored_trial(
         is_running=is_running,
         host=str(run.get("host", "")),
     )
-
-
-def measured(content: Json) -> Json:
-    """Return what was measured of a trial, and said of it; raises TypeError where a number is none."""
-    known = {name: content[name] for name in (*TEXTS, *NUMBERS) if content.get(name) is not None}
-    for name, value in known.items():
-        kinds = (str,) if name in TEXTS else (int, float)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}")
-    return known
 
 
 def parameter_value(stored: float, distribution_json: str) -> Value:

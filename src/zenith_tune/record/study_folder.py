@@ -7,7 +7,7 @@ import re
 import threading
 from pathlib import Path
 
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.trial_folder import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
@@ -44,6 +44,14 @@ class StudyFolder:
             raise UsageError(
                 f"the output folder {self.path} cannot be written ({error.strerror}): choose another --output-dir"
             ) from error
+
+    def refuse_foreign(self, database: str) -> None:
+        """Refuse a folder with the files of a study that `database` does not have: its logs would be read as ours."""
+        if self.json.exists() or (self.path / "trials").exists():
+            raise StudyError(
+                f"folder {self.path} holds a study that is not in {database}: give the --db that has it, choose "
+                "another --study-name or --output-dir, or move the folder away"
+            )
 
     def trial(self, number: int) -> TrialFolder:
         """Return the folder of trial `number`."""

@@ -53,7 +53,7 @@ class StudyReader:
         """Return the study as it stands; only trials that changed since the last look are read."""
         with reading(self.url) as query:
             study_id, direction = self._study(query)
-            attributes = {key: json.loads(text) for key, text in query(_ATTRIBUTES, {"study": study_id})}
+            attributes = self._attributes(query(_ATTRIBUTES, {"study": study_id}))
             rows = query(_TRIALS, {"study": study_id})
             self._refresh(query, study_id, rows)
         stored = attributes.get(HEADER_KEY)
@@ -81,6 +81,13 @@ class StudyReader:
             best_command=kept.get("best_command") or own,
             search=StudySearch.from_json(attributes.get(SEARCH_KEY)),
         )
+
+    def _attributes(self, rows: list[Row]) -> dict[str, Any]:
+        try:
+            return {key: json.loads(text) for key, text in rows}
+        except (TypeError, ValueError) as error:
+            law = f"the header of study {self.name!r} cannot be read ({type(error).__name__}: {error})"
+            raise StudyError(f"{law}: its database was changed by something else; give another study") from error
 
     def _study(self, query: Query) -> tuple[int, Direction]:
         rows = query(_STUDY, {"name": self.name})

@@ -21,6 +21,7 @@ from zenith_tune.record.patience import Patience
 from zenith_tune.record.server_tables import one_at_a_time
 from zenith_tune.record.server_url import is_server
 from zenith_tune.record.storage import clear_errors, open_storage
+from zenith_tune.record.stored_values import finite, measured
 from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.record.study_search import SEARCH_KEY, StudySearch
 from zenith_tune.trial import Outcome, Trial
@@ -98,7 +99,10 @@ class StudyRecord:
 
     def exists(self) -> bool:
         """Tell whether the study is there already."""
-        studies = self._ask(self._storage.get_all_studies)
+        try:
+            studies = self._ask(self._storage.get_all_studies)
+        except ValueError as error:
+            raise self._changed("a header", error) from error
         return any(study.study_name == self.study_name for study in studies)
 
     def create(self, header: StudyHeader, direction: Direction) -> None:
@@ -243,7 +247,10 @@ class StudyRecord:
         self._storage.engine.dispose()
 
     def _frozen_trials(self) -> list[FrozenTrial]:
-        trials = self._ask(lambda: self._storage.get_all_trials(self._require_study()))
+        try:
+            trials = self._ask(lambda: self._storage.get_all_trials(self._require_study()))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self._changed("the trials", error) from error
         self._num_trials = len(trials)
         return [trial for trial in trials if TWIN_OF not in trial.user_attrs]
 
@@ -270,13 +277,15 @@ class StudyRecord:
         try:
             return self._read_trial(frozen)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise StudyError(
-                f"trial {frozen.number} of study {self.study_name!r} cannot be read ({type(error).__name__}: {error}): "
-                "its database was changed by something else; choose another --study-name"
-            ) from error
+            raise self._changed(f"trial {frozen.number}", error) from error
+
+    def _changed(self, what: str, error: Exception) -> StudyError:
+        law = f"{what} of study {self.study_name!r} cannot be read ({type(error).__name__}: {error})"
+        return StudyError(f"{law}: its database was changed by something else; choose another --study-name")
 
     def _read_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
+        measured(result)
         run: dict[str, Any] = frozen.user_attrs.get(_RUN, {})
         if "claim" in run:
             self._claim_names[frozen.number] = run["claim"]
@@ -286,7 +295,7 @@ class StudyRecord:
         return Trial(
             params=frozen.params,
             outcome=outcome,
-            value=frozen.value if outcome is Outcome.OK else None,
+            value=finite("value", frozen.value) if outcome is Outcome.OK else None,
             number=frozen.number,
             command=command,
             identity=run.get("identity", ""),

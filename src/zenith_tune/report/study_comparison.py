@@ -39,7 +39,7 @@ def compared(first: Json, second: Json) -> Json:
         "is_comparable": not why_not,
         "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that went well."),
         "gain": gain,
-        "verdict": _verdict(gain, bests),
+        "verdict": _verdict(gain, [_noise(each, best) for each, best in zip((first, second), bests, strict=True)]),
         "caution": _caution(differences),
         "studies": [_study(each) for each in (first, second)],
         "summary": _summary(first, second),
@@ -71,12 +71,17 @@ def _why_not(first: Json, second: Json) -> str:
     return ""
 
 
-def _verdict(gain: float | None, bests: list[Json | None]) -> str:
+def _noise(study: Json, best: Json | None) -> float:
+    """Return the spread of a best, or by how much two runs of the same settings differ where a study has both."""
+    twice = abs(study["gain"] or 0.0) if study["best_is_own"] else 0.0
+    return max(twice, (best or {}).get("spread") or 0.0)
+
+
+def _verdict(gain: float | None, noises: list[float]) -> str:
     """Return how the second best stands to the first, in words to go between their names; nothing without a gain."""
     if gain is None:
         return ""
-    spreads = [best["spread"] or 0.0 for best in bests if best]
-    if abs(gain) <= sum(spreads) or abs(gain) < JUST_AS_FAST:
+    if abs(gain) <= sum(noises) or abs(gain) < JUST_AS_FAST:
         return "as fast as"
     return f"{format_gain(abs(gain)).lstrip('+')} {'faster' if gain > 0 else 'slower'} than"
 

@@ -19,7 +19,7 @@ from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.runners.local_room import LocalRoom, Seat
 from zenith_tune.runners.own_command import check_script, replaced_settings
-from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree, adopt_orphans, end_adopted
+from zenith_tune.runners.process_tree import MARK, ProcessIdentity, ProcessTree, adopt_orphans, end_adopted, ticks_at
 from zenith_tune.runners.seconds import check_seconds
 from zenith_tune.trial_folder import TrialFolder
 
@@ -109,10 +109,16 @@ class LocalRunner(Runner):
     def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder)
         identity = ProcessIdentity.parse(files.read(files.process))
-        leader = identity.pid if identity and identity.is_alive() else None
         # Read before anything is ended: what is written while its processes are being ended says nothing of the run.
         code = files.read(files.exit_code).strip()
-        ProcessTree(folder, leader).end(self.grace_s)
+        if identity is not None and identity.is_alive():
+            tree = ProcessTree(folder, identity.pid)
+        elif identity is not None and identity.is_of_this_boot() and files.exit_code.is_file():
+            # What it left in the background is still in its session.
+            tree = ProcessTree(folder, identity.pid, until_ticks=ticks_at(files.exit_code.stat().st_mtime))
+        else:
+            tree = ProcessTree(folder, None)
+        tree.end(self.grace_s)
         is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
         return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s()) if is_code else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import time
@@ -37,19 +38,33 @@ class ProcessIdentity:
         except (IndexError, ValueError):  # the trial may have written anything there
             return None
 
+    def is_of_this_boot(self) -> bool:
+        """Tell whether the machine has not been started again since."""
+        return self.boot_id == _boot_id()
+
     def is_alive(self) -> bool:
         """Tell whether this very process still runs."""
         fields = _read_stat(self.pid)
-        same = bool(fields) and self.boot_id == _boot_id() and int(fields[21]) == self.start_ticks
+        same = bool(fields) and self.is_of_this_boot() and int(fields[21]) == self.start_ticks
         return same and fields[2] != "Z"
+
+
+def ticks_at(time_s: float) -> float:
+    """Return a moment, in seconds since 1970, in the clock ticks since boot that processes are dated by."""
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return (time_s - booted_s) * os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTree:
     """Find and end every process of the trial whose folder is `folder`."""
 
-    def __init__(self, folder: Path, leader: int | None) -> None:
+    def __init__(self, folder: Path, leader: int | None, *, until_ticks: float = math.inf) -> None:
+        """Look for the trial's mark, and for what is in the session or group of `leader`.
+
+        Where the leader is gone, only what had begun by `until_ticks`, when it still ran, is sure to be of its session.
+        """
         self._mark = f"{MARK}={folder}".encode()
-        self._leader = leader
+        self._leader, self._until_ticks = leader, until_ticks
 
     def members(self) -> set[int]:
         """Return the pids that still run: leader, its session and group, descendants, and marked ones."""
@@ -61,7 +76,7 @@ class ProcessTree:
         _end(self.members, grace_s, hurry)
 
     def _belongs(self, pid: int, fields: list[str]) -> bool:
-        if self._leader is not None and self._leader in (pid, int(fields[4]), int(fields[5])):
+        if self._leader in (pid, int(fields[4]), int(fields[5])) and int(fields[21]) <= self._until_ticks:
             return True
         return _has_mark(pid, self._mark)
 
