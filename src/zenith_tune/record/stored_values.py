@@ -7,11 +7,17 @@ from typing import Any
 
 TEXTS = ("cause", "failure", "early", "unit")
 NUMBERS = ("duration_s", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
+_MOST_BITS = 1000
+"""Whole numbers of more than these have no float."""
 
 
 def measured(content: dict[str, Any]) -> dict[str, Any]:
-    """Return what was measured of a trial, and said of it; raises TypeError where a number is none."""
+    """Return what was measured of a trial, and said of it; raises TypeError where a number or a text is none.
+
+    An evaluator of somebody's own may write a spread that is not a number: it is left out.
+    """
     known = {name: content[name] for name in (*TEXTS, *NUMBERS) if content.get(name) is not None}
+    known = {name: value for name, value in known.items() if not _is_odd_float(value)}
     for name, value in known.items():
         if name in NUMBERS:
             finite(name, value)
@@ -28,8 +34,12 @@ def finite(name: str, value: Any) -> Any:
     """
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Not by float(value): a whole number of a thousand digits has none.
-    if not is_number or not abs(value) < math.inf or (isinstance(value, int) and value.bit_length() > 1000):
-        raise TypeError(f"{name} is {repr(value)[:40] if not is_number or isinstance(value, float) else 'too long'}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or _is_odd_float(value):
+        raise TypeError(f"{name} is {value!r}")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise TypeError(f"{name} is a number of {value.bit_length()} bits")
     return value
+
+
+def _is_odd_float(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -285,13 +285,13 @@ class StudyRecord:
 
     def _read_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
-        measured(result)
+        kept = measured(result)
         run: dict[str, Any] = frozen.user_attrs.get(_RUN, {})
         if "claim" in run:
             self._claim_names[frozen.number] = run["claim"]
         outcome = Outcome(result.pop("outcome", Outcome.CANCELLED))
         command = result.pop("command", "")
-        known = {name: result.pop(name, None) for name in _STORED}
+        known: dict[str, Any] = {name: kept.get(name) for name in _STORED}
         return Trial(
             params=frozen.params,
             outcome=outcome,
