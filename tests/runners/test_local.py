@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -188,10 +189,14 @@ def test_what_a_finished_orphan_left_in_its_session_is_ended(tmp_path: Path) -> 
     tuner.wait()
     wait_until((folder / "exit_code").exists)
     left = int((tmp_path / "pid").read_text())
-    assert is_running(left)
-    result = LocalRunner(grace_s=0.3).recover(folder)
-    assert result is not None and result.exit_code == 0
-    assert not is_running(left)
+    try:
+        assert is_running(left)
+        result = LocalRunner(grace_s=0.3).recover(folder)
+        assert result is not None and result.exit_code == 0
+        assert not is_running(left)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_another_process_with_the_orphans_pid_is_not_touched(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ MARK = "ZENITHTUNE_TRIAL_FOLDER"
 
 _POLL_S = 0.02  # only while ending a tree: a running trial is waited for, not polled
 _KILL_S = 10.0
+_LATE_S = 0.03
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -50,9 +51,12 @@ class ProcessIdentity:
 
 
 def ticks_at(time_s: float) -> float:
-    """Return a moment, in seconds since 1970, in the clock ticks since boot that processes are dated by."""
+    """Return when a file was written, in seconds since 1970, in the clock ticks since boot that processes are dated by.
+
+    A few more: files are dated by a clock that is up to 10 ms late.
+    """
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return (time_s - booted_s) * os.sysconf("SC_CLK_TCK")
+    return (time_s - booted_s + _LATE_S) * os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTree:
