@@ -13,6 +13,15 @@ from zenith_tune.errors import StudyInterrupted
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+def why_stopped(error: BaseException) -> str:
+    """Return what a study is told to have ended by, where it was an error that ended it."""
+    if isinstance(error, StudyInterrupted):
+        return f"interrupted by {signal.Signals(error.signum).name}"
+    if isinstance(error, BrokenPipeError | SystemExit):  # rich makes the one into the other
+        return "interrupted: nobody reads what it prints any more"
+    return str(error)
+
+
 class Interruption:
     """Catch the signals that ask a study to stop, for as long as the block runs.
 

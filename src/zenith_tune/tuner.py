@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,13 @@ from zenith_tune.alone_check import AloneCheck
 from zenith_tune.command_check import check_command, check_program, own_placeholders
 from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import construct, typed
-from zenith_tune.errors import StudyInterrupted, StudyLimitReached, UsageError
+from zenith_tune.errors import StudyLimitReached, UsageError
 from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
-from zenith_tune.interruption import Interruption
+from zenith_tune.interruption import Interruption, why_stopped
 from zenith_tune.parameters import Params
 from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
@@ -220,12 +219,7 @@ class PresetTuner:
                 for line in AloneCheck(session, self.render).run():
                     self.listener.noted(line)
         except BaseException as error:
-            if isinstance(error, StudyInterrupted):
-                why = f"interrupted by {signal.Signals(error.signum).name}"
-            elif isinstance(error, BrokenPipeError | SystemExit):  # rich makes the one into the other
-                why = "interrupted: nobody reads what it prints any more"
-            else:
-                why = str(error) or why
+            why = why_stopped(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for
             raise
         finally:

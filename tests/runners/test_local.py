@@ -152,16 +152,19 @@ def test_a_process_that_is_not_the_trials_is_left_alone(tmp_path: Path) -> None:
         stranger.wait()
 
 
+TUNER = (
+    "import sys, time; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
+    "from zenith_tune.resources import Resources; "
+    "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
+)
+"""Starts a trial and waits, to be killed."""
+
+
 def test_an_orphan_of_a_killed_tuner_is_recognised_and_ended(tmp_path: Path) -> None:
     command, pids = start_stubborn(tmp_path)
     folder = tmp_path / "trial"
     folder.mkdir()
-    code = (
-        "import sys, time; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
-        "from zenith_tune.resources import Resources; "
-        "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
-    )
-    tuner = subprocess.Popen([sys.executable, "-c", code, command, str(folder)])
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, command, str(folder)])
     wait_until(pids.exists)
     tuner.send_signal(signal.SIGKILL)
     tuner.wait()
@@ -174,15 +177,10 @@ def test_an_orphan_of_a_killed_tuner_is_recognised_and_ended(tmp_path: Path) -> 
 def test_what_a_finished_orphan_left_in_its_session_is_ended(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     folder.mkdir()
-    code = (
-        "import sys; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
-        "from zenith_tune.resources import Resources; import time; "
-        "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
-    )
     # Without the trial's variable: only the session tells whose it is. It must not be ended by the tuner itself.
     command = f"sh -c 'env -i sleep 1000 & echo $! > {tmp_path}/pid; kill -9 $(cat {tmp_path}/tuner)'"
     tuner = subprocess.Popen(
-        [sys.executable, "-c", code, f"until [ -e {tmp_path}/tuner ]; do :; done; {command}", str(folder)]
+        [sys.executable, "-c", TUNER, f"until [ -e {tmp_path}/tuner ]; do :; done; {command}", str(folder)]
     )
     (tmp_path / "tuner.part").write_text(str(tuner.pid))
     (tmp_path / "tuner.part").rename(tmp_path / "tuner")

@@ -86,8 +86,11 @@ class StudyReader:
         try:
             return {key: json.loads(text) for key, text in rows}
         except (TypeError, ValueError) as error:
-            law = f"the header of study {self.name!r} cannot be read ({type(error).__name__}: {error})"
-            raise StudyError(f"{law}: its database was changed by something else; give another study") from error
+            raise self._changed("the header", error) from error
+
+    def _changed(self, what: str, error: Exception) -> StudyError:
+        law = f"{what} of study {self.name!r} cannot be read ({type(error).__name__}: {error})"
+        return StudyError(f"{law}: its database was changed by something else; give another study")
 
     def _study(self, query: Query) -> tuple[int, Direction]:
         rows = query(_STUDY, {"name": self.name})
@@ -116,8 +119,7 @@ class StudyReader:
             value = next((value for (value,) in stored.values.get(trial_id, [])), None)
             return self._found(stored_trial(int(number), state, (times[0], times[1]), params, value, attributes))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            law = f"trial {number} of study {self.name!r} cannot be read ({type(error).__name__}: {error})"
-            raise StudyError(f"{law}: its database was changed by something else; give another study") from error
+            raise self._changed(f"trial {number}", error) from error
 
     def _found(self, view: TrialView) -> TrialView:
         """Return a trial with the folder where it lies now: a whole output folder may have been moved, or copied."""

@@ -21,7 +21,7 @@ from zenith_tune.record.patience import Patience
 from zenith_tune.record.server_tables import one_at_a_time
 from zenith_tune.record.server_url import is_server
 from zenith_tune.record.storage import clear_errors, open_storage
-from zenith_tune.record.stored_values import finite, measured
+from zenith_tune.record.stored_values import NUMBERS, TEXTS, finite, measured
 from zenith_tune.record.study_folder import StudyFolder
 from zenith_tune.record.study_search import SEARCH_KEY, StudySearch
 from zenith_tune.trial import Outcome, Trial
@@ -34,10 +34,6 @@ T = TypeVar("T")
 HEADER_KEY = "zenithtune"
 _RUN = "run"
 _RESULT = "result"
-_STORED = (
-    *("cause", "failure", "early", "duration_s", "unit", "spread", "step_s", "peak_memory_bytes", "num_samples"),
-    "num_runs",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +198,7 @@ class StudyRecord:
 
         if trial.number is None:
             raise ValueError("only a trial that was started can be finished")
-        stored = {name: getattr(trial, name) for name in _STORED}
+        stored = {name: getattr(trial, name) for name in (*TEXTS, *NUMBERS)}
         result = {"outcome": str(trial.outcome), "command": trial.command, **stored, "extra": dict(trial.extra)}
         values = [trial.value] if trial.value is not None else None
         state = TrialState.COMPLETE if values else TrialState.FAIL
@@ -285,25 +281,22 @@ class StudyRecord:
 
     def _read_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))
-        kept = measured(result)
         run: dict[str, Any] = frozen.user_attrs.get(_RUN, {})
         if "claim" in run:
             self._claim_names[frozen.number] = run["claim"]
-        outcome = Outcome(result.pop("outcome", Outcome.CANCELLED))
-        command = result.pop("command", "")
-        known: dict[str, Any] = {name: kept.get(name) for name in _STORED}
+        outcome = Outcome(result.get("outcome", Outcome.CANCELLED))
         return Trial(
             params=frozen.params,
             outcome=outcome,
             value=finite("value", frozen.value) if outcome is Outcome.OK else None,
             number=frozen.number,
-            command=command,
+            command=result.get("command", ""),
             identity=run.get("identity", ""),
             folder=self._trial_folder(frozen),
             is_baseline=run.get("is_baseline", False),
             why=run.get("why", ""),
             extra=result.get("extra", {}),
-            **{**known, "unit": known["unit"] or "", "num_runs": known["num_runs"] or 1},
+            **measured(result),
         )
 
     def _trial_folder(self, frozen: FrozenTrial) -> Path:
