@@ -166,7 +166,7 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     write_shards(source, shape)
     generate_s = time.perf_counter() - begin
     arguments = ["checkpoint", "merge", str(source), "--output", str(output)]
-    figures = merge([sys.executable, "-m", "zenith_tune.cli", *arguments], options.limit_mib * MIB)
+    figures = merge([sys.executable, "-m", "zenith_tune.cli.main", *arguments], options.limit_mib * MIB)
     compared = dict(checked(output, shape))
     size = output.stat().st_size
     return {

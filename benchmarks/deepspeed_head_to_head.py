@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.evaluators.deepspeed import DeepSpeedEvaluator
+from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 
 ROOT = Path(__file__).parent.parent
 TRAINER = ROOT / "examples" / "deepspeed_train.py"
@@ -126,7 +126,7 @@ def run_ours(output: Path, number: int) -> Tuned:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ds.json").write_text(json.dumps(COMMON), encoding="utf-8")
-        tuner = [sys.executable, "-m", "zenith_tune.cli", "optimize", "--preset", "deepspeed", "--no-baseline"]
+        tuner = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "deepspeed", "--no-baseline"]
         tuner += ["--args", f"n_gpus={RANKS},mbs_max={MOST_MBS}", "--strategy", "zero-progressive"]
         tuner += ["--study-name", "study", "--output-dir", str(folder / "out"), "--"]
         started = time.monotonic()

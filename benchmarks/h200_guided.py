@@ -24,9 +24,9 @@ from typing import Any
 
 from zenith_tune import PresetTuner
 from zenith_tune.calibrate.calibration_file import default_calibration, save_calibration
-from zenith_tune.parameters import Params, Value
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
-from zenith_tune.strategies.guided import GuidedStrategy
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.strategies.guided.strategy import GuidedStrategy
+from zenith_tune.study.parameters import Params, Value
 
 SHAPE = (
     "--num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 --group-query-attention "

@@ -35,14 +35,14 @@ from typing import Any
 from mimo_agreement_unpaced import compare
 from pinned_cores import pin, whole_cores
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.mimo.measured_step import MeasuredStep
-from zenith_tune.planning.mimo_candidate import MimoCandidate
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
 from zenith_tune.planning.mimo_candidates import mimo_candidates
-from zenith_tune.planning.mimo_prediction import MimoPrediction, predict
-from zenith_tune.presets.mimo_example import example_options, read_example
-from zenith_tune.presets.mimo_job import Given
+from zenith_tune.presets.mimo.example import example_options, read_example
+from zenith_tune.presets.mimo.job import Given
+from zenith_tune.shell import CommandLine
 
 TRAINER = Path(__file__).parents[1] / "examples" / "mimo_train.py"
 TIE = 0.05
@@ -259,7 +259,7 @@ def main() -> None:
     trainer = trainer_module()
     import torch
 
-    import zenith_tune.mimo.checkpoint  # noqa: F401 - imported before the ranks are forked, so that they have it
+    import zenith_tune.mimo.optimizer.checkpoint  # noqa: F401 - imported before the ranks are forked, so that they have it
 
     record: dict[str, Any] = {
         "date": str(date.today()),

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zenith_tune.mimo.measured_step import MeasuredStep
-from zenith_tune.planning.mimo_candidate import MimoCandidate
-from zenith_tune.planning.mimo_job import MimoJob
-from zenith_tune.planning.mimo_plan import plan_mimo
-from zenith_tune.planning.mimo_search import MimoSearch
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.job import MimoJob
+from zenith_tune.planner.mimo.plan import plan_mimo
+from zenith_tune.planner.mimo.search import MimoSearch
 
 ROUNDS = (float("inf"), 0.40, 0.25)
 """How near to the fastest a layout must be to run in each round."""

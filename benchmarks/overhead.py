@@ -24,13 +24,13 @@ from pathlib import Path
 from zenith_tune import PresetTuner, TuningPreset
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.duration import DurationEvaluator
-from zenith_tune.events import StudyListener
-from zenith_tune.parameters import CategoricalParameter, Parameter, Value
-from zenith_tune.placeholders import fill_placeholders
+from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy
-from zenith_tune.study import Study
-from zenith_tune.trial import Trial
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
+from zenith_tune.tuning.events import StudyListener
 
 COMMAND = "/bin/true"
 

@@ -32,7 +32,7 @@ from zenith_tune.estimate.estimate import Estimate
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 
 SEQ_LEN = 8192
 FRAMEWORK = "megatron"

@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.record.study_source import find_study
+from zenith_tune.record.source import find_study
 
 TRAINER = """#!/bin/sh
 echo "$@" >> "${0%/*}/ran"
@@ -39,7 +39,7 @@ def start(folder: Path, index: int, options: argparse.Namespace, study: str) -> 
     command = ["--", str(folder / "train.sh"), "--tensor-model-parallel-size", "1"]
     with (folder / f"events-{index}").open("wb") as events, (folder / f"text-{index}").open("wb") as text:
         return subprocess.Popen(
-            [sys.executable, "-m", "zenith_tune.cli", "optimize", "--json", *where, *PRESET, *budget, *command],
+            [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--json", *where, *PRESET, *budget, *command],
             stdout=events,
             stderr=text,
         )

@@ -26,9 +26,9 @@ from replay_strategies import STRATEGIES, Replay, replay_all, within_reach
 from replay_summary import NEAR, curve, summaries
 from scoreboard import DATA, disjoint
 
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.measured.measured_run import MeasuredRun
 from zenith_tune.registry import StrategyRegistry
 
 OUTPUT = Path(__file__).with_name("replay.md")

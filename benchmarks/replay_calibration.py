@@ -11,6 +11,7 @@ from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
 from zenith_tune.calibrate.folds import folds
 from zenith_tune.calibrate.holdout import families_of, interval, time_residuals
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory
 from zenith_tune.calibrate.memory_holdout import predict
 from zenith_tune.calibrate.memory_rows import usable
@@ -22,7 +23,6 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.time_calibration import TimeCalibration
-from zenith_tune.measured.measured_run import MeasuredRun
 
 FALLBACK = "megatron"
 """Whose calibration that comes with the package stands for a framework of which no other landscape was measured."""

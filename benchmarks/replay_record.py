@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_rows import MEASURED_ON, forbidden, layout_columns
 from zenith_tune.calibrate.run_table import DEFAULTS, run_cluster
 from zenith_tune.describe.framework_catalog import load_framework
@@ -18,9 +20,7 @@ from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
 from zenith_tune.measured.csv_rows import csv_files, csv_rows
-from zenith_tune.measured.measured_rows import read_measured
-from zenith_tune.measured.measured_run import MeasuredRun
-from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.units import MIB
 
 PLAYBOOK = "ultrascale_playbook"

@@ -12,10 +12,10 @@ from zenith_tune.errors import (
     ConsecutivePruneLimitExceeded,
     TrialExhausted,
 )
-from zenith_tune.evaluation import Limits
-from zenith_tune.parameters import Value
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.tuning.scheduler import Limits
 
 
 class ReplayTrials(EvalFunction):

@@ -10,7 +10,7 @@ from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 
 SEQ_LEN = 2048
 ROWS = (

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.direction import Direction
-from zenith_tune.parameters import CategoricalParameter, Parameter
+from zenith_tune.record.folder import DATABASE_NAME, StudyFolder
+from zenith_tune.record.record import StudyHeader, StudyRecord
 from zenith_tune.record.storage import database_url
-from zenith_tune.record.study_folder import DATABASE_NAME, StudyFolder
-from zenith_tune.record.study_record import StudyHeader, StudyRecord
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.parameters import CategoricalParameter, Parameter
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def cpu_s(pid: int) -> float:
 def serving(root: Path) -> Iterator[tuple[int, str, float]]:
     """Start the command; yield its pid, its address and when it was started."""
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "zenith_tune.cli", "serve", "load", "--output-dir", str(root)]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", "serve", "load", "--output-dir", str(root)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     match = re.search(r"http://\S+", process.stdout.readline())

@@ -34,8 +34,8 @@ from tests.toy_plugin import install  # noqa: E402
 from tests.toy_preset import ToyPreset  # noqa: E402
 
 from zenith_tune import PresetTuner  # noqa: E402
-from zenith_tune.events import StudyListener  # noqa: E402
-from zenith_tune.runners.slurm import SlurmRunner  # noqa: E402
+from zenith_tune.runners.slurm.runner import SlurmRunner  # noqa: E402
+from zenith_tune.tuning.events import StudyListener  # noqa: E402
 
 NUM_NODES, GPUS_PER_NODE, GPUS_PER_TRIAL = 4, 8, 4
 TRAINER = """
@@ -51,7 +51,7 @@ def optimize(folder: Path, num_trials: int, seconds: float, *options: str) -> tu
     (folder / "trainer.sh").write_text(TRAINER)
     study = ["--preset", "toy", "--args", f"n={num_trials}", "--no-baseline", "--study-name", "s", *options]
     command = ["bash", str(folder / "trainer.sh"), "{x}", f"{seconds:g}"]
-    argv = [sys.executable, "-m", "zenith_tune.cli", "optimize", *study, "--", *command]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *study, "--", *command]
     start = time.perf_counter()
     subprocess.run(argv, cwd=folder, env=environment, check=True, capture_output=True)
     elapsed_s = time.perf_counter() - start

@@ -24,17 +24,17 @@ from pathlib import Path
 
 from zenith_tune import Direction, JobSpec, load_cluster, load_framework, load_model
 from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.estimate.model_flops import flops_per_token
 from zenith_tune.layouts.divisors import divisors
-from zenith_tune.parameters import CategoricalParameter, Parameter, Value
-from zenith_tune.planning.model_flops import flops_per_token
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.strategies.zero_progressive import ZeroProgressiveStrategy
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.strategies.zero_progressive.axes import matters
+from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
+from zenith_tune.strategies.zero_progressive.feasibility import why_surely_too_large
+from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
-from zenith_tune.zero.ds_config import DsConfig
-from zenith_tune.zero.feasibility import why_surely_too_large
-from zenith_tune.zero.zero_axes import matters
 from zenith_tune.zero.zero_subject import ZeroSubject
 
 OUTPUT = Path(__file__).with_name("zero_simulated.md")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.testing import CliRunner
 
-from zenith_tune.cli import cli
+from zenith_tune.cli.main import cli
 
 TARGET = Path(__file__).with_name("cli.md")
 

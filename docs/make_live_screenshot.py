@@ -45,7 +45,7 @@ def main() -> None:
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the command line in a folder."""
-    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path}
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)

@@ -60,7 +60,7 @@ def main() -> None:
 def zenithtune(folder: Path, *arguments: str) -> None:
     """Run the command line in a folder."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -196,12 +196,12 @@ def make_trainer(options: argparse.Namespace) -> tuple[Trainer, StepClock | None
     """Build this rank's part of the model, its optimizer and the trainer, and a clock where passes can be timed."""
     import torch.distributed as dist
 
-    from zenith_tune.mimo.mimo_model import MimoModel
-    from zenith_tune.mimo.mimo_optimizer import get_mimo_optimizer
+    from zenith_tune.mimo.comm.topology import Topology
+    from zenith_tune.mimo.model.modules import MimoModel
+    from zenith_tune.mimo.optimizer.mimo_optimizer import get_mimo_optimizer
     from zenith_tune.mimo.paced_rank import PacedRank
     from zenith_tune.mimo.schedule import unwatched
     from zenith_tune.mimo.step_clock import StepClock
-    from zenith_tune.mimo.topology import Topology
     from zenith_tune.mimo.trainer import Trainer, unwatched_part
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -226,7 +226,7 @@ def train(options: argparse.Namespace) -> None:
     """Train on this rank; the last one prints."""
     import torch.distributed as dist
 
-    from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
+    from zenith_tune.mimo.optimizer.checkpoint import load_checkpoint, save_checkpoint
     from zenith_tune.mimo.samples import random_samples
 
     trainer, clock = make_trainer(options)
@@ -285,7 +285,7 @@ def main() -> int:
             train_as_one_rank(options)
             return 0
         # Imported before the ranks are forked from here, so that they have it all.
-        import zenith_tune.mimo.checkpoint  # noqa: F401
+        import zenith_tune.mimo.optimizer.checkpoint  # noqa: F401
         from zenith_tune.mimo.local_ranks import run_ranks
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from zenith_tune.cli import main
+from zenith_tune.cli.main import main
 
 
 class Done(NamedTuple):

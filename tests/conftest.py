@@ -64,7 +64,7 @@ def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
     def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "zenith_tune.cli", *args],
+            [sys.executable, "-m", "zenith_tune.cli.main", *args],
             cwd=tmp_path,
             env={**os.environ, **(env or {})},
             capture_output=True,

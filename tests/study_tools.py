@@ -14,10 +14,10 @@ from zenith_tune import (
     Trial,
     TuningStrategy,
 )
-from zenith_tune.events import StudyEnd, StudyListener
-from zenith_tune.parameters import Value
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.study import Study
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.study import Study
+from zenith_tune.tuning.events import StudyEnd, StudyListener
 
 PRINT_X = "sh -c 'echo value: {x}'"
 

@@ -14,7 +14,7 @@ from tests.data_folder import measured_data
 from tests.measured.rows import LLAMA, table
 from tests.start_cost import assert_answers_quickly
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration
-from zenith_tune.cli import main
+from zenith_tune.cli.main import main
 
 JOB = ("--model", "llama3-8b", "--cluster", "h100x8", "--seq", "8192")
 STEPS = {("2", "1"): "9.6", ("4", "1"): "10.6", ("1", "1"): "9.9", ("2", "2"): "10.3", ("8", "1"): "13.5"}
@@ -184,7 +184,7 @@ def test_two_runs_are_too_few(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 8, 11, 12, 13])
 def test_usage_errors_answer_within_four_tenths_of_a_cpu_second(index: int, tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "zenith_tune.cli", "calibrate", *WRONG[index][0]]
+    arguments = [sys.executable, "-m", "zenith_tune.cli.main", "calibrate", *WRONG[index][0]]
     environment = {"PYTHONPATH": str(ROOT / "src")}
     assert_answers_quickly(lambda: subprocess.run(arguments, capture_output=True, cwd=tmp_path, env=environment))
 

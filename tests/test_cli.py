@@ -146,7 +146,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(zenithtune: Run, arguments: l
     ],
 )
 def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
-    argv = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     assert_answers_quickly(lambda: subprocess.run(argv, capture_output=True, cwd=ROOT))
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from zenith_tune.distributions import to_distribution
-from zenith_tune.parameters import BoolParameter, CategoricalParameter, FloatParameter, IntParameter
+from zenith_tune.study.optuna_types import to_distribution
+from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, FloatParameter, IntParameter
 
 
 @given(low=st.integers(-1000, 1000), width=st.integers(0, 1000), step=st.integers(1, 50))
@@ -41,6 +41,6 @@ def test_a_parameter_with_one_value_is_allowed(
 
 
 def test_importing_the_module_does_not_import_optuna() -> None:
-    code = "import sys, zenith_tune.distributions; print('optuna' in sys.modules)"
+    code = "import sys, zenith_tune.study.optuna_types; print('optuna' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

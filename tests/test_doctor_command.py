@@ -15,10 +15,10 @@ from tests.data_folder import measured_data
 from tests.report.studies import BEST, recorded
 from zenith_tune.direction import Direction
 from zenith_tune.record.export import export
-from zenith_tune.record.study_folder import StudyFolder
-from zenith_tune.record.study_record import StudyHeader
-from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 
 SHAPE = [
     *("--num-layers", "32", "--hidden-size", "4096", "--ffn-hidden-size", "14336", "--swiglu", "--seq-length", "8192"),
@@ -268,7 +268,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
     program = (
-        "import sys; from zenith_tune.cli import main\ntry: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
+        "import sys; from zenith_tune.cli.main import main\ntry: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "doctor", *H100, "--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py"],

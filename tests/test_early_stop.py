@@ -17,7 +17,7 @@ from tests.study_tools import Asks, Witness, tune
 from tests.test_cli import Run
 from tests.test_interruption import marked_processes, start, wait_for
 from tests.toy_preset import ToyPreset
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from zenith_tune import (
     TuningStrategy,
 )
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluation import Limits
 from zenith_tune.strategies.base import EvalFunction
+from zenith_tune.tuning.scheduler import Limits
 
 
 def test_the_budget_counts_runs_and_neither_repeats_nor_prunes(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(guide: Guide, arguments: list[str
 
 def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
     program = (
-        "import sys; from zenith_tune.cli import main\ntry: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
+        "import sys; from zenith_tune.cli.main import main\ntry: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
     )
     command = [sys.executable, "-c", program, "guide", "7B", "--gbs", "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -17,7 +17,7 @@ import pytest
 
 from tests import toy_plugin
 from tests.requirements import need_root
-from zenith_tune.record.study_source import find_study
+from zenith_tune.record.source import find_study
 
 NUM_KILLS = 50
 NUM_POINTS = 240
@@ -31,7 +31,7 @@ def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> sub
     env = env or {"PYTHONPATH": os.pathsep.join([str(plugins), str(Path(__file__).parent.parent)])}
     arguments = ["optimize", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
     return subprocess.Popen(
-        [sys.executable, "-m", "zenith_tune.cli", *arguments],
+        [sys.executable, "-m", "zenith_tune.cli.main", *arguments],
         cwd=folder,
         env={**os.environ, **env},
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from zenith_tune.parameters import BoolParameter, CategoricalParameter, FloatParameter, IntParameter, Value
+from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, FloatParameter, IntParameter, Value
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

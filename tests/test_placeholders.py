@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.parameters import Value
-from zenith_tune.placeholders import fill_placeholders, placeholder_names
+from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
+from zenith_tune.study.parameters import Value
 
 PARAMS: dict[str, Value] = {"tp": 4, "mbs": 2, "lr": 1e-05, "on": True, "method": "uniform"}
 

@@ -140,7 +140,7 @@ def test_every_mistake_is_one_line(plan: Plan, arguments: list[str], parts: list
     ],
 )
 def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
-    argv = [sys.executable, "-m", "zenith_tune.cli", "plan", *arguments]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", "plan", *arguments]
     assert_answers_quickly(lambda: subprocess.run(argv, capture_output=True, cwd=ROOT))
 
 

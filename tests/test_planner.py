@@ -11,8 +11,8 @@ from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.layout_name import parse_values
 from zenith_tune.layouts.layout_rows import layout_at
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planner import NEAR_MEMORY, RISK, Planner
-from zenith_tune.planning.plan import Obstacle
+from zenith_tune.planner.plan import Obstacle
+from zenith_tune.planner.planner import NEAR_MEMORY, RISK, Planner
 from zenith_tune.units import format_seconds
 
 

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 from tests.probe.full_disk import full_disk, write_full_disk
 from tests.probe.rank_script import SHAPE, is_alive, marked_processes, started, training, write_script
 from tests.start_cost import assert_answers_quickly
-from zenith_tune.measured.probed_runs import FILE_NAME
+from zenith_tune.calibrate.probed_runs import FILE_NAME
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 CLUSTER = ("--cluster", "h200x8")
@@ -118,7 +118,7 @@ def test_an_interrupt_ends_the_rank_and_keeps_the_finished_layouts(tmp_path: Pat
     write_script(tmp_path)
     layouts = ("--layout", "TP2", "--layout", "PP2", "--layout", "TP4")
     arguments = ["probe", *CLUSTER, *layouts, "--", *training(STANDIN_4="hang")]
-    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     prober = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
@@ -148,7 +148,7 @@ def test_what_a_killed_probe_left_is_ended_by_the_next_and_its_log_masked(run: R
         "--",
         *training(STANDIN="secret", HF_TOKEN=secret),
     ]
-    command = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     slow = os.environ | {"STANDIN_STEP_S": "100"}
     killed = subprocess.Popen(command, cwd=tmp_path, env=slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -245,7 +245,7 @@ def test_every_mistake_is_one_line_and_exit_code_2(
     ids=lambda arguments: " ".join(arguments)[:40],
 )
 def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
-    argv = [sys.executable, "-m", "zenith_tune.cli", *arguments]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     assert_answers_quickly(lambda: subprocess.run(argv, capture_output=True, cwd=ROOT))
 
 

@@ -19,11 +19,11 @@ from tests.data_folder import measured_data
 from zenith_tune.direction import Direction
 from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.evaluation import Limits
-from zenith_tune.parameters import Parameter, Value
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy
-from zenith_tune.trial import Outcome
+from zenith_tune.study.parameters import Parameter, Value
+from zenith_tune.study.trial import Outcome
+from zenith_tune.tuning.scheduler import Limits
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -81,7 +81,7 @@ def test_a_mistake_is_one_line(report: Run, arguments: list[str], said: str) -> 
 
 def test_an_unknown_study_is_told_without_optuna_or_rich(report: Run, tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom zenith_tune.cli import main\n"
+        "import sys\nfrom zenith_tune.cli.main import main\n"
         "try:\n    main(['report', 'r'])\n"
         "finally:\n    print([name for name in ('optuna', 'rich', 'numpy', 'torch') if name in sys.modules])"
     )

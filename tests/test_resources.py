@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
+from zenith_tune.study.resources import Resources
 
 
 def test_what_the_user_gives_stands_in_for_what_nobody_tells() -> None:

@@ -15,7 +15,7 @@ from zenith_tune import (
 )
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.base import Measurement
-from zenith_tune.parameters import Value
+from zenith_tune.study.parameters import Value
 
 
 def test_an_existing_study_is_not_touched_without_resume(tmp_path: Path) -> None:

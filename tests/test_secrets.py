@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zenith_tune import secrets
-from zenith_tune.secrets import find_secrets, mask, mask_environment, mask_file
+from zenith_tune.shell.secrets import find_secrets, mask, mask_environment, mask_file
 
 HF = "hf_" + "aB3dE6gH9j" * 3
 SECRET = "s3cr3t-v4lue"

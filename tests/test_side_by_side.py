@@ -21,12 +21,12 @@ from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.errors import UsageError
-from zenith_tune.record.study_source import find_study
+from zenith_tune.record.source import find_study
 from zenith_tune.report.best_so_far import best_so_far
-from zenith_tune.report.terminal import TerminalReporter
+from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.strategies.grid import GridStrategy
+from zenith_tune.study.trial import Trial
 from zenith_tune.timeouts import Timeouts
-from zenith_tune.trial import Trial
 
 NOTED = "sh -c 'echo $CUDA_VISIBLE_DEVICES $MASTER_PORT $(date +%s%N) >> {log}; sleep 0.3; " + (
     "echo $CUDA_VISIBLE_DEVICES end $(date +%s%N) >> {log}; echo value: {x}'"
@@ -130,7 +130,7 @@ def test_the_same_best_as_in_sequence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum: signal.Signals) -> None:
-    command = [sys.executable, "-m", "zenith_tune.cli", "optimize", "--preset", "demo", "--strategy", "grid"]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "demo", "--strategy", "grid"]
     command += ["--parallel", "3", "--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-baseline"]
     command += ["--", "sh", "-c", f"touch {tmp_path}/$$; sleep 60; echo {{tp}} {{mbs}} {{recompute}} {{gbs}}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -6,7 +6,7 @@ import pytest
 
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.errors import UsageError
-from zenith_tune.study import Study
+from zenith_tune.study.study import Study
 from zenith_tune.timeouts import Timeouts
 
 NAN, INF = float("nan"), float("inf")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
-from zenith_tune.record.study_control import StudyControl
-from zenith_tune.trial import Outcome
+from zenith_tune.record.control import StudyControl
+from zenith_tune.study.trial import Outcome
 
 SLOW = "sh -c 'touch {trial_folder}/begun; sleep {x}; echo value: {x}'"
 

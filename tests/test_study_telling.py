@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from zenith_tune import Direction, Outcome, Trial
-from zenith_tune.report.live_screen import LiveScreen
-from zenith_tune.report.terminal import TerminalReporter
-from zenith_tune.study import Study
+from zenith_tune.report.terminal.live_screen import LiveScreen
+from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import YOUR_COMMAND
 from zenith_tune.study_telling import StudyTelling
-from zenith_tune.trial import YOUR_COMMAND
 
 
 def lines_of(output: io.StringIO) -> list[list[str]]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.record.study_view import TrialView
-from zenith_tune.trial import Outcome, Trial
-from zenith_tune.trial_folder import TrialFolder
-from zenith_tune.trial_log import TrialLog, clean_line, lines_of
+from zenith_tune.record.view import TrialView
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial_log import TrialLog, clean_line, lines_of
 
 MIB = 2**20
 

@@ -15,11 +15,11 @@ from tests.evaluators.iteration_logs import log_of
 from zenith_tune import Outcome, Trial, TuningEvaluator
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.resources import Resources
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.runners.base import End, Job, JobResult
-from zenith_tune.runners.local import LocalRunner
-from zenith_tune.trial_watch import TrialWatch
+from zenith_tune.runners.local.runner import LocalRunner
+from zenith_tune.study.resources import Resources
+from zenith_tune.tuning.watch import TrialWatch
 
 _STAMP = re.compile(r"^ \[(\S+ \S+)\] iteration +\d+/", re.MULTILINE)
 

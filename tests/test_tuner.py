@@ -23,8 +23,8 @@ from zenith_tune import (
 )
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.parameters import Value
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.study.parameters import Value
 from zenith_tune.timeouts import Timeouts
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zenith_tune import Direction, RegexEvaluator, TuningEvaluator, TuningPreset, TuningStrategy
-from zenith_tune.parameters import CategoricalParameter, Parameter, Value
-from zenith_tune.placeholders import fill_placeholders
+from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.grid import GridStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
 
 
 class ToyPreset(TuningPreset):

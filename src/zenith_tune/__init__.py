@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from zenith_tune.evaluators.base import TuningEvaluator as TuningEvaluator
     from zenith_tune.evaluators.regex import RegexEvaluator as RegexEvaluator
     from zenith_tune.layouts.layout import Layout as Layout
-    from zenith_tune.parameters import BoolParameter as BoolParameter
-    from zenith_tune.parameters import CategoricalParameter as CategoricalParameter
-    from zenith_tune.parameters import FloatParameter as FloatParameter
-    from zenith_tune.parameters import IntParameter as IntParameter
-    from zenith_tune.parameters import Parameter as Parameter
-    from zenith_tune.planner import Planner as Planner
+    from zenith_tune.planner.planner import Planner as Planner
     from zenith_tune.presets.base import TuningPreset as TuningPreset
     from zenith_tune.registry import EvaluatorRegistry as EvaluatorRegistry
     from zenith_tune.registry import PresetRegistry as PresetRegistry
     from zenith_tune.registry import RunnerRegistry as RunnerRegistry
     from zenith_tune.registry import StrategyRegistry as StrategyRegistry
     from zenith_tune.strategies.base import TuningStrategy as TuningStrategy
-    from zenith_tune.trial import Outcome as Outcome
-    from zenith_tune.trial import Trial as Trial
+    from zenith_tune.study.parameters import BoolParameter as BoolParameter
+    from zenith_tune.study.parameters import CategoricalParameter as CategoricalParameter
+    from zenith_tune.study.parameters import FloatParameter as FloatParameter
+    from zenith_tune.study.parameters import IntParameter as IntParameter
+    from zenith_tune.study.parameters import Parameter as Parameter
+    from zenith_tune.study.trial import Outcome as Outcome
+    from zenith_tune.study.trial import Trial as Trial
     from zenith_tune.tuner import PresetTuner as PresetTuner
 
 __version__ = "0.1.0"
@@ -48,14 +48,14 @@ _HOMES = {
     "zenith_tune.evaluators.base": ("TuningEvaluator",),
     "zenith_tune.evaluators.regex": ("RegexEvaluator",),
     "zenith_tune.layouts.layout": ("Layout",),
-    "zenith_tune.parameters": (
+    "zenith_tune.study.parameters": (
         *("BoolParameter", "CategoricalParameter", "FloatParameter", "IntParameter", "Parameter"),
     ),
-    "zenith_tune.planner": ("Planner",),
+    "zenith_tune.planner.planner": ("Planner",),
     "zenith_tune.presets.base": ("TuningPreset",),
     "zenith_tune.registry": ("EvaluatorRegistry", "PresetRegistry", "RunnerRegistry", "StrategyRegistry"),
     "zenith_tune.strategies.base": ("TuningStrategy",),
-    "zenith_tune.trial": ("Outcome", "Trial"),
+    "zenith_tune.study.trial": ("Outcome", "Trial"),
     "zenith_tune.tuner": ("PresetTuner",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

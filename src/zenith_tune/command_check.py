@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
-from zenith_tune.placeholders import fill_placeholders, misspelt_placeholder
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder
 
 TRIAL_FOLDER = "trial_folder"
 

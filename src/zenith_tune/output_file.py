@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zenith_tune.trial_folder import write_atomically
+from zenith_tune.study.files import write_atomically
 
 
 def write_output(path: Path, text: str) -> None:

@@ -105,12 +105,12 @@ PresetRegistry: Registry[TuningPreset] = Registry(
     "preset",
     "zenith_tune.presets",
     {
-        "accelerate": "zenith_tune.presets.accelerate",
-        "deepspeed": "zenith_tune.presets.deepspeed",
+        "accelerate": "zenith_tune.presets.accelerate.preset",
+        "deepspeed": "zenith_tune.presets.deepspeed.preset",
         "demo": "zenith_tune.presets.demo",
-        "megatron": "zenith_tune.presets.megatron",
-        "megatron-lm": "zenith_tune.presets.megatron_lm",
-        "mimo": "zenith_tune.presets.mimo",
+        "megatron": "zenith_tune.presets.megatron.preset",
+        "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
+        "mimo": "zenith_tune.presets.mimo.preset",
     },
 )
 StrategyRegistry: Registry[TuningStrategy] = Registry(
@@ -120,10 +120,10 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "grid": "zenith_tune.strategies.grid",
         "random": "zenith_tune.strategies.random",
         "optuna": "zenith_tune.strategies.optuna",
-        "guided": "zenith_tune.strategies.guided",
+        "guided": "zenith_tune.strategies.guided.strategy",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
-        "mimo-ranked": "zenith_tune.strategies.mimo_ranked",
-        "zero-progressive": "zenith_tune.strategies.zero_progressive",
+        "mimo-ranked": "zenith_tune.presets.mimo.strategy",
+        "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
     },
 )
 EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
@@ -132,18 +132,18 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
     {
         "duration": "zenith_tune.evaluators.duration",
         "regex": "zenith_tune.evaluators.regex",
-        "megatron": "zenith_tune.evaluators.megatron",
-        "accelerate": "zenith_tune.evaluators.accelerate",
-        "deepspeed": "zenith_tune.evaluators.deepspeed",
+        "megatron": "zenith_tune.presets.megatron.evaluator",
+        "accelerate": "zenith_tune.presets.accelerate.evaluator",
+        "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
     },
 )
 RunnerRegistry: Registry[Runner] = Registry(
     "runner",
     "zenith_tune.runners",
     {
-        "hostfile": "zenith_tune.runners.hostfile",
-        "local": "zenith_tune.runners.local",
-        "ray": "zenith_tune.runners.ray",
-        "slurm": "zenith_tune.runners.slurm",
+        "hostfile": "zenith_tune.runners.hostfile.runner",
+        "local": "zenith_tune.runners.local.runner",
+        "ray": "zenith_tune.runners.ray.runner",
+        "slurm": "zenith_tune.runners.slurm.runner",
     },
 )

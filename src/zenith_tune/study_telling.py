@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zenith_tune.evaluators.base import Progress
-from zenith_tune.events import StudyListener
-from zenith_tune.study import Study
-from zenith_tune.trial import Trial
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
+from zenith_tune.tuning.events import StudyListener
 
 
 class StudyTelling:

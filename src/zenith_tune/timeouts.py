@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.study import Study
+from zenith_tune.study.study import Study
 
 MAX_TIMEOUT_S = 1e7
 MAX_MARGIN = 1000.0

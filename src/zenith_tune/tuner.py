@@ -9,34 +9,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.alone_check import AloneCheck
 from zenith_tune.command_check import check_command, check_program, own_placeholders
-from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import construct, typed
 from zenith_tune.errors import StudyLimitReached, UsageError
-from zenith_tune.evaluation import Evaluation, Limits
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
-from zenith_tune.interruption import Interruption, why_stopped
-from zenith_tune.parameters import Params
-from zenith_tune.placeholders import placeholder_names
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.recognition import recognised_preset
-from zenith_tune.record.server_url import shown
-from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.server.url import shown
 from zenith_tune.registry import PresetRegistry, StrategyRegistry
 from zenith_tune.runners.base import Runner
 from zenith_tune.runners.choice import check_runner, make_runner
-from zenith_tune.secrets import find_secrets, mask
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.placeholders import placeholder_names
+from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.study import Study
-from zenith_tune.study_place import StudyPlace, check_text
-from zenith_tune.study_session import StudySession
+from zenith_tune.study.parameters import Params
+from zenith_tune.study.study import Study
 from zenith_tune.timeouts import Timeouts
-from zenith_tune.trial_execution import TrialExecution
+from zenith_tune.tuning.confirmation import AloneCheck
+from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
+from zenith_tune.tuning.execution import TrialExecution
+from zenith_tune.tuning.interruption import Interruption, why_stopped
+from zenith_tune.tuning.place import StudyPlace, check_text
+from zenith_tune.tuning.scheduler import Evaluation, Limits
+from zenith_tune.tuning.session import StudySession
 
 _EARLY_STOP = EarlyStop()
 
@@ -340,6 +340,6 @@ class PresetTuner:
 
 
 def _terminal() -> StudyListener:
-    from zenith_tune.report.terminal import TerminalReporter
+    from zenith_tune.report.terminal.terminal import TerminalReporter
 
     return TerminalReporter()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from zenith_tune.checkpoint import mosaic
-from zenith_tune.checkpoint.mosaic import Mosaic
+from zenith_tune.checkpoint.tensor_view import Mosaic
 from zenith_tune.errors import UsageError
 
 

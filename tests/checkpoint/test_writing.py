@@ -25,7 +25,7 @@ LARGE_MIB = 384
 
 
 def start(*args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "zenith_tune.cli", "checkpoint", *args]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", "checkpoint", *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

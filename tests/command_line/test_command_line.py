@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.command_line import CommandLine
-from zenith_tune.parameters import Value
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.parameters import Value
 
 TP, MBS = "--tensor-model-parallel-size", "--micro-batch-size"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import skip
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import CommandError
+from zenith_tune.shell import CommandLine
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_script_behind_a_link_is_read(tmp_path: Path) -> None:
 
 
 def test_the_tuners_own_input_is_left_alone() -> None:
-    program = "import sys; from zenith_tune.command_line import CommandLine; "
+    program = "import sys; from zenith_tune.shell import CommandLine; "
     program += "print(CommandLine('bash /dev/stdin').warnings(), sys.stdin.read())"
     ran = subprocess.run([sys.executable, "-c", program], input="y", capture_output=True, text=True, check=True)
     assert ran.stdout == "[] y\n"

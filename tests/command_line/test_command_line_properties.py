@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenith_tune.command_line import CommandLine, plain_value
-from zenith_tune.parameters import Value
-from zenith_tune.placeholders import fill_placeholders
-from zenith_tune.secrets import find_secrets
+from zenith_tune.shell import CommandLine, plain_value
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.secrets import find_secrets
+from zenith_tune.study.parameters import Value
 
 OPTIONS = ("--tensor-model-parallel-size", "--micro-batch-size", "--recompute-method", "--min-lr")
 FLAG = "--sequence-parallel"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.command_line.launchers import Arguments, ShellText, locate, program_name, starts_nothing
 from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import CommandError
+from zenith_tune.shell.launchers import Arguments, ShellText, locate, program_name, starts_nothing
+from zenith_tune.shell.lexer import lex
 
 
 def words_of(text: str) -> list[Word]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.command_line.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
 
 
 def found(command: str) -> RankLauncher:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from zenith_tune.command_line.shell_tokens import Operator, Redirection, Word
-from zenith_tune.command_line.shell_words import lex
 from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
+from zenith_tune.shell.lexer import lex
 
 
 def words(text: str) -> list[str]:

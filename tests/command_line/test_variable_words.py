@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.command_line.variable_words import set_variables, with_variables
+from zenith_tune.shell.variables import set_variables, with_variables
 
 OWN = {"GPUS": '"$MINE"', "PORT": "7"}
 

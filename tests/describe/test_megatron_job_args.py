@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.describe.megatron_job_args import has_flash_attention, job_from_args
 from zenith_tune.errors import UsageError
 

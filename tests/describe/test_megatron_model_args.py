@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from zenith_tune.describe.megatron_args import MegatronArgs
-from zenith_tune.describe.megatron_model_args import model_from_args, model_name
+from zenith_tune.describe.megatron.args import MegatronArgs
+from zenith_tune.describe.megatron.model import model_from_args, model_name
 from zenith_tune.describe.model_catalog import catalog_model, known_models
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.emit.megatron_model import model_options

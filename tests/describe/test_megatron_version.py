@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.describe.megatron_version import MAX_BYTES, MegatronVersion, find_version, read_version
+from zenith_tune.describe.megatron.version import MAX_BYTES, MegatronVersion, find_version, read_version
 
 TEXT = """# Copyright
 MAJOR = 0

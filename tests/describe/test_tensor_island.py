@@ -10,7 +10,7 @@ from zenith_tune.describe.cluster_file import read_cluster
 from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
 from zenith_tune.describe.topology import Path as Way
 from zenith_tune.errors import UsageError
-from zenith_tune.planning.what_if import resized
+from zenith_tune.planner.what_if import resized
 
 TOPOLOGIES = Path(__file__).parent / "topologies"
 PAIRS, QUADS = [[0, 1], [2, 3]], [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.command_runs import running
 from tests.doctor.cases import case
-from zenith_tune.doctor.better_layout import better_layout, emit_command
+from zenith_tune.doctor.advice.better_layout import better_layout, emit_command
 from zenith_tune.doctor.diagnosis import diagnose
 from zenith_tune.doctor.diagnosis_words import diagnosis_lines
 from zenith_tune.doctor.run_origin import RunOrigin

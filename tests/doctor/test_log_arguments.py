@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from zenith_tune.doctor.log_arguments import dumped_arguments, dumped_command, recompute_modules
-from zenith_tune.presets.megatron_lm_job import Given, read_job
+from zenith_tune.presets.megatron_lm.job import Given, read_job
 
 VALUES = {
     "add_bias_linear": "False",

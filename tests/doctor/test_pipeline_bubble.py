@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.cases import case
-from zenith_tune.doctor.pipeline_bubble import bubble_share, pipeline_bubble
+from zenith_tune.doctor.advice.pipeline import bubble_share, pipeline_bubble
 
 
 def test_the_share_is_that_of_narayanan_2021_and_interleaving_divides_it() -> None:

@@ -7,11 +7,11 @@ from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.direction import Direction
 from zenith_tune.doctor.study_diagnosis import study_diagnosis, trial_diagnosis
 from zenith_tune.doctor.tried_layouts import tried_layouts
-from zenith_tune.parameters import Params
 from zenith_tune.presets.demo import DemoPreset
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
-from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.study.parameters import Params
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 
 RUN = case("TP2 PP4 mbs1 SP Z1", gbs=8)
 SUBJECT = PlanSubject(model=RUN.planner.model, cluster=RUN.planner.cluster, job=RUN.planner.job)

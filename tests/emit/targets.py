@@ -8,8 +8,8 @@ from typing import Any
 from tests.layouts.specs import LLAMA_70B, job
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.emit.emission import Target
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.emission import Target
 
 
 def target(

@@ -7,9 +7,9 @@ import yaml
 
 from tests.emit.targets import target
 from tests.layouts.specs import LLAMA_405B, MIXTRAL
-from zenith_tune.emit.accelerate import emit_accelerate
-from zenith_tune.emit.emission import Target
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.accelerate.emit import emit_accelerate
+from zenith_tune.presets.emission import Target
 
 # What Accelerate 1.15 reads; an unknown key at the top is an error there, one inside a part is ignored in silence.
 TOP_KEYS = {

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.emit.targets import target
-from zenith_tune.emit.deepspeed import emit_deepspeed
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.deepspeed.emit import emit_deepspeed
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -7,13 +7,13 @@ from tests.layouts.specs import LLAMA_405B, MODELS, job
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_catalog import known_frameworks
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.emit.emission import Target
 from zenith_tune.emit.format_frameworks import FRAMEWORKS
-from zenith_tune.emit.formats import FORMATS, format_named
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_rows import layout_at
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.presets.emission import Target
+from zenith_tune.presets.formats import FORMATS, format_named
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

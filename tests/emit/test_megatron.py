@@ -8,9 +8,9 @@ import pytest
 
 from tests.emit.targets import target
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_405B, MIXTRAL
-from zenith_tune.emit.emission import Target
-from zenith_tune.emit.megatron import emit_megatron, megatron_flags, model_flags, needs_one_connection
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.emission import Target
+from zenith_tune.presets.megatron_lm.emit import emit_megatron, megatron_flags, model_flags, needs_one_connection
 
 # The flags of Megatron-LM main of 2026-08 that change speed or memory, as far as a layout sets them.
 KNOWN_FLAGS = {

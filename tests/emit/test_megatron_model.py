@@ -4,8 +4,8 @@ import pytest
 
 from tests.emit.targets import target
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.emit.megatron import emit_megatron, model_flags
 from zenith_tune.emit.megatron_model import model_notes, model_options
+from zenith_tune.presets.megatron_lm.emit import emit_megatron, model_flags
 
 # Arguments of Megatron-LM main of 2026-08-22 that build a model, as far as a ModelSpec says them.
 KNOWN_OPTIONS = {

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from zenith_tune.emit.pipeline_layout import pipeline_layout
-from zenith_tune.layouts.pipeline_split import is_laid_out, laid_out_chunks
+from zenith_tune.layouts.pipeline import is_laid_out, laid_out_chunks
 
 
 def expanded(text: str) -> str:

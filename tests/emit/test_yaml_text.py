@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import yaml
 
-from zenith_tune.emit.yaml_text import Settings, yaml_text
+from zenith_tune.presets.yaml_text import Settings, yaml_text
 
 
 def test_what_is_written_reads_back_the_same() -> None:

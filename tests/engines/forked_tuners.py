@@ -19,12 +19,12 @@ import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401
 from tests.toy_preset import ToyPreset
 from zenith_tune import cli
 from zenith_tune.doctor import study_diagnosis  # noqa: F401
-from zenith_tune.parameters import Value
 from zenith_tune.record import study_record  # noqa: F401
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.report import json_lines, terminal  # noqa: F401
 from zenith_tune.runners import local  # noqa: F401
 from zenith_tune.strategies import random  # noqa: F401
+from zenith_tune.study.parameters import Value
 
 
 @PresetRegistry.register("last-word")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zenith_tune.runners.process_tree import MARK
+from zenith_tune.runners.launch.process_tree import MARK
 
 
 def marked(path: Path) -> list[int]:

@@ -17,11 +17,11 @@ import sqlalchemy
 
 from tests.conftest import ROOT
 from zenith_tune.direction import Direction
-from zenith_tune.record.other_tuners import OtherTuners, Rhythm
-from zenith_tune.record.server_url import driver_url
-from zenith_tune.record.study_folder import StudyFolder
-from zenith_tune.record.study_record import StudyHeader, StudyRecord
-from zenith_tune.trial import Trial
+from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.record import StudyHeader, StudyRecord
+from zenith_tune.record.server.other_tuners import OtherTuners, Rhythm
+from zenith_tune.record.server.url import driver_url
+from zenith_tune.study.trial import Trial
 
 TRAINER = """#!/bin/sh
 echo "$@" >> "${0%/*}/ran"

@@ -16,10 +16,10 @@ import yaml
 from tests.engines.conftest import ENGINE_ENV
 from tests.presets.accelerate_jobs import bound, command, point, write
 from tests.requirements import need_module
-from zenith_tune.command_line.launcher_catalog import LAUNCHERS
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.parameters import Params
-from zenith_tune.presets.accelerate import AcceleratePreset
+from zenith_tune.presets.accelerate.command import FILE_NAME
+from zenith_tune.presets.accelerate.preset import AcceleratePreset
+from zenith_tune.presets.accelerate.settings import AccelerateSettings
 from zenith_tune.presets.accelerate_keys import (
     CHECKED_VERSION,
     FIELDS_OF_THE_JSON,
@@ -28,9 +28,9 @@ from zenith_tune.presets.accelerate_keys import (
     SWITCHES,
     TOP,
 )
-from zenith_tune.presets.accelerate_launch import FILE_NAME
-from zenith_tune.presets.accelerate_settings import AccelerateSettings
 from zenith_tune.presets.accelerate_trial import DS_FILE
+from zenith_tune.shell.launcher_catalog import LAUNCHERS
+from zenith_tune.study.parameters import Params
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerate")]
 MEGATRON_LM = "MEGATRON_LM"

@@ -17,11 +17,11 @@ from tests.engines.marked_processes import marked
 from tests.engines.ssh_hosts import SshHosts, ssh_hosts
 from tests.requirements import need_module, skip
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End
 from zenith_tune.runners.host_shell import HostShell
-from zenith_tune.runners.hostfile import HostfileRunner
-from zenith_tune.runners.process_tree import MARK
+from zenith_tune.runners.hostfile.runner import HostfileRunner
+from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
 ALL_REDUCE = """
@@ -227,8 +227,8 @@ def test_what_a_killed_tuner_left_on_its_hosts_is_ended(
 ) -> None:
     path, hostfile = folder(tmp_path, "trial"), tmp_path / "hosts"
     program = (
-        "import os, sys, time; from pathlib import Path; from zenith_tune.resources import Resources\n"
-        "from zenith_tune.runners.hostfile import HostfileRunner\n"
+        "import os, sys, time; from pathlib import Path; from zenith_tune.study.resources import Resources\n"
+        "from zenith_tune.runners.hostfile.runner import HostfileRunner\n"
         "runner = HostfileRunner(hostfile=sys.argv[1], ssh=sys.argv[2])\n"
         "job = runner.submit('sh -c \"echo $NODE_RANK up; sleep 100\"', Path(sys.argv[3]), Resources(nodes=2))\n"
         "while job.log_path.read_text().count('up') < 2: time.sleep(0.05)\n"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
-from zenith_tune.resources import Resources
-from zenith_tune.runners.local import LocalRunner
+from zenith_tune.runners.local.runner import LocalRunner
+from zenith_tune.study.resources import Resources
 
 pytestmark = pytest.mark.slow
 

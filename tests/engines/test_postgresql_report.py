@@ -12,8 +12,8 @@ from tests.engines.postgresql_server import PASSWORD, PostgresqlServer, postgres
 from tests.report.studies import BEST, TRIALS, Recorded, header
 from tests.requirements import need_module
 from zenith_tune.quiet_optuna import quiet_optuna
-from zenith_tune.record.server_url import driver_url
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.server.url import driver_url
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ import pytest
 from tests.engines.marked_processes import marked
 from tests.requirements import need_module
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job
-from zenith_tune.runners.ray import RayRunner
+from zenith_tune.runners.ray.runner import RayRunner
+from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
 NODE = {"num_cpus": 8, "num_gpus": 8, "object_store_memory": 80 << 20}
@@ -123,8 +123,8 @@ def test_trials_side_by_side_have_gpus_of_their_own_and_one_too_many_waits(ray_n
 def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     (tmp_path / "trial").mkdir()
     program = (
-        "import sys, time; from pathlib import Path; from zenith_tune.resources import Resources\n"
-        "from zenith_tune.runners.ray import RayRunner\n"
+        "import sys, time; from pathlib import Path; from zenith_tune.study.resources import Resources\n"
+        "from zenith_tune.runners.ray.runner import RayRunner\n"
         "command = 'trap \"\" TERM; setsid sleep 1000 & echo up; wait'\n"
         "job = RayRunner(address=sys.argv[1], grace_s=0.2).submit(command, Path(sys.argv[2]), Resources())\n"
         "print(job.wait())\n"
@@ -211,7 +211,7 @@ def test_a_killed_node_is_told_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path:
 def test_without_ray_the_extra_is_named() -> None:
     program = (
         "import sys; sys.modules['ray'] = None\n"
-        "from zenith_tune.resources import Resources; from zenith_tune.runners.ray import RayRunner\n"
+        "from zenith_tune.study.resources import Resources; from zenith_tune.runners.ray.runner import RayRunner\n"
         "from zenith_tune.errors import UsageError\n"
         "try: RayRunner().prepare(Resources())\n"
         "except UsageError as error: print(error)\n"

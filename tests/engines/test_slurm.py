@@ -19,9 +19,9 @@ from tests.engines.marked_processes import marked
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.toy_plugin import install
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End
-from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.runners.slurm.runner import SlurmRunner
+from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -233,7 +233,7 @@ STUDY = [
 def start_study(tmp_path: Path, command: str, *options: str) -> subprocess.Popen[str]:
     environment = {**os.environ, **install(tmp_path / "plugin")} if not options else dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "plugin"), str(Path.cwd())])
-    argv = [sys.executable, "-m", "zenith_tune.cli", "optimize", *STUDY, *options, "--json", "--", command]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *STUDY, *options, "--json", "--", command]
     return subprocess.Popen(
         argv, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

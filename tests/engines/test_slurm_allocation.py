@@ -18,9 +18,9 @@ from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End
-from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.runners.slurm.runner import SlurmRunner
+from zenith_tune.study.resources import Resources
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def inside_srun(tmp_path: Path, *srun: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "trainer.sh").write_text(NOTE)
     study = ["--preset", "demo", "--objective", r"value: (\d+)", "--maximize", "--no-baseline", "--study-name", "s"]
     where = ["--slurm", "gpus_per_node=4", "--parallel", "auto", "--n-trials", "4", "--output-dir", str(tmp_path)]
-    tuner = [sys.executable, "-m", "zenith_tune.cli", "optimize", *study, *where]
+    tuner = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *study, *where]
     command = ["bash", str(tmp_path / "trainer.sh"), "{mbs}", "1", "{tp}", "{recompute}", "{gbs}"]
     argv = ["srun", *srun, *tuner, "--", *command]
     return subprocess.run(argv, env={**os.environ}, capture_output=True, text=True, timeout=90)

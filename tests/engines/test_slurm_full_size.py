@@ -18,7 +18,7 @@ from tests.start_cost import assert_passes_quickly
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner
-from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.runners.slurm.runner import SlurmRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

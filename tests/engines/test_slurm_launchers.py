@@ -13,8 +13,8 @@ from tests.engines.conftest import ENGINE_ENV
 from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.requirements import need_module
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
-from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.runners.slurm.runner import SlurmRunner
+from zenith_tune.study.resources import Resources
 
 pytestmark = pytest.mark.slow
 

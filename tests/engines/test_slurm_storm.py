@@ -14,8 +14,8 @@ from tests.engines.slurm_cluster import SlurmCluster
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner, Trial
-from zenith_tune.evaluators.failures import FailureKind
-from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.evaluators.failures.failures import FailureKind
+from zenith_tune.runners.slurm.runner import SlurmRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

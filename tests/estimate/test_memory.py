@@ -6,6 +6,8 @@ import pytest
 
 from tests.data_folder import measured_data
 from tests.estimate.memory_cases import llama, memory_of
+from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_rows import MemoryRows
 from zenith_tune.describe.framework_catalog import known_frameworks, load_framework
 from zenith_tune.describe.job_spec import JobSpec
@@ -15,8 +17,6 @@ from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.measured.measured_rows import read_measured
-from zenith_tune.measured.measured_run import MeasuredRun
 from zenith_tune.units import MIB
 
 

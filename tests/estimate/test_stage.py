@@ -11,7 +11,7 @@ from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.stage import Stage, first_moe_rank
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.pipeline_split import is_even, laid_out_chunks
+from zenith_tune.layouts.pipeline import is_even, laid_out_chunks
 
 
 def stages(model: ModelSpec, framework: str, pp: int, vp: int = 1) -> list[tuple[float, float]]:

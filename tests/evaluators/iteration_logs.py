@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 WARM_UP_S = [2.4, 1.4]
 

@@ -8,8 +8,8 @@ from tests.evaluators.accelerate_logs import epochs, pair, prepared, steps
 from tests.evaluators.deepspeed_logs import TRAINER_END
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.accelerate import AccelerateEvaluator
 from zenith_tune.evaluators.accelerate_run import AccelerateRun, RunAsked
+from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
 from zenith_tune.testing import EvaluatorContract
 
 STEADY = [2.0, 0.5, 0.5, 0.51, 0.49]

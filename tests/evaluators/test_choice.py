@@ -16,7 +16,7 @@ from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator, is_objective_name
-from zenith_tune.evaluators.megatron import OBJECTIVES, MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import OBJECTIVES, MegatronEvaluator
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRAIN = (sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.001")

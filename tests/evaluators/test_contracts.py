@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zenith_tune import RegexEvaluator
 from zenith_tune.evaluators.duration import DurationEvaluator
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.testing import EvaluatorContract
 
 ITERATION = " iteration {0}/ 5 | elapsed time per iteration (ms): 40{0}.0 | global batch size: 16 |\n"

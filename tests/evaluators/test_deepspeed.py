@@ -5,8 +5,8 @@ import pytest
 from tests.evaluators.deepspeed_logs import TRAINER_END, bar, speed_line, speed_log, timer_lines
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.deepspeed import DeepSpeedEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 from zenith_tune.testing import EvaluatorContract
 from zenith_tune.units import GIB
 

@@ -10,7 +10,7 @@ from zenith_tune import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 SEEDS = range(6)
 

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from tests.data_folder import measured_data
-from zenith_tune.evaluators.failures import Failure, FailureKind, classify, hidden_failure
-from zenith_tune.trial import Outcome
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
+from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial_log import TrialLog
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 786.00 MiB. GPU 3 has a total capacity of 79.1 GiB"
 ITERATION = " iteration        1/     100 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |\n"

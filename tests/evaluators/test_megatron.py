@@ -8,9 +8,9 @@ import pytest
 from tests.data_folder import measured_data
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.registry import EvaluatorRegistry
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.study.trial_log import TrialLog
 
 TAIL = (
     "loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations: {skipped:3d} | "

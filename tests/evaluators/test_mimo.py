@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.evaluators.mimo import PASSES, MimoEvaluator
 from zenith_tune.mimo.measured_step import MeasuredStep
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.mimo.evaluator import PASSES, MimoEvaluator
 
 TOLD = MeasuredStep(passes=(), sync_s=0.001, end_s=0.02)
 LINES = "".join(

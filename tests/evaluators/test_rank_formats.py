@@ -7,10 +7,10 @@ import time
 import pytest
 
 from tests.data_folder import measured_data
-from zenith_tune.evaluators.failures import Failure, FailureKind, classify
-from zenith_tune.evaluators.rank_errors import split_prefix
-from zenith_tune.trial import Outcome
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify
+from zenith_tune.evaluators.failures.rank_errors import split_prefix
+from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial_log import TrialLog
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 786.00 MiB. GPU 3 has a total capacity of 79.1 GiB"
 ABORT = "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970, remote process exited"

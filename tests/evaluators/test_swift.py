@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.evaluators.swift import read_swift_lines
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron.swift_log import read_swift_lines
 
 
 def line(iteration: int, mean_s: float, elapsed: str = "", **more: float) -> str:

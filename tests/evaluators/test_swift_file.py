@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.evaluators.swift import read_swift_lines
 from zenith_tune.evaluators.swift_file import logging_file
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron.swift_log import read_swift_lines
 
 EVALUATOR = MegatronEvaluator("step_time")
 

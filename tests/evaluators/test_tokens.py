@@ -8,10 +8,10 @@ from tests.data_folder import measured_data
 from tests.evaluators.iteration_logs import log_of
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.megatron import MegatronEvaluator
 from zenith_tune.evaluators.sequence import sequence_in_command, sequence_in_log
-from zenith_tune.presets.megatron import MegatronPreset
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.study.trial_log import TrialLog
 
 STEADY = log_of([2.0, 0.5, 0.5, 0.5])  # of a global batch of 8
 WITHOUT_BATCH = STEADY.replace("| global batch size: 8 ", "")

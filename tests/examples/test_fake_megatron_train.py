@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.evaluators.failures import FailureKind, classify
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.evaluators.failures.failures import FailureKind, classify
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 TRAINER = Path(__file__).resolve().parents[2] / "examples" / "fake_megatron_train.py"
 BEST = (

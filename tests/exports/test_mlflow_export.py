@@ -14,7 +14,7 @@ from tests.command_runs import Done, running
 from tests.report.hostile import IMAGE, SCRIPT, write_hostile
 from tests.report.studies import BEST, COMMAND, TRIALS, Recorded, header, ok, recorded
 from tests.requirements import need_module
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.reader import StudyReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings
 

@@ -7,12 +7,12 @@ import pytest
 
 from tests.guided import worlds
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
-from zenith_tune.guided.learned import FILE_NAME, keep, learned_path, starting_calibration
 from zenith_tune.guided.study_runs import measured_run
 from zenith_tune.guided.taught import Taught
 from zenith_tune.layouts.layout_rows import batch_of
-from zenith_tune.measured.measured_run import MeasuredRun
+from zenith_tune.strategies.guided.learned import FILE_NAME, keep, learned_path, starting_calibration
 
 SUBJECT = worlds.subject()
 

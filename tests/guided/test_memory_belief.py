@@ -8,8 +8,8 @@ import pytest
 
 from tests.guided.worlds import points, prior
 from zenith_tune.guided.kin import is_slower, needs_more
-from zenith_tune.guided.memory_belief import OTHER_CAUSE, MemoryBelief
-from zenith_tune.guided.prior import Prior
+from zenith_tune.strategies.guided.posteriors import OTHER_CAUSE, MemoryBelief
+from zenith_tune.strategies.guided.prior import Prior
 
 POINTS = points()
 

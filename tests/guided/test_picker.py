@@ -8,10 +8,10 @@ import pytest
 from tests.guided.worlds import World, points, prior
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.guided.picker import Picker
-from zenith_tune.guided.teacher import Teacher
 from zenith_tune.planning.risk import RISK
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.strategies.guided.acquisition import Picker
+from zenith_tune.strategies.guided.observer import Teacher
+from zenith_tune.study.trial import Outcome, Trial
 
 POINTS = points()
 

@@ -9,8 +9,8 @@ import pytest
 from tests.guided.worlds import World, points, prior
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.guided.prior import LEAST_SPREAD
 from zenith_tune.guided.time_belief import TimeBelief
+from zenith_tune.strategies.guided.prior import LEAST_SPREAD
 
 POINTS = points()
 

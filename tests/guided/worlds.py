@@ -16,12 +16,12 @@ from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.step import estimate
-from zenith_tune.guided.prior import Prior, prior_of
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rows import batch_of
-from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.strategies.guided.prior import Prior, prior_of
 from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.trial import Outcome, Trial
 
 GBS, GPUS = 64, 8
 SPACE: dict[str, Parameter] = {

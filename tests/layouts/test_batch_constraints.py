@@ -9,7 +9,7 @@ from zenith_tune.layouts.batch_constraints import BATCH_RULES, legal
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.layout_rows import batch_of, layout_at
 from zenith_tune.layouts.layout_rules import RULES, broken_rules
-from zenith_tune.layouts.pipeline_split import chunk_layers, layers_per_chunk
+from zenith_tune.layouts.pipeline import chunk_layers, layers_per_chunk
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64]
 

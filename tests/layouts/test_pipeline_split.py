@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zenith_tune.layouts.pipeline_split import (
+from zenith_tune.layouts.pipeline import (
     chunk_layers,
     is_accounted,
     is_even,

@@ -5,7 +5,7 @@ import pytest
 
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.nanotron_constraints import check_filled_stages, check_micro_batches
-from zenith_tune.layouts.pipeline_split import is_laid_out, laid_out_chunks
+from zenith_tune.layouts.pipeline import is_laid_out, laid_out_chunks
 from zenith_tune.layouts.stages import (
     cost_stage_layers,
     empty_cost_stages,

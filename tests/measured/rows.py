@@ -6,8 +6,8 @@ import csv
 import io
 from pathlib import Path
 
-from zenith_tune.measured.measured_rows import read_measured
-from zenith_tune.measured.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_tune.calibrate.measured_run import MeasuredRun
 
 LLAMA = {
     "source_id": "ours",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.measured.rows import LLAMA, read, table
 from zenith_tune.calibrate.calibrate import calibrate
+from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.run_table import unusable
 from zenith_tune.errors import UsageError
-from zenith_tune.measured.measured_rows import read_measured
 
 MEASURED = LLAMA | {"step_time_s": "6.5", "mem_per_gpu_gib": "40", "params_b": "8", "recompute": "full"}
 QUICK = MEASURED | {"framework": "Megatron-LM --transformer-impl local"}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.measured.rows import GPT3, LLAMA, read
+from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.run_table import unusable
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
-from zenith_tune.measured.measured_rows import read_measured
 from zenith_tune.units import GIB, MIB
 
 

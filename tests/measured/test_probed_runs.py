@@ -11,14 +11,14 @@ import pytest
 
 from tests.probe.probed import PIPELINE, llama_planner, probed_layout
 from zenith_tune.calibrate.calibration_fit import fit_calibration
+from zenith_tune.calibrate.probed_runs import FILE_NAME, MAX_BYTES, read_probes
 from zenith_tune.calibrate.run_table import unusable
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
-from zenith_tune.measured.probed_runs import FILE_NAME, MAX_BYTES, read_probes
 from zenith_tune.probe.probe_file import probe_object, write_probe
-from zenith_tune.trial import Outcome
+from zenith_tune.study.trial import Outcome
 
 PLANNER = llama_planner()
 SUBJECT = PlanSubject(model=PLANNER.model, cluster=PLANNER.cluster, job=PLANNER.job)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from zenith_tune.calibrate.run_table import unusable
+from zenith_tune.calibrate.study_runs import StudiedJob, read_study
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE
-from zenith_tune.measured.study_runs import StudiedJob, read_study
 
 JOB = StudiedJob(model=load_model("llama3-8b"), cluster=load_cluster("h100x8"), seq_len=4096)
 TRIAL: dict[str, Any] = {

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from zenith_tune.command_line import CommandLine
 from zenith_tune.mimo.measured_step import MeasuredStep
+from zenith_tune.planner.mimo.plan import plan_mimo
+from zenith_tune.planner.mimo.prediction import predict
+from zenith_tune.planner.mimo.search import MimoSearch
 from zenith_tune.planning.mimo_candidates import mimo_candidates
-from zenith_tune.planning.mimo_plan import plan_mimo
-from zenith_tune.planning.mimo_prediction import predict
-from zenith_tune.planning.mimo_search import MimoSearch
-from zenith_tune.presets.mimo_example import read_example
-from zenith_tune.presets.mimo_job import Given
+from zenith_tune.presets.mimo.example import read_example
+from zenith_tune.presets.mimo.job import Given
+from zenith_tune.shell import CommandLine
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPT = "benchmarks/mimo_agreement.py"

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from zenith_tune.command_line import CommandLine
-from zenith_tune.evaluators.megatron import MegatronEvaluator
 from zenith_tune.mimo.measured_step import MeasuredStep
-from zenith_tune.planning.mimo_candidate import MimoCandidate
-from zenith_tune.planning.mimo_prediction import predict
-from zenith_tune.planning.mimo_rate_fit import MeasuredLayout, fit_rates, with_rates
-from zenith_tune.presets.mimo_example import example_options, read_example
-from zenith_tune.presets.mimo_job import Given
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.prediction import predict
+from zenith_tune.planner.mimo.rate_fit import MeasuredLayout, fit_rates, with_rates
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.mimo.example import example_options, read_example
+from zenith_tune.presets.mimo.job import Given
+from zenith_tune.shell import CommandLine
 
 pytestmark = pytest.mark.slow
 

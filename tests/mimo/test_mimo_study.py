@@ -26,7 +26,7 @@ def test_a_study_ends_with_a_layout_at_least_as_fast_as_the_best_homogeneous_one
     options = ["--preset", "mimo", "--args", "n_gpus=4,mbs_max=2,top=1", "--no-baseline", "--no-early-stop"]
     command = [sys.executable, "examples/mimo_train.py", *JOB.split()]
     place = ["--output-dir", str(tmp_path), "--study-name", "study"]
-    done = start("-m", "zenith_tune.cli", "optimize", *options, *place, "--", *command)
+    done = start("-m", "zenith_tune.cli.main", "optimize", *options, *place, "--", *command)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
     said = done.stdout
     assert "layouts for 4 ranks planned" in said

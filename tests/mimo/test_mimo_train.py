@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 pytestmark = pytest.mark.slow
 

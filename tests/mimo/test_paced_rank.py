@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.planning.mimo_prediction import MimoPrediction, predict
-from zenith_tune.presets.mimo import MimoPreset
+from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.mimo.preset import MimoPreset
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_work import ModuleWork, PartWork
-from zenith_tune.planning.mimo_job import MimoDevice, MimoJob
+from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 
 INSTANT = LinkSpec(bytes_per_s=1e30, latency_s=0.0)
 SLOW = LinkSpec(bytes_per_s=1e30, latency_s=0.01)

@@ -7,7 +7,7 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 
 
 def planner(

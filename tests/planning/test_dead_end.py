@@ -10,7 +10,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_name import parse_values
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planning.dead_end import DeadEnd
+from zenith_tune.planner.infeasible import DeadEnd
 
 
 def dead_end(model: ModelSpec, num_gpus: int, global_batch: int, space: SearchSpace | None = None) -> DeadEnd:

@@ -9,9 +9,9 @@ from tests.planning.mimo_jobs import mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 from zenith_tune.mimo.module_work import ModuleWork
-from zenith_tune.planning.mimo_candidate import MimoCandidate, why_not
+from zenith_tune.planner.mimo.candidate import MimoCandidate, why_not
+from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.planning.mimo_candidates import mimo_candidates, recomputing
-from zenith_tune.planning.mimo_job import MimoJob
 
 
 def brute_force(job: MimoJob, mbs: tuple[int, ...]) -> set[tuple[ModuleLayout, ModuleLayout, int]]:

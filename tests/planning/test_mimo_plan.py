@@ -7,9 +7,9 @@ import pytest
 from tests.planning.mimo_jobs import SLOW, mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.module_layout import ModuleLayout
-from zenith_tune.planning.mimo_candidate import MimoCandidate
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.plan import plan_mimo
 from zenith_tune.planning.mimo_memory import activation_numbers, peak_memory_bytes, state_bytes
-from zenith_tune.planning.mimo_plan import plan_mimo
 
 
 def test_the_ranking_goes_by_the_predicted_step_and_has_every_layout() -> None:

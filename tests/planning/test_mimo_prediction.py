@@ -6,10 +6,10 @@ import pytest
 
 from tests.planning.mimo_jobs import INSTANT, SLOW, mimo_job, module
 from zenith_tune.mimo.module_work import ModuleWork
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.prediction import predict
 from zenith_tune.planning import mimo_prediction
-from zenith_tune.planning.mimo_candidate import MimoCandidate
 from zenith_tune.planning.mimo_candidates import mimo_candidates
-from zenith_tune.planning.mimo_prediction import predict
 
 
 def apart(

@@ -4,9 +4,9 @@ import pytest
 
 from tests.planning.mimo_jobs import mimo_job, module
 from zenith_tune.mimo.measured_step import LinkTime, MeasuredStep, PassKey, TimedPass
-from zenith_tune.planning.mimo_candidate import MimoCandidate
-from zenith_tune.planning.mimo_prediction import predict
-from zenith_tune.planning.mimo_rate_fit import MeasuredLayout, fit_rates, with_rates
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.prediction import predict
+from zenith_tune.planner.mimo.rate_fit import MeasuredLayout, fit_rates, with_rates
 from zenith_tune.planning.mimo_rates_told import rates_told
 
 JOB = mimo_job(4, encoder=module(2, 1.0), language=module(4, 1.0), items=(1,))

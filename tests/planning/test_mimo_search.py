@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.planning.mimo_jobs import SLOW, mimo_job, module
-from zenith_tune.planning.mimo_candidate import MimoCandidate
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.job import MimoJob
+from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
+from zenith_tune.planner.mimo.search import LEAST_HOMOGENEOUS, MOST_HOMOGENEOUS, MimoSearch, probe_layouts
 from zenith_tune.planning.mimo_correction import MimoCorrection
-from zenith_tune.planning.mimo_job import MimoJob
-from zenith_tune.planning.mimo_plan import MimoPlan, plan_mimo
-from zenith_tune.planning.mimo_search import LEAST_HOMOGENEOUS, MOST_HOMOGENEOUS, MimoSearch, probe_layouts
 
 JOB = mimo_job(4, encoder=module(4, 1.0), items=(8, 0, 0, 0, 0, 0, 0, 0), link=SLOW)
 

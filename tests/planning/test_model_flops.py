@@ -4,7 +4,7 @@ import pytest
 
 from tests.layouts.specs import LLAMA_70B
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.planning.model_flops import flops_per_token, matrix_params
+from zenith_tune.estimate.model_flops import flops_per_token, matrix_params
 
 
 def test_gpt3_175b_matches_equation_3_of_narayanan_2021_with_causal_attention_halved() -> None:

@@ -4,8 +4,8 @@ from tests.layouts.specs import LLAMA_70B, LLAMA_405B, MIXTRAL, job
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.neighbours import neighbours
 from zenith_tune.planning.changes import changes
-from zenith_tune.planning.neighbours import neighbours
 
 
 def layout(**sizes: int) -> Layout:

@@ -13,8 +13,8 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner import Planner
-from zenith_tune.planning.pipeline_timeline import MAX_BARS, Bar, pipeline_timeline, simulate
+from zenith_tune.planner.pipeline_timeline import MAX_BARS, Bar, pipeline_timeline, simulate
+from zenith_tune.planner.planner import Planner
 
 SUBJECT = PlanSubject(
     model=load_model("llama3-8b"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.planning.size_guide import TABLE, size_guide
+from zenith_tune.planner.size_guide import TABLE, size_guide
 from zenith_tune.planning.sized_model import CATALOG, parse_size, sized_model
 
 SPEC = [

@@ -6,7 +6,7 @@ from tests.layouts.specs import job
 from tests.planning.planners import planner
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.errors import UsageError
-from zenith_tune.planning.what_if import Situation, parse_changes
+from zenith_tune.planner.what_if import Situation, parse_changes
 
 NOW = Situation(cluster=load_cluster("h100x64"), job=job(), global_batch=512)
 

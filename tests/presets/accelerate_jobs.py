@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.parameters import Params, Value
-from zenith_tune.presets.accelerate import AcceleratePreset
-from zenith_tune.presets.accelerate_launch import FILE_NAME
-from zenith_tune.presets.accelerate_yaml import read_yaml
+from zenith_tune.presets.accelerate.command import FILE_NAME
+from zenith_tune.presets.accelerate.preset import AcceleratePreset
+from zenith_tune.presets.accelerate.yaml_file import read_yaml
+from zenith_tune.study.parameters import Params, Value
 
 TOP = """\
 compute_environment: LOCAL_MACHINE

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.parameters import Params, Value
-from zenith_tune.presets.deepspeed import DeepSpeedPreset
+from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
+from zenith_tune.study.parameters import Params, Value
 
 PLAIN: dict[str, Any] = {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
 TRAINER: dict[str, Any] = {

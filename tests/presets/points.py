@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zenith_tune.parameters import Params
+from zenith_tune.study.parameters import Params
 
 PLAIN: Params = {
     "tp": 1,

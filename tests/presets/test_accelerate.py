@@ -6,11 +6,11 @@ import pytest
 
 from tests.presets.accelerate_jobs import bound, choices, command, config_of, point, write
 from zenith_tune import PresetTuner
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate import RESULT_CONFIG, AcceleratePreset
-from zenith_tune.presets.accelerate_launch import FILE_NAME
-from zenith_tune.presets.deepspeed import DeepSpeedPreset
+from zenith_tune.presets.accelerate.command import FILE_NAME
+from zenith_tune.presets.accelerate.preset import RESULT_CONFIG, AcceleratePreset
+from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
+from zenith_tune.shell import CommandLine
 from zenith_tune.testing import PresetContract
 
 KINDS = ("MEGATRON_LM", "DEEPSPEED", "FSDP", "MULTI_GPU")

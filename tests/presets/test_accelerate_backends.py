@@ -20,10 +20,10 @@ from tests.presets.accelerate_jobs import (
     point,
     write,
 )
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate import AcceleratePreset
+from zenith_tune.presets.accelerate.preset import AcceleratePreset
 from zenith_tune.presets.accelerate_trial import DS_FILE, DS_PATH
+from zenith_tune.shell import CommandLine
 
 NVME = """\
 deepspeed_config:

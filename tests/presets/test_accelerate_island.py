@@ -10,7 +10,7 @@ from tests.describe.fake_smi import install, install_machine
 from tests.describe.smi_samples import islands, listed, matrix, uniform
 from tests.presets.accelerate_jobs import bound, command, point, write
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate import AcceleratePreset
+from zenith_tune.presets.accelerate.preset import AcceleratePreset
 
 A100 = "NVIDIA A100-SXM4-80GB"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.placeholders import fill_placeholders
-from zenith_tune.presets.accelerate_launch import Launch, starts_accelerate
+from zenith_tune.presets.accelerate.command import Launch, starts_accelerate
+from zenith_tune.shell.placeholders import fill_placeholders
 
 FILE = "--config_file {trial_folder}/accelerate_config.yaml"
 HOOK = "env PYTHONPATH={trial_folder}/hook${PYTHONPATH:+:$PYTHONPATH}"

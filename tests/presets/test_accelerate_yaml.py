@@ -5,7 +5,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zenith_tune.presets.accelerate_yaml import YamlError, read_yaml
+from zenith_tune.presets.accelerate.yaml_file import YamlError, read_yaml
 
 KEYS = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
 WORDS = st.one_of(

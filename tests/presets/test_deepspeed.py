@@ -9,8 +9,8 @@ import pytest
 from tests.presets.deepspeed_jobs import PLAIN, TRAINER, bound, command, config_of, point, trainer_command, write
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed import RESULT_CONFIG, DeepSpeedPreset
-from zenith_tune.strategies.zero_progressive import ZeroProgressiveStrategy
+from zenith_tune.presets.deepspeed.preset import RESULT_CONFIG, DeepSpeedPreset
+from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.testing import PresetContract
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.presets.deepspeed_jobs import PLAIN, bound, command, write
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed import DeepSpeedPreset
-from zenith_tune.presets.deepspeed_gpus import started_gpus
+from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
+from zenith_tune.presets.launched_gpus import started_gpus
 
 
 @pytest.mark.parametrize(

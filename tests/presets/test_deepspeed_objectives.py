@@ -6,7 +6,7 @@ import pytest
 
 from tests.presets.deepspeed_jobs import PLAIN, bound, command, write
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.deepspeed import DeepSpeedEvaluator
+from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 
 LOG = "".join(f"global_step={step}, RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec=4.0, \n" for step in (3, 4, 5))
 

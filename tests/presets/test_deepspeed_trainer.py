@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.presets.deepspeed_jobs import PLAIN, TRAINER, bound, config_of, point, trainer_command, write
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
+from zenith_tune.shell import CommandLine
 
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 

@@ -9,9 +9,9 @@ from tests.presets.points import PLAIN
 from zenith_tune.direction import Direction
 from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import CategoricalParameter, Params
-from zenith_tune.presets.megatron import MegatronPreset
+from zenith_tune.presets.megatron.preset import MegatronPreset
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.study.parameters import CategoricalParameter, Params
 from zenith_tune.testing import PresetContract
 
 

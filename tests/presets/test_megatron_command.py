@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron import MegatronPreset
+from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.study.parameters import Params
 
 FAKE_TRAINER = Path(__file__).parents[2] / "examples" / "fake_megatron_train.py"
 POINT: Params = {

@@ -13,11 +13,11 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.strategies.guided import GuidedStrategy
+from zenith_tune.strategies.guided.strategy import GuidedStrategy
+from zenith_tune.study.parameters import Params
 from zenith_tune.testing import PresetContract
 from zenith_tune.tuner import PresetTuner
 

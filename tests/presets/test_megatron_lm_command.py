@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.presets.test_megatron_lm_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.parameters import Params
 
 PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
 SHAPE = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 --bf16"

@@ -10,7 +10,7 @@ from tests.data_folder import measured_data
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm_job import Given, MegatronJob, read_job
+from zenith_tune.presets.megatron_lm.job import Given, MegatronJob, read_job
 
 LLAMA3_8B = """CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py
     --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32

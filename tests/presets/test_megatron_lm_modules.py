@@ -8,7 +8,7 @@ import pytest
 from tests.presets.test_megatron_lm_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL
 from tests.presets.test_megatron_lm_space import PLAIN, space, tiny
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 
 LATENT = "--multi-latent-attention --q-lora-rank 32"
 SHARED = "--moe-shared-expert-intermediate-size 64"

@@ -8,8 +8,8 @@ import pytest
 from tests.presets.test_megatron_lm_commands import LLAMA3_8B, MIXTRAL, ONE_H200
 from tests.presets.test_megatron_lm_space import PLAIN, product, space, tiny
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import Params, Value
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.testing import PresetContract
 
 EVERYTHING = "default+zero+sequence_parallel+overlap+tp_overlap+ep_overlap+modules"

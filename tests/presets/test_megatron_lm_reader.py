@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.presets.megatron_lm_run import PretrainRun
-from zenith_tune.presets.megatron_lm_script import find_pretrain_run
+from zenith_tune.shell.script import find_pretrain_run
 
 RUN = "torchrun pretrain_gpt.py"
 SHAPE = (

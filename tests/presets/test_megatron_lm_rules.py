@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.describe.test_megatron_version import write_tree
-from zenith_tune.command_line import CommandLine
-from zenith_tune.describe.megatron_version import NEWEST, read_version
-from zenith_tune.parameters import Params, Value
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
-from zenith_tune.presets.megatron_lm_rules import VersionRules
+from zenith_tune.describe.megatron.version import NEWEST, read_version
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.rules import VersionRules
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.parameters import Params, Value
 
 DENSE = "--hidden-size 512 --num-attention-heads 16 --group-query-attention --num-query-groups 2"
 EXPERTS = "--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall"

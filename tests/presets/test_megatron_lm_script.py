@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zenith_tune.presets.megatron_lm_run import PretrainRun
-from zenith_tune.presets.megatron_lm_script import find_pretrain_run
+from zenith_tune.shell.script import find_pretrain_run
 
 PLAIN = "torchrun --nproc-per-node 8 pretrain_gpt.py --bf16"
 FAKE_TORCHRUN = """#!/bin/sh

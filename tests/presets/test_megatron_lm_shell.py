@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.shell_words import lex
-from zenith_tune.presets.megatron_lm_shell import REST, ShellVariables
+from zenith_tune.shell.interpreter import REST, ShellVariables
+from zenith_tune.shell.lexer import lex
 
 
 def variables(*assignments: str, arguments: tuple[str, ...] = ("one", "two"), **environment: str) -> ShellVariables:

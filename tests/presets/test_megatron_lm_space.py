@@ -10,8 +10,8 @@ from tests.presets.test_megatron_lm_commands import LLAMA3_8B, MIXTRAL, ONE_H200
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rules import RULES, broken_rules
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron_lm_space import STAGES, MegatronLmSpace, SearchLimits
+from zenith_tune.presets.megatron_lm.space import STAGES, MegatronLmSpace, SearchLimits
+from zenith_tune.study.parameters import Params
 
 TINY = "--num-layers 6 --hidden-size 64 --num-attention-heads 8 --seq-length 128 --vocab-size 1000 --bf16"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm_switches import switches_in
 

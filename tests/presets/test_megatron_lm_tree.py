@@ -8,8 +8,8 @@ import pytest
 
 from tests.describe.test_megatron_version import write_tree
 from zenith_tune.presets.megatron_lm_run import PretrainRun
-from zenith_tune.presets.megatron_lm_script import find_pretrain_run
 from zenith_tune.presets.megatron_lm_tree import megatron_version
+from zenith_tune.shell.script import find_pretrain_run
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.presets.test_megatron_verdicts import EXPERTS, JOBS, LLAMA, MODELS
-from zenith_tune.parameters import Params, Value
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.study.parameters import Params, Value
 
 FILE = Path(__file__).with_name("megatron_overlap_verdicts.csv")
 LATENT = (

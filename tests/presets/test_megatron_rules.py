@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.presets.points import PLAIN
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron import MegatronPreset
+from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.study.parameters import Params
 
 
 class Model(NamedTuple):

@@ -13,12 +13,12 @@ import pytest
 from tests.presets.points import PLAIN
 from tests.study_tools import Witness
 from zenith_tune import Direction, Parameter, PresetTuner, TuningStrategy
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron import MegatronPreset
-from zenith_tune.presets.megatron_swift import INTERLEAVING, swift_version, with_underscores
+from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.presets.megatron.swift import INTERLEAVING, swift_version, with_underscores
+from zenith_tune.shell import CommandLine
 from zenith_tune.strategies.base import EvalFunction
+from zenith_tune.study.parameters import Params
 
 FOLDING = MegatronPreset(n_gpus=8, gbs=16, folding=True)
 DENSE: Params = {**PLAIN, "tp": 2}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.study.parameters import Params
 
 FILE = Path(__file__).with_name("megatron_verdicts.csv")
 LLAMA = (

@@ -13,15 +13,15 @@ import pytest
 from tests.conftest import ROOT
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.megatron import MegatronEvaluator
-from zenith_tune.evaluators.mimo import MimoEvaluator
-from zenith_tune.parameters import CategoricalParameter, Params
-from zenith_tune.planning.mimo_candidate import MimoCandidate
-from zenith_tune.presets.mimo import MimoPreset
-from zenith_tune.presets.mimo_example import DEFAULTS, IMAGES
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.mimo.evaluator import MimoEvaluator
+from zenith_tune.presets.mimo.example import DEFAULTS, IMAGES
+from zenith_tune.presets.mimo.preset import MimoPreset
+from zenith_tune.presets.mimo.strategy import MimoRankedStrategy
 from zenith_tune.presets.recognition import recognised_preset
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.strategies.mimo_ranked import MimoRankedStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Params
 from zenith_tune.testing import PresetContract, ScriptedTrials
 
 COMMAND = "python examples/mimo_train.py --encoder-dp 2 --llm-tp 2 --micro-batch-size 2 --device-flops 1e8"
@@ -231,7 +231,7 @@ def test_defaults_are_those_of_the_example() -> None:
 
 
 def test_a_plan_needs_no_torch() -> None:
-    code = f"import sys; from zenith_tune.presets.mimo import MimoPreset; MimoPreset().bind({COMMAND!r})"
+    code = f"import sys; from zenith_tune.presets.mimo.preset import MimoPreset; MimoPreset().bind({COMMAND!r})"
     done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], cwd=ROOT)
     assert done.returncode == 0
 

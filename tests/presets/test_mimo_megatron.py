@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import Params
-from zenith_tune.presets.mimo import MimoPreset
+from zenith_tune.presets.mimo.preset import MimoPreset
 from zenith_tune.presets.recognition import recognised_preset
+from zenith_tune.study.parameters import Params
 from zenith_tune.testing import PresetContract
 
 LAUNCH = "python -m torch.distributed.run --standalone --nproc-per-node 8 examples/mimo/pretrain_mimo.py"

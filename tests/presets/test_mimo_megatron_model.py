@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.presets.test_mimo_megatron import COMMAND, HYBRID, MODEL, ROOMY, bound, point
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.planning.mimo_memory import activation_numbers, state_bytes
-from zenith_tune.presets.mimo_megatron_model import megatron_language
+from zenith_tune.presets.mimo.megatron_model import megatron_language
 
 
 def test_nemotron_nano_has_its_published_parameters() -> None:

@@ -16,7 +16,7 @@ def opener(path, mode="r", *args, real=io.open, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
     return real(path, mode, *args, **kwargs)
 
-if "zenith_tune.cli" in sys.orig_argv:
+if "zenith_tune.cli.main" in sys.orig_argv:
     io.open = builtins.open = opener
 """
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.megatron_constraints import check_interleaved_batches
 from zenith_tune.presets.megatron_lm_run import PretrainRun
@@ -20,6 +19,7 @@ from zenith_tune.probe.fake_rank import (
     probed_stages,
     without,
 )
+from zenith_tune.shell import CommandLine
 
 LAYOUT = Layout(num_gpus=64, tp=8, pp=4, cp=2, micro_batch=2, global_batch=64)
 

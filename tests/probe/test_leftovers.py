@@ -11,9 +11,9 @@ import pytest
 
 from tests.probe.rank_script import marked_processes
 from zenith_tune.probe.leftovers import end_leftovers, probe_lock
-from zenith_tune.resources import Resources
-from zenith_tune.runners.local import LocalRunner
-from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.runners.local.runner import LocalRunner
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.resources import Resources
 
 Leave = Callable[..., TrialFolder]
 TOKEN, SHAPED = "mine-and-nobody-elses", "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.probe.rank_script import SHAPE, training, write_script
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm_job import Given
+from zenith_tune.presets.megatron_lm.job import Given
 from zenith_tune.probe.fake_rank import fake_rank
 from zenith_tune.probe.probe_job import ProbeJob
+from zenith_tune.shell import CommandLine
 
 
 @pytest.fixture(autouse=True)

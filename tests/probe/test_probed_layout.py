@@ -9,7 +9,7 @@ from tests.probe.probed import PIPELINE, as_planned, llama_planner, probed_layou
 from zenith_tune.planning.planned_layout import PRESSURE
 from zenith_tune.probe.probed_layout import MEASURED, SCALED, ranked
 from zenith_tune.probe.stage_plan import stage_plans
-from zenith_tune.trial import Outcome
+from zenith_tune.study.trial import Outcome
 
 
 def test_a_probe_that_went_as_planned_leaves_the_plan_as_it_is() -> None:

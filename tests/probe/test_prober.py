@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.probe.rank_script import is_alive, marked_processes, started, training, write_script
-from zenith_tune.command_line import CommandLine
-from zenith_tune.planner import Planner
-from zenith_tune.presets.megatron_lm_job import Given
+from zenith_tune.cli.probe import NUM_STEPS
+from zenith_tune.planner.planner import Planner
+from zenith_tune.presets.megatron_lm.job import Given
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.probe.prober import Prober
-from zenith_tune.probe_command import NUM_STEPS
-from zenith_tune.runners.local import LocalRunner
-from zenith_tune.trial import Outcome
+from zenith_tune.runners.local.runner import LocalRunner
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.trial import Outcome
 from zenith_tune.units import GIB, MIB
 
 Probe = Callable[..., ProbedLayout]

@@ -6,8 +6,8 @@ import pytest
 
 from zenith_tune.direction import Direction
 from zenith_tune.record.batch_difference import batch_note, trained_batch
-from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 
 
 def run(number: int, value: float | None = 10.0, **more: Any) -> Trial:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.report.studies import BEST, TRIALS, header, recorded
-from zenith_tune.record.remade_preset import RemadePreset
-from zenith_tune.record.study_reader import StudyReader
-from zenith_tune.record.study_view import StudyView, TrialView
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.study.trial import Outcome, Trial
 
 
 @pytest.fixture

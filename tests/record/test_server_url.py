@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import StudyError, UsageError
-from zenith_tune.record.server_url import connect_args, driver_url, refuse_misspelt, shown
-from zenith_tune.study_place import StudyPlace
+from zenith_tune.record.server.url import connect_args, driver_url, refuse_misspelt, shown
+from zenith_tune.tuning.place import StudyPlace
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *drivers: str) -> None:

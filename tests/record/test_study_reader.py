@@ -17,9 +17,9 @@ from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, head
 from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError, UnknownNameError
 from zenith_tune.record.lock import StudyLock
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.reader import StudyReader
 from zenith_tune.record.study_rows import server_rows, study_names
-from zenith_tune.trial import Outcome
+from zenith_tune.study.trial import Outcome
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_study_that_was_moved_is_read_where_it_is(root: Path, tmp_path: Path) 
 
 def test_the_reader_loads_neither_optuna_nor_rich() -> None:
     code = (
-        "import sys; from zenith_tune.record.study_source import find_study; "
+        "import sys; from zenith_tune.record.source import find_study; "
         "print([name for name in ('optuna', 'rich', 'sqlalchemy', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.study_tools import Asks, tune
 from zenith_tune.record.exported_study import ExportedStudy
-from zenith_tune.record.study_search import SEARCH_KEY, StudySearch
-from zenith_tune.record.study_source import find_study
-from zenith_tune.record.study_view import StudyView
+from zenith_tune.record.search import SEARCH_KEY, StudySearch
+from zenith_tune.record.source import find_study
+from zenith_tune.record.view import StudyView
 from zenith_tune.strategies.findings import Findings
 from zenith_tune.strategies.prediction import Prediction
 

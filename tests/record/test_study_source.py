@@ -13,10 +13,10 @@ from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
 from zenith_tune.record.export import export
 from zenith_tune.record.exported_study import ExportedStudy
-from zenith_tune.record.study_folder import StudyFolder
-from zenith_tune.record.study_reader import StudyReader
-from zenith_tune.record.study_source import find_study
-from zenith_tune.study import Study
+from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.source import find_study
+from zenith_tune.study.study import Study
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.report.studies import Recorded, header, ok
-from zenith_tune.parameters import CategoricalParameter, Parameter
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.parameters import CategoricalParameter, Parameter
+from zenith_tune.study.trial import Outcome, Trial
 
 SCRIPT = "<script>window.pwned=1</script>"
 IMAGE = "<img src=x onerror='window.pwned=1'>"

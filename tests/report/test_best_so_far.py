@@ -9,8 +9,8 @@ import pytest
 from tests.report.studies import BASELINE, TRIALS, ok
 from zenith_tune.direction import Direction
 from zenith_tune.report.best_so_far import best_so_far
-from zenith_tune.study import Study
-from zenith_tune.trial import ALONE, Trial
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import ALONE, Trial
 
 
 def study_of(*trials: Trial, direction: Direction = Direction.MAXIMIZE) -> Study:

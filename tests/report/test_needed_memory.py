@@ -10,10 +10,10 @@ import pytest
 
 from tests.report.studies import BASELINE, failed, ok, recorded
 from zenith_tune.evaluators.failed_allocation import FailedAllocation
-from zenith_tune.record.study_reader import StudyReader
-from zenith_tune.report.needed_memory import told_capacity
+from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.trial import Outcome
+from zenith_tune.report.trial_digest import told_capacity
+from zenith_tune.study.trial import Outcome
 from zenith_tune.units import GIB
 
 NEW = (

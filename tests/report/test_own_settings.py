@@ -17,16 +17,16 @@ from tests.report.studies import Recorded
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.direction import Direction
-from zenith_tune.events import StudyEnd
-from zenith_tune.parameters import CategoricalParameter, Params
-from zenith_tune.record.study_reader import StudyReader
-from zenith_tune.record.study_record import StudyHeader
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.record import StudyHeader
 from zenith_tune.report.study_comparison import gain_words
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
-from zenith_tune.report.terminal import TerminalReporter
-from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.study.parameters import CategoricalParameter, Params
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.tuning.events import StudyEnd
 
 OWN: Params = {**POINT, "pp": 4}
 BASE = Trial(params={}, outcome=Outcome.OK, value=100.0, unit="tokens/s", spread=0.22, is_baseline=True)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.report.hostile import CLOSING, SCRIPT, write_hostile
 from tests.report.studies import recorded
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.html.page import SCRIPTS, data_text, render_page
 from zenith_tune.report.study_digest import StudyDigest
 

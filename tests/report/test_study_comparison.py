@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.report.studies import BASELINE, TRIALS, ok, recorded
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import comparison_markdown

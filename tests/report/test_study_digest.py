@@ -12,7 +12,7 @@ import pytest
 
 from tests.report.hostile import write_hostile
 from tests.report.studies import BASELINE, BEST, TRIALS, Recorded, header, multiplied, ok, recorded
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_digest import StudyDigest, failure_groups
 
 

@@ -15,11 +15,11 @@ from tests.conftest import FAKE_TRAINER, ROOT
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import Direction, Outcome, Trial
-from zenith_tune.report.terminal import TerminalReporter
-from zenith_tune.report.trial_table import early_lines, trial_table
-from zenith_tune.study import Study
+from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.report.terminal.trial_table import early_lines, trial_table
+from zenith_tune.study.study import Study
 
-CLI = [sys.executable, "-m", "zenith_tune.cli"]
+CLI = [sys.executable, "-m", "zenith_tune.cli.main"]
 TRAIN = [sys.executable, str(FAKE_TRAINER)]
 
 
@@ -63,7 +63,7 @@ def test_a_long_cause_leaves_the_other_columns_of_the_live_table_whole(tmp_path:
         "from rich.console import Console\n"
         "from tests.toy_preset import ToyPreset\n"
         "from zenith_tune import PresetTuner\n"
-        "from zenith_tune.report.terminal import TerminalReporter\n"
+        "from zenith_tune.report.terminal.terminal import TerminalReporter\n"
         f"PresetTuner({command!r}, ToyPreset(), listener=TerminalReporter(Console())).optimize()\n"
     )
     drawn = run_in_terminal([str(script)], tmp_path, program=[sys.executable])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from zenith_tune.resources import Resources
 from zenith_tune.runners.host_pool import HostPool
+from zenith_tune.study.resources import Resources
 
 FOUR = {f"n{number}": 8 for number in range(1, 5)}
 

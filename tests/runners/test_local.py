@@ -13,9 +13,9 @@ import pytest
 
 from tests.requirements import skip
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End
-from zenith_tune.runners.local import LocalRunner
+from zenith_tune.runners.local.runner import LocalRunner
+from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
 
@@ -153,8 +153,8 @@ def test_a_process_that_is_not_the_trials_is_left_alone(tmp_path: Path) -> None:
 
 
 TUNER = (
-    "import sys, time; from pathlib import Path; from zenith_tune.runners.local import LocalRunner; "
-    "from zenith_tune.resources import Resources; "
+    "import sys, time; from pathlib import Path; from zenith_tune.runners.local.runner import LocalRunner; "
+    "from zenith_tune.study.resources import Resources; "
     "LocalRunner().submit(sys.argv[1], Path(sys.argv[2]), Resources()); time.sleep(1000)"
 )
 """Starts a trial and waits, to be killed."""
@@ -251,7 +251,7 @@ def test_a_log_of_two_gigabytes_without_newlines_neither_fills_memory_nor_stalls
         # In a process of its own, whose peak of memory is that of the reading alone; getrusage would count this one's,
         # from which it was forked.
         code = (
-            "import re, sys; from pathlib import Path; from zenith_tune.trial_log import TrialLog; "
+            "import re, sys; from pathlib import Path; from zenith_tune.study.trial_log import TrialLog; "
             "print(len(TrialLog(Path(sys.argv[1])).text()), "
             "re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
         )

@@ -7,9 +7,9 @@ import pytest
 
 from tests.runners.fake_nvidia_smi import put_on_path
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
-from zenith_tune.runners.local_room import LocalRoom, Seat
+from zenith_tune.runners.local.room import LocalRoom, Seat
 from zenith_tune.runners.visible_gpus import VisibleGpus
+from zenith_tune.study.resources import Resources
 
 TWO_GPUS = Resources(gpus_per_node=2)
 

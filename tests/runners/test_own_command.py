@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.own_command import check_script, own_command, own_variables, replaced_settings
+from zenith_tune.runners.launch.own_command import check_script, own_command, own_variables, replaced_settings
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from tests.requirements import need_module
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
-from zenith_tune.runners.ray import RayRunner
-from zenith_tune.runners.ray_cluster import most_gangs, named_nodes
+from zenith_tune.runners.ray.cluster import most_gangs, named_nodes
+from zenith_tune.runners.ray.runner import RayRunner
+from zenith_tune.study.resources import Resources
 
 
 def row(node_id: str, address: str, **resources: float) -> dict[str, Any]:

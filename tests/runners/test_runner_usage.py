@@ -35,7 +35,7 @@ def test_a_mistake_is_told_in_one_line_within_four_tenths_of_a_cpu_second(
     arguments: list[str], law: str, tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("n1 slots=8\nn1 slots=8\n")
-    argv = [sys.executable, "-m", "zenith_tune.cli", "optimize", *arguments, *TRAIN]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *arguments, *TRAIN]
 
     def refused() -> None:
         done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)

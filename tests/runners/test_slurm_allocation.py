@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
-from zenith_tune.runners.slurm_allocation import SlurmAllocation
+from zenith_tune.runners.slurm.allocation import SlurmAllocation
+from zenith_tune.runners.slurm.request import SlurmRequest
 from zenith_tune.runners.slurm_launch import Launch
-from zenith_tune.runners.slurm_request import SlurmRequest
 from zenith_tune.runners.slurm_seats import SlurmSeats
+from zenith_tune.study.resources import Resources
 
 ALLOCATION = SlurmAllocation(job_id="9", nodes=("n1", "n2"), num_cpus=32, num_gpus=8, memory_mb=64_000)
 ONE_GPU = Resources(gpus_per_node=1)

@@ -11,11 +11,11 @@ import pytest
 
 from tests.runners.fake_slurm import FakeSlurm
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.failures import FailureKind, classify
-from zenith_tune.resources import Resources
+from zenith_tune.evaluators.failures.failures import FailureKind, classify
 from zenith_tune.runners import slurm_job
 from zenith_tune.runners.base import End, JobResult
-from zenith_tune.runners.slurm import SlurmRunner
+from zenith_tune.runners.slurm.runner import SlurmRunner
+from zenith_tune.study.resources import Resources
 
 
 @pytest.fixture

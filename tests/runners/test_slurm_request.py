@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
+from zenith_tune.runners.slurm.request import SlurmRequest
+from zenith_tune.runners.slurm.submission import job_environment
 from zenith_tune.runners.slurm_capacity import NodeRoom, check_request, gives_whole_nodes, num_slots
 from zenith_tune.runners.slurm_launch import Launch, launched_command
-from zenith_tune.runners.slurm_request import SlurmRequest
 from zenith_tune.runners.slurm_state import never_starts
-from zenith_tune.runners.slurm_submission import job_environment
 from zenith_tune.runners.slurm_text import fields
+from zenith_tune.study.resources import Resources
 
 # As printed by Slurm 22.05.
 NODE = (

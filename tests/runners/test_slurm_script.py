@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.engines.marked_processes import marked
-from zenith_tune.runners.process_tree import MARK
+from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.slurm.script import SlurmScript
 from zenith_tune.runners.slurm_launch import Launch
-from zenith_tune.runners.slurm_script import SlurmScript
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
 

@@ -17,8 +17,8 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.serve.live_server import LiveServer
-from zenith_tune.serve.study_shelf import StudyShelf
+from zenith_tune.serve.server import LiveServer
+from zenith_tune.serve.study_index import StudyShelf
 
 Json = dict[str, Any]
 

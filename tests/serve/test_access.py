@@ -12,8 +12,8 @@ from tests.report.studies import TRIALS, recorded
 from tests.serve.served import Client, served
 from zenith_tune.errors import UsageError
 from zenith_tune.serve.access import Access, checked_token
-from zenith_tune.serve.live_server import MAX_CONNECTIONS, MAX_WATCHERS, LiveServer
-from zenith_tune.serve.study_shelf import StudyShelf
+from zenith_tune.serve.server import MAX_CONNECTIONS, MAX_WATCHERS, LiveServer
+from zenith_tune.serve.study_index import StudyShelf
 
 TOKEN = "a-token-of-sixteen"
 

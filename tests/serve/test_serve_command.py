@@ -21,7 +21,7 @@ from zenith_tune.serve.access import Access
 
 pytestmark = pytest.mark.slow
 
-SERVE = [sys.executable, "-m", "zenith_tune.cli", "serve"]
+SERVE = [sys.executable, "-m", "zenith_tune.cli.main", "serve"]
 
 
 class Remote:
@@ -64,7 +64,7 @@ def client_of(line: str) -> Client:
 
 @pytest.mark.timeout(60)
 def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path) -> None:
-    optimize = [sys.executable, "-m", "zenith_tune.cli", "optimize", "--preset", "megatron", "--study-name", "s"]
+    optimize = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "megatron", "--study-name", "s"]
     trainer = [sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.2", "--train-iters", "200"]
     options = ["--args", "n_gpus=8,gbs=16", "--n-trials", "3", "--no-baseline", "--no-early-stop"]
     tuner = subprocess.Popen([*optimize, *options, "--", *trainer], cwd=tmp_path, stdout=-3, stderr=-3)

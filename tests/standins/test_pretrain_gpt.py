@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 STANDIN = Path(__file__).parent / "pretrain_gpt.py"
 DENSE = (

@@ -13,12 +13,12 @@ from tests.conftest import FAKE_TRAINER
 from tests.guided import worlds
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
-from zenith_tune.parameters import Parameter, Value
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.guided import GuidedStrategy
+from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.study.parameters import Parameter, Value
+from zenith_tune.study.trial import Trial
 from zenith_tune.testing import ScriptedTrials, StrategyContract
-from zenith_tune.trial import Trial
 
 TRIALS = worlds.World({"gemm_efficiency": 0.85, "fast_efficiency": 0.7}, seed=11).trials()
 VALUES = {tuple(trial.params.values()): trial for trial in TRIALS.values()}

@@ -6,7 +6,10 @@ import pytest
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
-from zenith_tune.parameters import (
+from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
+from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
     FloatParameter,
@@ -14,9 +17,6 @@ from zenith_tune.parameters import (
     Parameter,
     Value,
 )
-from zenith_tune.presets.megatron import MegatronPreset
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
 STAGE_1_ON_8 = [

@@ -8,16 +8,16 @@ import pytest
 from tests.planning.mimo_jobs import SLOW, mimo_job, module
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import CategoricalParameter, Parameter, Params, Value
-from zenith_tune.planning.mimo_candidate import MimoCandidate
-from zenith_tune.planning.mimo_plan import MimoPlan, plan_mimo
-from zenith_tune.planning.mimo_search import MimoSearch
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
+from zenith_tune.planner.mimo.search import MimoSearch
+from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy
 from zenith_tune.strategies.findings import Findings
 from zenith_tune.strategies.mimo_gain import TriedLayout, gain_lines
-from zenith_tune.strategies.mimo_ranked import MimoPoints, MimoRankedStrategy
 from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.testing import ScriptedTrials, StrategyContract
-from zenith_tune.trial import Outcome, Trial
 
 JOB = mimo_job(4, encoder=module(4, 1.0), items=(8, 0, 0, 0, 0, 0, 0, 0), link=SLOW)
 JOB = replace(JOB, device=replace(JOB.device, is_known=True))

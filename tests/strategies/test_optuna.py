@@ -11,7 +11,10 @@ import pytest
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UnknownNameError, UsageError
-from zenith_tune.parameters import (
+from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.optuna import NEEDS_PACKAGES, OptunaStrategy, sampler_names
+from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
     FloatParameter,
@@ -19,9 +22,6 @@ from zenith_tune.parameters import (
     Parameter,
     Value,
 )
-from zenith_tune.presets.megatron import MegatronPreset
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.optuna import NEEDS_PACKAGES, OptunaStrategy, sampler_names
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
 SPACE: dict[str, Parameter] = {

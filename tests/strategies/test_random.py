@@ -4,7 +4,9 @@ import pytest
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
-from zenith_tune.parameters import (
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.random import RandomStrategy
+from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
     FloatParameter,
@@ -12,8 +14,6 @@ from zenith_tune.parameters import (
     Parameter,
     Params,
 )
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.random import RandomStrategy
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
 SPACE: dict[str, Parameter] = {

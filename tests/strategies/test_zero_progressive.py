@@ -9,8 +9,8 @@ from tests.zero.subjects import subject
 from tests.zero.worlds import Point, World, growing, search, space
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
-from zenith_tune.parameters import IntParameter, Parameter, Value
-from zenith_tune.strategies.zero_progressive import ZeroProgressiveStrategy
+from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
+from zenith_tune.study.parameters import IntParameter, Parameter, Value
 from zenith_tune.testing import StrategyContract
 from zenith_tune.units import GIB
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.zero.subjects import subject
 from tests.zero.worlds import Point, Search, World, growing, search, space
-from zenith_tune.strategies.zero_progressive import ZeroProgressiveStrategy
+from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.units import GIB
 
 BUCKETS = (500_000_000, 50_000_000, 5_000_000)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from zenith_tune.direction import Direction
-from zenith_tune.strategies.zero_progressive_rung import RungSearch
-from zenith_tune.trial import Outcome, Trial
-from zenith_tune.zero.ladder import Rung
+from zenith_tune.strategies.zero_progressive.ladder import Rung
+from zenith_tune.strategies.zero_progressive.rung import RungSearch
+from zenith_tune.study.trial import Outcome, Trial
 
 
 def searched(spread: float) -> list[int]:

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.zero.ds_config import ACCUMULATION, BATCH, MICRO_BATCH, STAGE, DsConfig, read_ds_config
-from zenith_tune.zero.listed_axes import listed_axes, listed_micro_batches, listed_stages
+from zenith_tune.presets.deepspeed.axes import listed_axes, listed_micro_batches, listed_stages
+from zenith_tune.strategies.zero_progressive.ds_config import (
+    ACCUMULATION,
+    BATCH,
+    MICRO_BATCH,
+    STAGE,
+    DsConfig,
+    read_ds_config,
+)
 
 
 def config(**values: Any) -> DsConfig:

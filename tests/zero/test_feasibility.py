@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tests.zero.subjects import subject
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, why_surely_too_large, why_too_large
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
-from zenith_tune.zero.feasibility import ActivationProfile, why_surely_too_large, why_too_large
 from zenith_tune.zero.zero_subject import ZeroSubject
 
 

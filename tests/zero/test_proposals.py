@@ -6,7 +6,7 @@ import pytest
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.zero.proposals import Proposals
 
 AXES: dict[str, tuple[Value, ...]] = {"a": (1, 2, 3), "b": (True, False), "c": (10, 20, 30)}

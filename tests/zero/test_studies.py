@@ -14,7 +14,7 @@ import pytest
 from tests.study_tools import Witness
 from tests.zero.launched import put_launcher_on_path, tune, write_config
 from zenith_tune import Outcome, PresetTuner
-from zenith_tune.presets.deepspeed import DeepSpeedPreset
+from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
 from zenith_tune.timeouts import Timeouts
 
 pytestmark = pytest.mark.slow

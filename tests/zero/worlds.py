@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.parameters import CategoricalParameter, Parameter, Value
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.strategies.zero_progressive import ZeroProgressiveStrategy
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.zero.zero_subject import ZeroSubject
 
 Point = Mapping[str, Value]

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from zenith_tune.calibrate.calibration_fit import LEAST_MEMORY_RUNS, CalibrationFit, fit_calibration
 from zenith_tune.calibrate.holdout import families_of
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_rows import usable as usable_memory
 from zenith_tune.calibrate.run_table import RunTable, unusable
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.measured.measured_run import MeasuredRun
 
 FALLBACK = "megatron"
 """Whose speed stands for frameworks that have too few runs of their own."""

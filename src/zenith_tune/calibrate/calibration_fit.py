@@ -11,6 +11,7 @@ import numpy as np
 
 from zenith_tune.calibrate.folds import folds, is_one_place
 from zenith_tune.calibrate.holdout import FEW, interval, time_residuals
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
 from zenith_tune.calibrate.memory_rows import usable as usable_memory
 from zenith_tune.calibrate.run_table import RunTable, unusable, with_default_batch
@@ -23,7 +24,6 @@ from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.time_calibration import TimeCalibration
 from zenith_tune.estimate.time_coefficients import TimeCoefficients
-from zenith_tune.measured.measured_run import MeasuredRun
 
 LEAST_RUNS = 3
 """Fewer say less than what is known without them."""

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.calibrate.folds import folds, is_one_place
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_holdout import HeldOutMemory
 from zenith_tune.calibrate.run_table import RunTable, unusable
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import TimeFit
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.measured.measured_run import MeasuredRun
 
 TAIL = 0.05
 """Share of measurements that a 90% interval leaves out at each end."""

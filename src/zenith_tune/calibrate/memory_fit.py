@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from zenith_tune.calibrate.folds import folds
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_rows import MemoryRows, usable
 from zenith_tune.calibrate.robust_fit import robust_fit
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_coefficients import NUM_QUANTILES, MemoryCoefficients
-from zenith_tune.measured.measured_run import MeasuredRun
 from zenith_tune.units import GIB
 
 PRIOR_SCALE = np.array([0.2, 0.2, 0.3])

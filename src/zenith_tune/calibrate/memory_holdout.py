@@ -8,6 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory
 from zenith_tune.calibrate.memory_rows import MemoryRows, forbidden, usable
 from zenith_tune.describe.framework_catalog import load_framework
@@ -15,7 +16,6 @@ from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles
-from zenith_tune.measured.measured_run import MeasuredRun
 
 MAX_FOLDS = 20
 INTERVAL = (0.05, 0.95)

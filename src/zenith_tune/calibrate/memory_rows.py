@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.estimate.estimate import FloatArray
@@ -18,7 +19,6 @@ from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
 from zenith_tune.layouts.nanotron_constraints import check_filled_stages, check_micro_batches
-from zenith_tune.measured.measured_run import MeasuredRun
 
 MEASURED_ON = {"ultrascale_playbook": "first", "mcore_ci_golden": "last"}
 """By source, the pipeline rank whose memory is printed; that of the others is taken for the fullest.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, node_fields
@@ -15,7 +16,6 @@ from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.machine import Machine
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.measured.measured_run import MeasuredRun
 
 OTHER_JOBS = ("sft", "lora", "peft", "finetun")
 """Words in the name of a run that does not train the whole model from scratch."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zenith_tune.checkpoint.dtypes import ITEM_BYTES
-from zenith_tune.checkpoint.mosaic import Mosaic
 from zenith_tune.checkpoint.split_rules import Home, Split
 from zenith_tune.checkpoint.stored_tensor import StoredTensor, describe
+from zenith_tune.checkpoint.tensor_view import Mosaic
 from zenith_tune.errors import UsageError
 
 BY_ROWS = (Split.COLUMN, Split.QKV, Split.VOCABULARY)

@@ -94,7 +94,7 @@ def _read(path: Path) -> ShardContent:
 
         content = read_bin(path)
     else:
-        from zenith_tune.checkpoint.safetensors_index import read_safetensors
+        from zenith_tune.checkpoint.safetensors_file import read_safetensors
 
         content = read_safetensors(path)
     if not content.tensors:

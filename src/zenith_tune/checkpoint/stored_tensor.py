@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.checkpoint.dtypes import ITEM_BYTES
-from zenith_tune.checkpoint.mosaic import Mosaic
+from zenith_tune.checkpoint.tensor_view import Mosaic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from zenith_tune.command_line.shell_target import find_target
 from zenith_tune.errors import CommandError
 from zenith_tune.regular_file import open_regular
+from zenith_tune.shell.target import find_target
 
 _READ_BYTES = 1 << 20
 

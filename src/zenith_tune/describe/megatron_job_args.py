@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 
 LOCAL = "megatron-local"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from zenith_tune.describe.megatron_args import shown, whole
+from zenith_tune.describe.megatron.args import shown, whole
 from zenith_tune.errors import UsageError
 
 OPTION = "--moe-layer-freq"

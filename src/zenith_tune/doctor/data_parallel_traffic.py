@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.doctor.advice import LEAST_GAIN, Advice
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout

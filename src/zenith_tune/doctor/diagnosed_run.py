@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import construct, typed
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.doctor.measured import Measured
@@ -16,13 +15,14 @@ from zenith_tune.doctor.run_origin import RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron_command import runs_ms_swift
-from zenith_tune.presets.megatron_lm import MegatronLmPreset
-from zenith_tune.presets.megatron_lm_job import Given, read_job
+from zenith_tune.presets.megatron.command import runs_ms_swift
+from zenith_tune.presets.megatron_lm.job import Given, read_job
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.presets.recognition import recognised_preset
 from zenith_tune.presets.unasked_size import UnaskedSize
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import CommandLine
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zenith_tune.doctor.advice import Advice, Remedy
-from zenith_tune.doctor.better_layout import better_layout, fastest_planned
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.advice.batch import small_micro_batch
+from zenith_tune.doctor.advice.better_layout import better_layout, fastest_planned
+from zenith_tune.doctor.advice.memory import remedies
+from zenith_tune.doctor.advice.network import slow_tensor_link
+from zenith_tune.doctor.advice.pipeline import pipeline_bubble
+from zenith_tune.doctor.advice.recompute import needless_recompute
 from zenith_tune.doctor.data_parallel_traffic import data_parallel_traffic
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.doctor.full_memory import full_memory, full_memory_words
 from zenith_tune.doctor.idle_recompute import idle_recompute
-from zenith_tune.doctor.needless_recompute import needless_recompute
-from zenith_tune.doctor.out_of_memory import remedies
-from zenith_tune.doctor.pipeline_bubble import pipeline_bubble
 from zenith_tune.doctor.plan_doubt import plan_doubt
 from zenith_tune.doctor.single_change import fastest_neighbour, single_change
-from zenith_tune.doctor.slow_tensor_link import slow_tensor_link
-from zenith_tune.doctor.small_micro_batch import small_micro_batch
 from zenith_tune.doctor.unasked_size import UNASKED, unasked_size, unasked_words
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.units import format_gain

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zenith_tune.doctor.advice import Advice, Remedy
-from zenith_tune.doctor.case import Case
 from zenith_tune.doctor.diagnosis import Diagnosis
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.doctor.sharded_elsewhere import has_whole_copies
 from zenith_tune.planning.changes import changes
 from zenith_tune.planning.planned_layout import PlannedLayout

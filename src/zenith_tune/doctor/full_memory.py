@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zenith_tune.doctor.advice import LEAST_GAIN, Advice
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis_input import Case
+from zenith_tune.planner.neighbours import neighbours
 from zenith_tune.planning.changes import changes
-from zenith_tune.planning.neighbours import neighbours
 from zenith_tune.units import GIB, format_bytes
 
 LEAST_SLOWDOWN = 1.05

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zenith_tune.doctor.advice import Advice
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.planning.changes import changes
 from zenith_tune.units import format_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from zenith_tune.command_line import CommandLine
+from zenith_tune.shell import CommandLine
 
 COUNTS_AND_WORDS = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "seq_length"),

@@ -20,8 +20,8 @@ from zenith_tune.doctor.measured import Measured
 from zenith_tune.doctor.run_file import positive, read_bytes
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.failures import FailureKind, hidden_failure
-from zenith_tune.evaluators.megatron import MegatronEvaluator
+from zenith_tune.evaluators.failures.failures import FailureKind, hidden_failure
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.recognition import recognised_preset
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6

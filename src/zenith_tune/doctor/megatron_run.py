@@ -6,19 +6,19 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.constructor_args import typed
-from zenith_tune.describe.megatron_args import MegatronArgs, shown, whole
+from zenith_tune.describe.megatron.args import MegatronArgs, shown, whole
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.doctor.diagnosed_run import MEGATRON, DiagnosedRun, Told, emitted
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import Params
-from zenith_tune.presets.deepspeed_gpus import started_gpus
-from zenith_tune.presets.megatron import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron_command import OPTIONS, runs_ms_swift
+from zenith_tune.presets.launched_gpus import started_gpus
+from zenith_tune.presets.megatron.command import OPTIONS, runs_ms_swift
+from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
+from zenith_tune.presets.megatron.swift import CHUNKS, LAYERS_PER_CHUNK, MEGATRON_CHUNKS
 from zenith_tune.presets.megatron_plan import layout_in, megatron_subject, with_recompute
-from zenith_tune.presets.megatron_swift import CHUNKS, LAYERS_PER_CHUNK, MEGATRON_CHUNKS
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.parameters import Params
 
 PRESET = "preset megatron"
 RECOMPUTE = ("full", "selective", "none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.doctor.full_memory import full_memory_words
 from zenith_tune.units import GIB, format_bytes
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.doctor.advice import Remedy
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 from zenith_tune.planning.changes import changes
 
 FSDP = "fsdp"

@@ -34,7 +34,7 @@ def from_study(folder: Path, told: Told) -> DiagnosedRun:
 def from_named_study(name: str, told: Told, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
     """Read a study of a database by its name, as far as it has come."""
     from zenith_tune.record.export import trial_as_json
-    from zenith_tune.record.study_source import find_study
+    from zenith_tune.record.source import find_study
 
     view = find_study(name, db=db, output_dir=output_dir).view()
     best, baseline = (trial_as_json(trial) if trial else None for trial in (view.best, view.baseline))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from zenith_tune.describe.plan_subject import PlanSubject
-from zenith_tune.doctor.case import Case
 from zenith_tune.doctor.diagnosed_run import emitted
 from zenith_tune.doctor.diagnosis import diagnose
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.doctor.diagnosis_words import diagnosis_lines
 from zenith_tune.doctor.measured import Measured
 from zenith_tune.doctor.run_origin import RunOrigin
 from zenith_tune.doctor.tried_layouts import tried_layouts
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 
 
 def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zenith_tune.doctor.advice import Advice
-from zenith_tune.doctor.case import Case
+from zenith_tune.doctor.diagnosis_input import Case
 from zenith_tune.planning.changes import changes
 
 UNASKED = "unasked_size"

@@ -6,7 +6,7 @@ Names as in Megatron-LM main of 2026-08-22: megatron/training/arguments.py, and 
 from __future__ import annotations
 
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.emit.megatron_options import Options
+from zenith_tune.presets.megatron_lm.options import Options
 
 
 def model_options(model: ModelSpec, seq_len: int) -> Options:

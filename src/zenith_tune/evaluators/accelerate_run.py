@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from zenith_tune.parameters import Value
-from zenith_tune.trial_log import lines_of
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial_log import lines_of
 
 PREFIX = "zenithtune-accelerate: "
 WRAPPER_WORDS = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.parameters import Value
+from zenith_tune.study.parameters import Value
 
 BATCH = "global_batch_size"
 """Under `extra`: the samples of a step, where the log tells."""

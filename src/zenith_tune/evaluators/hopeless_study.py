@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from zenith_tune.errors import EveryRunFailsAlike, UsageError
-from zenith_tune.evaluators.failures import FailureKind, names_unknown_option
+from zenith_tune.evaluators.failures.failures import FailureKind, names_unknown_option
 from zenith_tune.layouts.axis_words import named_axes
-from zenith_tune.study import Study
-from zenith_tune.trial import Trial
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
 
 MAX_RUNS_WITHOUT_METRIC = 3
 MAX_ALIKE_FAILURES = 3

@@ -14,7 +14,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.regex_search import SearchError, search_apart
 from zenith_tune.registry import EvaluatorRegistry
-from zenith_tune.trial_log import clean_line, lines_of
+from zenith_tune.study.trial_log import clean_line, lines_of
 
 SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda numbers: numbers[-1],

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import CommandError
+from zenith_tune.shell import CommandLine
 
 SEQUENCE_OPTIONS = ("--seq-length", "--max-length")
 """How Megatron-LM and ms-swift spell the sequence length."""

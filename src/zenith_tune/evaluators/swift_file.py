@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import CommandError
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.trial_log import TrialLog
 
 NAME = "logging.jsonl"
 OUTPUT_OPTIONS = ("--output-dir", "--save")

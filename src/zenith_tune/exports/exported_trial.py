@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zenith_tune.parameters import Value
-from zenith_tune.record.remade_preset import RemadePreset
-from zenith_tune.record.study_view import StudyView, TrialView
+from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.study.parameters import Value
 
 MEASURED = ("value", "spread", "step_s", "peak_memory_bytes", "duration_s")
 TOLD = ("failure", "cause", "early", "why", "unit", "command")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from zenith_tune.guided.prior import Prior
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_name import layout_name
 from zenith_tune.planning.planned_layout import CAUSES
-from zenith_tune.trial import Trial
+from zenith_tune.strategies.guided.prior import Prior
+from zenith_tune.study.trial import Trial
 from zenith_tune.units import GIB
 
 LEAST_SHARE = 0.05

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.measured.measured_run import MeasuredRun
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, Trial
 
 
 def measured_run(subject: PlanSubject, layouts: LayoutBatch, index: int, trial: Trial) -> MeasuredRun:

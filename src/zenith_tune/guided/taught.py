@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from zenith_tune.trial_folder import write_atomically
+from zenith_tune.study.files import write_atomically
 
 FILE_NAME = "taught.json"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.guided.prior import Prior
 from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.strategies.guided.prior import Prior
 
 SCALE_TRIALS = 4.0
 """How many trials the prior of the errors' scale is worth."""

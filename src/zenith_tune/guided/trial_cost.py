@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 
 from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.trial import Trial
+from zenith_tune.study.trial import Trial
 
 START_UP_S, NUM_STEPS = 60.0, 15.0
 """Of a trial before any was seen: Megatron-LM on one H200 takes 45 to 75 s, most of it to start."""

@@ -11,7 +11,7 @@ from zenith_tune.layouts.divisors import divisors
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rules import RULES
-from zenith_tune.layouts.pipeline_split import is_even, is_laid_out
+from zenith_tune.layouts.pipeline import is_even, is_laid_out
 from zenith_tune.layouts.search_space import SearchSpace
 
 TENSOR_RULES = ("heads", "query_groups", "ffn")

@@ -18,7 +18,7 @@ from zenith_tune.layouts.layout_batch import (
     BoolArray,
     LayoutBatch,
 )
-from zenith_tune.layouts.pipeline_split import accounted_splits, chunk_layers, even_splits, laid_out_splits
+from zenith_tune.layouts.pipeline import accounted_splits, chunk_layers, even_splits, laid_out_splits
 
 Holds = Callable[[ModelSpec, JobSpec, LayoutBatch], BoolArray]
 

@@ -13,7 +13,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.choices import Choices
 from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES, IntArray
-from zenith_tune.layouts.pipeline_split import chunk_layers
+from zenith_tune.layouts.pipeline import chunk_layers
 from zenith_tune.layouts.search_space import SearchSpace
 
 COLUMNS = ("recompute", "recompute_layers", "zero", "sequence_parallel", "flash_attention")

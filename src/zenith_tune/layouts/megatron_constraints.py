@@ -7,7 +7,7 @@ parallelism, s sequence length.
 from __future__ import annotations
 
 from zenith_tune.layouts.constraints import check_multiple
-from zenith_tune.layouts.pipeline_split import ACCOUNTED, is_accounted, is_even, is_laid_out
+from zenith_tune.layouts.pipeline import ACCOUNTED, is_accounted, is_even, is_laid_out
 
 
 def check_pipeline_split(num_layers: int, *, pp: int, vp: int, layout_strings: bool = False) -> str | None:

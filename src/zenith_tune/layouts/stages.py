@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.pipeline_split import ACCOUNTED
+from zenith_tune.layouts.pipeline import ACCOUNTED
 
 FloatArray = npt.NDArray[np.float64]
 Number = float | FloatArray

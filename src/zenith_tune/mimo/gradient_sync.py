@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.mimo.mimo_model import MimoModel
+from zenith_tune.mimo.comm.topology import ModuleRole
+from zenith_tune.mimo.model.modules import MimoModel
 from zenith_tune.mimo.schedule import LossSum
-from zenith_tune.mimo.topology import ModuleRole
 
 
 def sum_over_world(total: LossSum, device: str) -> LossSum:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zenith_tune.mimo.model.tensor_parallel import ColumnLinear, RowLinear, TensorParallel
 from zenith_tune.mimo.model_config import EncoderConfig
-from zenith_tune.mimo.tensor_parallel import ColumnLinear, RowLinear, TensorParallel
 from zenith_tune.mimo.transformer import LayerNorm, StageBlocks
 
 

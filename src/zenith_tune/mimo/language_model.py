@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.model.tensor_parallel import ColumnLinear, TensorParallel, VocabEmbedding, vocab_cross_entropy
 from zenith_tune.mimo.model_config import LanguageConfig
-from zenith_tune.mimo.tensor_parallel import ColumnLinear, TensorParallel, VocabEmbedding, vocab_cross_entropy
 from zenith_tune.mimo.transformer import LayerNorm, StageBlocks
 
 

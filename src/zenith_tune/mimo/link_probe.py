@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from zenith_tune.mimo.channel import Channel
+from zenith_tune.mimo.comm.topology import Topology
 from zenith_tune.mimo.measured_step import LinkTime
-from zenith_tune.mimo.topology import Topology
 
 SMALL, LARGE = 64, 65536
 """Numbers of a message: one that shows the latency, one the bandwidth."""

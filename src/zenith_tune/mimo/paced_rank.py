@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.mimo_model import MimoModel
+from zenith_tune.mimo.comm.topology import ModuleRole
+from zenith_tune.mimo.model.modules import MimoModel
 from zenith_tune.mimo.model_work import module_work
 from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.samples import MicroBatch
-from zenith_tune.mimo.topology import ModuleRole
 
 
 class PacedRank:

@@ -7,11 +7,11 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from zenith_tune.mimo.bridge import BridgeSink, BridgeSource
 from zenith_tune.mimo.channel import Channel
-from zenith_tune.mimo.mimo_model import MimoModel
+from zenith_tune.mimo.comm.bridge import BridgeSink, BridgeSource
+from zenith_tune.mimo.comm.topology import ModuleRole
+from zenith_tune.mimo.model.modules import MimoModel
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.mimo.topology import ModuleRole
 
 HIDDEN = "hidden"
 """The name of what comes from the stage before in the same module; rows come under their encoder's name."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from zenith_tune.mimo.gradient_sync import finish_gradients, sum_over_world
 from zenith_tune.mimo.lost_peer import peers_expected
-from zenith_tune.mimo.mimo_model import MimoModel
-from zenith_tune.mimo.mimo_optimizer import MimoOptimizer
+from zenith_tune.mimo.model.modules import MimoModel
+from zenith_tune.mimo.optimizer.mimo_optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
 from zenith_tune.mimo.schedule import AroundPass, make_schedule, unwatched
 

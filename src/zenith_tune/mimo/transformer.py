@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from zenith_tune.mimo.model.tensor_parallel import ColumnLinear, RowLinear, TensorParallel
 from zenith_tune.mimo.model_config import TransformerConfig
 from zenith_tune.mimo.stage_layers import stage_layers
-from zenith_tune.mimo.tensor_parallel import ColumnLinear, RowLinear, TensorParallel
 
 
 class LayerNorm(nn.Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zenith_tune.planner.plan import Plan
+from zenith_tune.planner.size_guide import SizeGuide
 from zenith_tune.planning.changes import changes
-from zenith_tune.planning.plan import Plan
 from zenith_tune.planning.planned_layout import CAUSES, PlannedLayout
-from zenith_tune.planning.size_guide import SizeGuide
 from zenith_tune.units import format_seconds
 
 LEAST_SHARE = 0.01

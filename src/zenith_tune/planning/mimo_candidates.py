@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zenith_tune.layouts.divisors import divisors
-from zenith_tune.planning.mimo_candidate import MimoCandidate, why_not
-from zenith_tune.planning.mimo_job import MimoJob
+from zenith_tune.planner.mimo.candidate import MimoCandidate, why_not
+from zenith_tune.planner.mimo.job import MimoJob
 
 MAX_TP = 8
 """Beyond a node's GPUs tensor parallelism is not worth a thought."""

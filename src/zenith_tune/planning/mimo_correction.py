@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zenith_tune.planning.mimo_prediction import MimoPrediction
+from zenith_tune.planner.mimo.prediction import MimoPrediction
 
 NOISE = 0.05
 """Spread that the step of one run is taken to have; rounds of one layout lay 9 to 19% apart (2026-11-15)."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout
 from zenith_tune.mimo.module_work import ModuleWork
-from zenith_tune.planning.mimo_candidate import ENCODER, MimoCandidate
-from zenith_tune.planning.mimo_job import MimoDevice, MimoJob
-from zenith_tune.planning.mimo_timeline import units_of
+from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
+from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
+from zenith_tune.planner.mimo.timeline import units_of
 
 
 def peak_memory_bytes(job: MimoJob, at: MimoCandidate) -> float:

@@ -8,7 +8,7 @@ from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_layout import ModuleLayout
 from zenith_tune.mimo.module_work import ModuleWork
 from zenith_tune.mimo.stage_layers import stage_layers
-from zenith_tune.planning.mimo_job import MimoDevice
+from zenith_tune.planner.mimo.job import MimoDevice
 from zenith_tune.planning.mimo_rates import ModuleRates
 
 SUMS_PER_LAYER = 2

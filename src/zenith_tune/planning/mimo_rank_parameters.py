@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.stage_layers import stage_layers
-from zenith_tune.planning.mimo_candidate import ENCODER, MimoCandidate
-from zenith_tune.planning.mimo_job import MimoJob
+from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
+from zenith_tune.planner.mimo.job import MimoJob
 
 
 def rank_parameters(job: MimoJob, at: MimoCandidate) -> list[dict[str, tuple[float, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zenith_tune.mimo.module_layout import ModuleLayout
 from zenith_tune.mimo.module_work import ModuleWork
-from zenith_tune.planning.mimo_job import MimoJob
+from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.planning.mimo_rates import MimoRates, ModuleRates
 
 

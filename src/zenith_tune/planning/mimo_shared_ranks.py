@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.planning.mimo_candidate import ENCODER, MimoCandidate
-from zenith_tune.planning.mimo_job import MimoJob
+from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
+from zenith_tune.planner.mimo.job import MimoJob
+from zenith_tune.planner.mimo.timeline import PlayedStep, passes_of, units_of
 from zenith_tune.planning.mimo_passes import message_s
-from zenith_tune.planning.mimo_timeline import PlayedStep, passes_of, units_of
 
 
 def shared_step(job: MimoJob, at: MimoCandidate, num_microbatches: int) -> PlayedStep:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.plan import NearMiss, Obstacle
 from zenith_tune.planning.changes import changes
-from zenith_tune.planning.plan import NearMiss, Obstacle
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
 

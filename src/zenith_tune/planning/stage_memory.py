@@ -11,7 +11,7 @@ from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rows import batch_of
-from zenith_tune.planning.explanation import StageMemory
+from zenith_tune.planner.explanation import StageMemory
 
 
 def stage_memory(model: ModelSpec, job: JobSpec, layout: Layout, calibration: Calibration) -> tuple[StageMemory, ...]:

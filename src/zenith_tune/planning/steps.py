@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.explanation import Step
 from zenith_tune.planning.changes import changes
-from zenith_tune.planning.explanation import Step
 from zenith_tune.planning.planned_layout import PlannedLayout
 
 NUM_FASTER, NUM_SMALLER = 5, 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate_job import AccelerateJob
+from zenith_tune.presets.accelerate.job import AccelerateJob
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -57,7 +57,7 @@ def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
 def _machines(job: AccelerateJob, cluster: str | None, subject: PlanSubject | UsageError) -> ClusterSpec | None:
     if isinstance(subject, PlanSubject):
         return subject.cluster
-    from zenith_tune.presets.job_cluster import job_cluster
+    from zenith_tune.presets.subject import job_cluster
 
     try:
         return job_cluster(cluster, job.num_gpus)

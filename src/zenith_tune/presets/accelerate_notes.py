@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate_backend import Backend, FsdpBackend
+from zenith_tune.presets.accelerate.backend import Backend, FsdpBackend
+from zenith_tune.presets.accelerate.megatron import MegatronBackend
 from zenith_tune.presets.accelerate_keys import CHECKED_VERSION
-from zenith_tune.presets.accelerate_megatron import MegatronBackend
 
 
 def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str]:

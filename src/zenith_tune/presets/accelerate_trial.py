@@ -6,15 +6,15 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from zenith_tune.command_line import CommandLine
-from zenith_tune.parameters import Value
-from zenith_tune.placeholders import fill_placeholders
-from zenith_tune.presets.accelerate_backend import Backend
-from zenith_tune.presets.accelerate_deepspeed import OFFLOADS, DeepSpeedBackend
-from zenith_tune.presets.accelerate_job import FSDP_TYPE, PLAIN_TYPE
-from zenith_tune.presets.accelerate_launch import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
-from zenith_tune.presets.accelerate_settings import AccelerateSettings
-from zenith_tune.zero.zero_axes import OFF
+from zenith_tune.presets.accelerate.backend import Backend
+from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
+from zenith_tune.presets.accelerate.deepspeed import OFFLOADS, DeepSpeedBackend
+from zenith_tune.presets.accelerate.job import FSDP_TYPE, PLAIN_TYPE
+from zenith_tune.presets.accelerate.settings import AccelerateSettings
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.strategies.zero_progressive.axes import OFF
+from zenith_tune.study.parameters import Value
 
 DS_FILE = "ds_config.json"
 DS_PATH = f"{{trial_folder}}/{DS_FILE}"
@@ -23,7 +23,7 @@ _SHORT = {"tp": "TP", "pp": "PP", "cp": "CP", "ep": "EP", "stage": "Z", "mbs": "
 
 @functools.cache
 def _hook_text() -> str:
-    return Path(__file__).with_name("accelerate_hook.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("hook.py").read_text(encoding="utf-8")
 
 
 HOOK_FILES = {f"{HOOK_FOLDER}/sitecustomize.py": _hook_text()}

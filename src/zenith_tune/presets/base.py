@@ -11,11 +11,11 @@ from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import Parameter, Params, Value
 from zenith_tune.presets.unasked_size import UnaskedSize
-from zenith_tune.resources import Resources
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.resources import Resources
 
 NUMERIC_POINTS = 5
 """How many values of a numeric parameter are points of their own."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from zenith_tune.command_line.shell_target import SimpleCommand, Target, find_target, simple_commands
 from zenith_tune.command_line.shell_tokens import Word
 from zenith_tune.command_line.shell_vocabulary import FOLDER_CHANGES
-from zenith_tune.command_line.shell_words import lex
 from zenith_tune.errors import UsageError
+from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands
 
 _IN_TURN = ("", "&&", ";", "\n", "(")
 """What may stand in front of a `cd` that surely runs."""

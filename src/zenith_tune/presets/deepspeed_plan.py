@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed_job import SEQUENCE_OPTIONS, DeepSpeedJob
-from zenith_tune.presets.job_cluster import job_cluster
+from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob
+from zenith_tune.presets.subject import job_cluster
 from zenith_tune.zero.zero_subject import ZeroSubject
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.parameters import Value
-from zenith_tune.presets.deepspeed_command import ScriptOption
-from zenith_tune.presets.deepspeed_job import DeepSpeedJob
-from zenith_tune.presets.deepspeed_space import DeepSpeedSpace
-from zenith_tune.zero.ds_config import ACCUMULATION, AUTOTUNING, BATCH, MICRO_BATCH, STAGE, DsConfig, Keys
-from zenith_tune.zero.listed_axes import ALL, listed_axes
-from zenith_tune.zero.zero_axes import CHECKPOINTING
+from zenith_tune.presets.deepspeed.axes import ALL, listed_axes
+from zenith_tune.presets.deepspeed.command import ScriptOption
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.presets.deepspeed.space import DeepSpeedSpace
+from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING
+from zenith_tune.strategies.zero_progressive.ds_config import (
+    ACCUMULATION,
+    AUTOTUNING,
+    BATCH,
+    MICRO_BATCH,
+    STAGE,
+    DsConfig,
+    Keys,
+)
+from zenith_tune.study.parameters import Value
 
 MEASURING: Mapping[Keys, object] = {
     ("steps_per_print",): 1,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.constraints import check_batch
-from zenith_tune.parameters import CategoricalParameter, Parameter, Value
-from zenith_tune.placeholders import fill_or_set
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
 
 OPTIONS = {
     "tp": "--tensor-model-parallel-size",
@@ -56,6 +56,6 @@ class DemoPreset(TuningPreset):
         return GridStrategy()
 
     def evaluator(self) -> TuningEvaluator:
-        from zenith_tune.evaluators.megatron import MegatronEvaluator
+        from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
         return MegatronEvaluator(gbs=self.gbs)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed_command import launcher_option, launcher_words
-from zenith_tune.presets.deepspeed_gpus import started_gpus
-from zenith_tune.resources import Resources
+from zenith_tune.presets.deepspeed.command import launcher_option, launcher_words
+from zenith_tune.presets.launched_gpus import started_gpus
+from zenith_tune.study.resources import Resources
 
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zenith_tune.command_line.option_words import canonical
-from zenith_tune.describe.megatron_args import whole
+from zenith_tune.describe.megatron.args import whole
 from zenith_tune.presets.megatron_lm_run import PretrainRun
+from zenith_tune.shell.options import canonical
 
 PER_NODE, NODES = "--nproc-per-node", "--nnodes"
 VARIABLE = "WORLD_SIZE"

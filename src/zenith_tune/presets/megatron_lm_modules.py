@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.describe.megatron_job_args import is_local
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.presets.megatron_lm_job import MegatronJob
-from zenith_tune.presets.megatron_lm_rules import MODULES, SHARED_EXPERTS
+from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.rules import MODULES, SHARED_EXPERTS
 
 OPTION = "--recompute-modules"
 SELECTIVE = "selective/"

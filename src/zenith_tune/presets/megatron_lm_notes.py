@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from zenith_tune.describe.megatron_args import whole
+from zenith_tune.describe.megatron.args import whole
 from zenith_tune.describe.megatron_job_args import is_local
-from zenith_tune.presets.megatron_lm_job import MegatronJob
-from zenith_tune.presets.megatron_lm_rules import version_note
-from zenith_tune.presets.megatron_lm_space import MegatronLmSpace
+from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.rules import version_note
+from zenith_tune.presets.megatron_lm.space import MegatronLmSpace
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zenith_tune.describe.megatron_model_args import model_name
+from zenith_tune.describe.megatron.model import model_name
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.job_cluster import job_cluster
-from zenith_tune.presets.megatron_lm_job import PRESET, MegatronJob
+from zenith_tune.presets.megatron_lm.job import PRESET, MegatronJob
+from zenith_tune.presets.subject import job_cluster
 
 
 def subject_of(job: MegatronJob, cluster: str | None, topology: str | None = None) -> PlanSubject:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zenith_tune.describe.megatron_args import MegatronArgs
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.layouts.layout import Layout
 
 Holds = Callable[[Layout, Layout], bool]

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zenith_tune.describe.megatron_version import MegatronVersion, find_version
+from zenith_tune.describe.megatron.version import MegatronVersion, find_version
 from zenith_tune.presets.megatron_lm_run import PretrainRun
 
 PYTHONS = re.compile(r"python[0-9.]*|torchrun")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.sequence import SEQUENCE_OPTIONS, sequence_in_command
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import Value
-from zenith_tune.presets.megatron_command import SEQUENCE_PARALLEL, runs_ms_swift
-from zenith_tune.presets.megatron_swift import says_false
+from zenith_tune.presets.megatron.command import SEQUENCE_PARALLEL, runs_ms_swift
+from zenith_tune.presets.megatron.swift import says_false
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.parameters import Value
 
 
 def megatron_subject(

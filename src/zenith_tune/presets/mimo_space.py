@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
-from zenith_tune.planning.mimo_candidate import MimoCandidate, why_not
+from zenith_tune.planner.mimo.candidate import MimoCandidate, why_not
+from zenith_tune.planner.mimo.job import MimoJob
+from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
+from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
 from zenith_tune.planning.mimo_candidates import MAX_TP, micro_batches
-from zenith_tune.planning.mimo_job import MimoJob
 from zenith_tune.planning.mimo_memory import peak_memory_bytes
-from zenith_tune.planning.mimo_plan import MimoPlan, plan_mimo
-from zenith_tune.planning.mimo_prediction import MimoPrediction, predict
-from zenith_tune.presets.mimo_job import ReadCommand
+from zenith_tune.presets.mimo.job import ReadCommand
+from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.secrets import find_secrets, mask
+from zenith_tune.shell.secrets import find_secrets, mask
 
 
 def recognised_preset(command: str) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm_run import PretrainRun
+from zenith_tune.shell import CommandLine
 
 HOOK = Path(__file__).parent / "hook"
 RECORD = "ZENITHTUNE_PROBE_RECORD"

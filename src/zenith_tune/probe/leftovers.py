@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from zenith_tune.calibrate.probed_runs import FILE_NAME
 from zenith_tune.errors import StudyError
-from zenith_tune.measured.probed_runs import FILE_NAME
 from zenith_tune.record.lock import StudyLock
 from zenith_tune.runners.base import Runner
-from zenith_tune.secret_names import shaped_secrets
-from zenith_tune.secrets import mask_file
-from zenith_tune.trial import Outcome
-from zenith_tune.trial_folder import TrialFolder, write_json
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.shell.secret_names import shaped_secrets
+from zenith_tune.shell.secrets import mask_file
+from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
 
 MOST_LOG_BYTES = 4 * MIB

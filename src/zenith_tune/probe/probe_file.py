@@ -7,12 +7,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.calibrate.probed_runs import FILE_NAME
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.measured.probed_runs import FILE_NAME
 from zenith_tune.planning.planned_layout import PlannedLayout
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
-from zenith_tune.trial_folder import write_json
+from zenith_tune.study.files import write_json
 
 Json = dict[str, Any]
 

@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from zenith_tune.command_line import CommandLine
-from zenith_tune.describe.megatron_args import shown
-from zenith_tune.describe.megatron_version import Release
+from zenith_tune.describe.megatron.args import shown
+from zenith_tune.describe.megatron.version import Release
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_name import parse_values
-from zenith_tune.parameters import Params
-from zenith_tune.presets.megatron_lm_command import written_command
+from zenith_tune.presets.megatron_lm.command import written_command
+from zenith_tune.presets.megatron_lm.job import PRESET, Given, MegatronJob, read_job, recompute_name
+from zenith_tune.presets.megatron_lm.space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.presets.megatron_lm_gpus import VARIABLE as WORLD_SIZE
 from zenith_tune.presets.megatron_lm_gpus import started_gpus
-from zenith_tune.presets.megatron_lm_job import PRESET, Given, MegatronJob, read_job, recompute_name
 from zenith_tune.presets.megatron_lm_run import PretrainRun
-from zenith_tune.presets.megatron_lm_script import find_pretrain_run
-from zenith_tune.presets.megatron_lm_space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.probe.fake_rank import in_folder, interpreter
 from zenith_tune.probe.plain_words import plain_word
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.script import find_pretrain_run
+from zenith_tune.study.parameters import Params
 
 FAKE_GROUPS: Release = (0, 16)
 """--fake-process-group."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from zenith_tune.evaluators.failures import classify
+from zenith_tune.evaluators.failures.failures import classify
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
@@ -16,12 +16,12 @@ from zenith_tune.probe.stage_plan import stage_plans
 from zenith_tune.probe.stage_probe import StageProbe
 from zenith_tune.probe.step_record import StepRecord, read_log, read_record
 from zenith_tune.probe.used_memory import UsedMemory
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, Runner
-from zenith_tune.secrets import find_secrets, mask, mask_file
-from zenith_tune.trial import Outcome
-from zenith_tune.trial_folder import TrialFolder, write_json
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.shell.secrets import find_secrets, mask, mask_file
+from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.study.resources import Resources
+from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial_log import TrialLog
 
 LOOK_S = 0.5
 """How often a running rank is looked at."""

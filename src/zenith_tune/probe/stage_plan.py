@@ -13,7 +13,7 @@ from zenith_tune.estimate.stage_time import stage_time
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_rows import batch_of
-from zenith_tune.planner import Planner
+from zenith_tune.planner.planner import Planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zenith_tune.trial import Outcome
+from zenith_tune.study.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
 from zenith_tune.measured.believable import is_memory, is_step
 from zenith_tune.regular_file import open_regular
-from zenith_tune.trial_log import clean_line
+from zenith_tune.study.trial_log import clean_line
 from zenith_tune.units import MIB
 
 MAX_BYTES = 4 * MIB

@@ -5,11 +5,11 @@ A larger batch has fewer gradients to sum and fewer bubbles for its samples, so 
 
 from __future__ import annotations
 
-from zenith_tune.command_line import CommandLine
 from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import BATCH
-from zenith_tune.study import Study
-from zenith_tune.trial import Trial
+from zenith_tune.shell import CommandLine
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
 
 OPTION = "--global-batch-size"
 _MOST_DIGITS = 12

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
-    from zenith_tune.record.claims import Claims, TrialRow
+    from zenith_tune.record.server.claims import Claims, TrialRow
 
 
 TWIN_OF = "twin_of"

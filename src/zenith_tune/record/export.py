@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from zenith_tune.record.batch_difference import batch_note
-from zenith_tune.record.study_folder import StudyFolder
-from zenith_tune.record.study_record import StudyHeader
-from zenith_tune.record.study_search import StudySearch
-from zenith_tune.study import Study
-from zenith_tune.trial import Trial
-from zenith_tune.trial_folder import write_atomically, write_json
+from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.search import StudySearch
+from zenith_tune.study.files import write_atomically, write_json
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
 
 _COLUMNS = (
     *("number", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes", "duration_s"),

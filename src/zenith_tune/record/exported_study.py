@@ -10,13 +10,13 @@ from typing import Any
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.search import StudySearch
 from zenith_tune.record.stored_values import NUMBERS, TEXTS, finite, measured
-from zenith_tune.record.study_record import StudyHeader
-from zenith_tune.record.study_search import StudySearch
-from zenith_tune.record.study_view import StudyView, TrialView, refuse_odd, study_of
+from zenith_tune.record.view import StudyView, TrialView, refuse_odd, study_of
 from zenith_tune.regular_file import open_regular
-from zenith_tune.study import Study
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import MIB
 
 FILE_NAME = "study.json"

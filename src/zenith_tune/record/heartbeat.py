@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from zenith_tune.record.patience import is_away
+from zenith_tune.record.server.patience import is_away
 
 
 class Heartbeat:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from zenith_tune.secret_names import shaped_secrets
-from zenith_tune.secrets import find_secrets, mask
+from zenith_tune.shell.secret_names import shaped_secrets
+from zenith_tune.shell.secrets import find_secrets, mask
 
 # Each name of a secret has one of these in it; the rates that trainers print at every step are no names.
 _TELLING = re.compile(r"secret|pass|pw|credential|token(?!s?(?:/|_per_| per ))|key|auth|login|cookie", re.IGNORECASE)

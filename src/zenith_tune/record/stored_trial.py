@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.parameters import Value
+from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.stored_values import finite, measured
-from zenith_tune.record.study_folder import StudyFolder
-from zenith_tune.record.study_view import TrialView
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.record.view import TrialView
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import Outcome, Trial
 
 RUNNING = ("RUNNING", "WAITING")
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import StudyError
-from zenith_tune.record.server_url import connect_args, driver_url, is_server
+from zenith_tune.record.server.url import connect_args, driver_url, is_server
 from zenith_tune.record.storage import database_path
 
 Query = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zenith_tune.record.study_view import StudyView, TrialView
-from zenith_tune.trial import Outcome
+from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.study.trial import Outcome
 
 
 def unfinished(view: StudyView) -> list[TrialView]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from zenith_tune.study import Study
-from zenith_tune.trial import ALONE
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import ALONE
 
 
 def best_so_far(study: Study) -> list[tuple[int, float]]:

@@ -8,12 +8,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
-from zenith_tune.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.parameters import Value
 from zenith_tune.record.batch_difference import batch_note
 from zenith_tune.record.export import trial_as_json
-from zenith_tune.study import Study
-from zenith_tune.trial import Trial
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
+from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
 
 
 class JsonLinesReporter(StudyListener):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from zenith_tune.describe.plan_subject import PlanSubject
-from zenith_tune.planner import Planner
-from zenith_tune.planning.pipeline_timeline import PipelineTimeline, pipeline_timeline
+from zenith_tune.planner.pipeline_timeline import PipelineTimeline, pipeline_timeline
+from zenith_tune.planner.planner import Planner
 from zenith_tune.planning.planned_layout import PlannedLayout
 
 Json = dict[str, Any]

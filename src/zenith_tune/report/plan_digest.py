@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune import __version__
-from zenith_tune.planner import Planner
-from zenith_tune.planning.plan import Plan
+from zenith_tune.planner.plan import Plan
+from zenith_tune.planner.planner import Planner
 from zenith_tune.report.layout_digest import best_layout_object
-from zenith_tune.report.plan_json import plan_object
+from zenith_tune.report.plan.json import plan_object
 
 if TYPE_CHECKING:
-    from zenith_tune.emit.emission import Emission
+    from zenith_tune.presets.emission import Emission
 
 Json = dict[str, Any]
 

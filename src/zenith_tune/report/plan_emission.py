@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from zenith_tune.emit.emission import Emission
 from zenith_tune.errors import UsageError
 from zenith_tune.output_file import write_output
+from zenith_tune.presets.emission import Emission
 
 
 def write_emission(emission: Emission, folder: Path) -> None:

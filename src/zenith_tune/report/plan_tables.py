@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from zenith_tune.planning.explanation import StageMemory
+from zenith_tune.planner.explanation import StageMemory
 from zenith_tune.planning.planned_layout import CAUSES, PlannedLayout
 from zenith_tune.units import GIB, format_bytes, format_seconds
 

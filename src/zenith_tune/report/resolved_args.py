@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from zenith_tune.record.remade_preset import RemadePreset
+from zenith_tune.record.restored_preset import RemadePreset
 
 
 def resolved_args(remade: RemadePreset) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zenith_tune.record.study_view import StudyView
+from zenith_tune.record.view import StudyView
 from zenith_tune.report.study_pace import StudyPace
 from zenith_tune.strategies.findings import Findings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zenith_tune.study import Study
+from zenith_tune.study.study import Study
 from zenith_tune.units import format_seconds
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from zenith_tune.report.trial_table import STYLES, shortened, shown_number
-from zenith_tune.trial import Trial
+from zenith_tune.report.terminal.trial_table import STYLES, shortened, shown_number
+from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_bytes, format_value
 
 LABEL = 35

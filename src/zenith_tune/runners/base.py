@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias, overload
 
-from zenith_tune.resources import Resources
+from zenith_tune.study.resources import Resources
 
 OnState: TypeAlias = Callable[[str], None]
 """Hears, in a few words, what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""

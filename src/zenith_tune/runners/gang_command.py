@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from zenith_tune.command_line.option_words import canonical
-from zenith_tune.command_line.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
-from zenith_tune.command_line.shell_target import find_target
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.runners.own_command import TORCH_MEETING
+from zenith_tune.runners.launch.own_command import TORCH_MEETING
+from zenith_tune.shell.options import canonical
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
+from zenith_tune.shell.target import find_target
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
 """Stands in the command for the number of the node."""

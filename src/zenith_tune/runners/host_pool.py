@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from zenith_tune.resources import Resources
+from zenith_tune.study.resources import Resources
 
 
 class HostPool:

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
-from zenith_tune.runners.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.process_tree import MARK
+from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
+from zenith_tune.runners.launch.process_tree import MARK
 
 LOST_CODE = 255
 """What ssh exits with when it cannot connect, or when the connection broke."""

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState
 from zenith_tune.runners.gang_command import deepspeed_command, gang_command, is_deepspeed
-from zenith_tune.runners.host_gang import LOST_FILE, GangOrder
 from zenith_tune.runners.host_shell import LOST_CODE, end_marked_everywhere
-from zenith_tune.runners.process_tree import MARK
-from zenith_tune.trial_folder import TrialFolder, write_atomically, write_json
+from zenith_tune.runners.hostfile.gang import LOST_FILE, GangOrder
+from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.study.files import TrialFolder, write_atomically, write_json
+from zenith_tune.study.resources import Resources
 
 if TYPE_CHECKING:
-    from zenith_tune.runners.hostfile import HostfileRunner
+    from zenith_tune.runners.hostfile.runner import HostfileRunner
 
 _LOOK_S = 0.1
 """How often a job that waits for hosts looks whether the study was interrupted."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Job, JobResult, OnState
 from zenith_tune.runners.gang_log import GangLog
-from zenith_tune.runners.ray_gang import LISTED_S, NodeLostError, RayGang
-from zenith_tune.trial_folder import TrialFolder, write_json
+from zenith_tune.runners.ray.gang import LISTED_S, NodeLostError, RayGang
+from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.study.resources import Resources
 
 if TYPE_CHECKING:
-    from zenith_tune.runners.ray import RayRunner
+    from zenith_tune.runners.ray.runner import RayRunner
 
 _LOOK_S = 0.1
 _SIGNALLED = [128 + signum for signum in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.resources import Resources
-from zenith_tune.runners.slurm_request import SlurmRequest
+from zenith_tune.runners.slurm.request import SlurmRequest
 from zenith_tune.runners.slurm_text import duration_s, hosts, megabytes
+from zenith_tune.study.resources import Resources
 
 MAX_SLOTS = 64
 _GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:(\d+)")

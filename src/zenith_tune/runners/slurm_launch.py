@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from enum import StrEnum
 
-from zenith_tune.command_line.launchers import program_name
-from zenith_tune.command_line.rank_launcher import DEEPSPEED, RankLauncher
-from zenith_tune.command_line.shell_target import find_target
 from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.shell_words import lex
-from zenith_tune.command_line.variable_words import with_variables
 from zenith_tune.errors import CommandError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.gang_command import Meeting, deepspeed_command, meeting_command
-from zenith_tune.runners.own_command import DEEPSPEED_PLACE, GPUS, PORT, accelerate_options, own_command
+from zenith_tune.runners.launch.own_command import DEEPSPEED_PLACE, GPUS, PORT, accelerate_options, own_command
+from zenith_tune.shell.launchers import program_name
+from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.rank_launcher import DEEPSPEED, RankLauncher
+from zenith_tune.shell.target import find_target
+from zenith_tune.shell.variables import with_variables
+from zenith_tune.study.resources import Resources
 
 HOSTFILE = "hostfile"
 _LAUNCHES_ITSELF = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.study.files import TrialFolder
 
 _MAX_EXIT_CODE = 255
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from zenith_tune.runners.base import End
-from zenith_tune.runners.slurm_client import JobSight
+from zenith_tune.runners.slurm.client import JobSight
 from zenith_tune.runners.slurm_record import SlurmRecord
 from zenith_tune.runners.slurm_text import hosts
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import Job, OnState, Runner
-from zenith_tune.runners.slurm_allocation import NODES_FILE, SlurmAllocation, is_step
-from zenith_tune.runners.slurm_client import SlurmClient
+from zenith_tune.runners.slurm.allocation import NODES_FILE, SlurmAllocation, is_step
+from zenith_tune.runners.slurm.client import SlurmClient
+from zenith_tune.runners.slurm.request import SlurmRequest
+from zenith_tune.runners.slurm.step import SlurmStep, StepTerms, end_steps
+from zenith_tune.runners.slurm.submission import SlurmSubmission
 from zenith_tune.runners.slurm_launch import Launch
-from zenith_tune.runners.slurm_request import SlurmRequest
 from zenith_tune.runners.slurm_seats import SlurmSeats, StepSeat
-from zenith_tune.runners.slurm_step import SlurmStep, StepTerms, end_steps
-from zenith_tune.runners.slurm_submission import SlurmSubmission
-from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.resources import Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import overload
 
 from zenith_tune.runners.base import End, Job, JobResult
-from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.study.files import TrialFolder
 
 
 class UnsubmittedJob(Job):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from zenith_tune.runners.slurm_client import JobSight, SlurmError
+from zenith_tune.runners.slurm.client import JobSight, SlurmError
 
 TICK_S = 0.05
 """How often the trials' own record files are looked for, which costs the scheduler nothing."""

@@ -9,7 +9,7 @@ from zenith_tune.describe.local_cluster import nvidia_smi
 from zenith_tune.describe.machine import listed_gpus
 from zenith_tune.describe.topology import Topology, parse_topology
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.own_command import GPUS
+from zenith_tune.runners.launch.own_command import GPUS
 
 _TIMEOUT_S = 30.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 
-from zenith_tune.record.study_view import StudyView
 from zenith_tune.record.unfinished import unfinished
+from zenith_tune.record.view import StudyView
 from zenith_tune.serve.steady_source import SteadySource
 from zenith_tune.serve.tuner_presence import is_tuned
 

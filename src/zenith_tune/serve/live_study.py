@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.record.study_source import StudySource
-from zenith_tune.record.study_view import StudyView
+from zenith_tune.record.source import StudySource
+from zenith_tune.record.view import StudyView
 from zenith_tune.serve.change_log import ChangeLog
+from zenith_tune.serve.control import NotNow, StudyWishes
 from zenith_tune.serve.live_state import LiveState, live_state
 from zenith_tune.serve.study_look import StudyLook
-from zenith_tune.serve.study_wishes import NotNow, StudyWishes
 
 LOOK_S = 1.0
 """A study is not looked at more often than this, however many watch."""

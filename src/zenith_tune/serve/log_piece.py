@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.record.log_secrets import mask_lines
-from zenith_tune.record.study_view import TrialView
+from zenith_tune.record.view import TrialView
 from zenith_tune.regular_file import open_regular
-from zenith_tune.trial_folder import TrialFolder
+from zenith_tune.study.files import TrialFolder
 
 MAX_BYTES = 64 * 1024
 

@@ -14,7 +14,7 @@ from zenith_tune.serve.bounded_reader import BoundedReader, TooMuchError
 from zenith_tune.serve.routes import Request, Watching
 
 if TYPE_CHECKING:
-    from zenith_tune.serve.live_server import LiveServer
+    from zenith_tune.serve.server import LiveServer
 
 READ_S, SEND_S = 10.0, 30.0
 """For how long a request may be on its way, and an answer."""

@@ -13,11 +13,11 @@ from urllib.parse import parse_qs, quote, urlsplit
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.serve.access import Access
 from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
+from zenith_tune.serve.control import NotNow
 from zenith_tune.serve.live_page import live_page, problem_page
 from zenith_tune.serve.live_study import LiveStudy
 from zenith_tune.serve.log_piece import log_piece
-from zenith_tune.serve.study_shelf import StudyShelf
-from zenith_tune.serve.study_wishes import NotNow
+from zenith_tune.serve.study_index import StudyShelf
 
 MAX_ARGUMENTS = 20
 _LOG = re.compile(r"/trial/(\d{1,9})/log")

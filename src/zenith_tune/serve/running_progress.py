@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.evaluators.iterations import read_megatron_lines
-from zenith_tune.record.remade_preset import FROM_ANOTHER_RELEASE, RemadePreset
-from zenith_tune.record.study_view import StudyView, TrialView
-from zenith_tune.trial_folder import TrialFolder
-from zenith_tune.trial_log import TrialLog
+from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RemadePreset
+from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from zenith_tune.record.exported_study import FILE_NAME, ExportedStudy
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.source import StudySource
 from zenith_tune.record.storage import database_path
-from zenith_tune.record.study_reader import StudyReader
-from zenith_tune.record.study_source import StudySource
-from zenith_tune.record.study_view import StudyView
+from zenith_tune.record.view import StudyView
 
 SETTLED_S = 2.0
 """A file that was written less than this ago may be written again under the same time."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zenith_tune.record.study_source import StudySource
-from zenith_tune.record.study_view import StudyView
+from zenith_tune.record.source import StudySource
+from zenith_tune.record.view import StudyView
 from zenith_tune.serve.running_progress import RunningProgress
 from zenith_tune.serve.steady_source import SteadySource
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from typing import ClassVar, Protocol
 
 from zenith_tune.direction import Direction
-from zenith_tune.parameters import Parameter, Value
 from zenith_tune.strategies.findings import Findings
 from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.trial import Trial
+from zenith_tune.study.parameters import Parameter, Value
+from zenith_tune.study.trial import Trial
 
 
 class EvalFunction(Protocol):

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.parameters import Parameter, Value
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.trials_under_way import side_by_side, single
+from zenith_tune.study.parameters import Parameter, Value
 
 
 @StrategyRegistry.register("grid")
 class GridStrategy(TuningStrategy):
     """Try every choice, and `grid_points` values of each numeric parameter; the last parameter turns fastest.
 
-    >>> from zenith_tune.parameters import CategoricalParameter
+    >>> from zenith_tune.study.parameters import CategoricalParameter
     >>> space = {"tp": CategoricalParameter([1, 2]), "mbs": CategoricalParameter([1, 2, 4])}
     >>> GridStrategy().max_trials(space)
     6

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.direction import Direction
-from zenith_tune.planning.mimo_prediction import MimoPrediction
-from zenith_tune.trial import Trial
+from zenith_tune.planner.mimo.prediction import MimoPrediction
+from zenith_tune.study.trial import Trial
 
 COLUMNS = ("planned", "measured", "encoder stage", "llm stage", "micro batches", "waiting", "layout")
 

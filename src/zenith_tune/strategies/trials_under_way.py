@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, TypeVar
 
-from zenith_tune.parameters import Params, Value
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.trial import Trial
+from zenith_tune.study.parameters import Params, Value
+from zenith_tune.study.trial import Trial
 
 T = TypeVar("T")
 R = TypeVar("R")

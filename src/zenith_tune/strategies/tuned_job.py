@@ -8,8 +8,8 @@ from pathlib import Path
 
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import Params, Value
-from zenith_tune.trial import Trial
+from zenith_tune.study.parameters import Params, Value
+from zenith_tune.study.trial import Trial
 
 
 def _no_layout(params: Mapping[str, Value]) -> Layout | None:

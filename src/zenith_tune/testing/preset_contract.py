@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.parameters import Parameter, Value
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import Parameter, Value
 
 
 class PresetContract(ABC):

@@ -7,8 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from zenith_tune.resources import Resources
 from zenith_tune.runners.base import End, Runner
+from zenith_tune.study.resources import Resources
 
 
 class RunnerContract(ABC):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.parameters import Value
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.trial import Outcome, Trial
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import Outcome, Trial
 
 
 class ScriptedTrials(EvalFunction):

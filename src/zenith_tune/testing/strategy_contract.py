@@ -8,8 +8,15 @@ from collections.abc import Mapping
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.parameters import BoolParameter, CategoricalParameter, FloatParameter, IntParameter, Parameter, Value
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import (
+    BoolParameter,
+    CategoricalParameter,
+    FloatParameter,
+    IntParameter,
+    Parameter,
+    Value,
+)
 from zenith_tune.testing.scripted_trials import ScriptedTrials
 
 

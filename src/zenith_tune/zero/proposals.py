@@ -11,7 +11,7 @@ import numpy as np
 
 from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.parameters import Params, Value
+from zenith_tune.study.parameters import Params, Value
 
 KINDS = ("grid", "random", "model")
 MAX_POINTS = 20_000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.parameters import Value
-from zenith_tune.zero.ds_config import STAGE, DsConfig
+from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING, CPU
+from zenith_tune.strategies.zero_progressive.ds_config import STAGE, DsConfig
+from zenith_tune.study.parameters import Value
 from zenith_tune.zero.state_bytes import HALF, SINGLE, StateBytes, ZeroSetting, state_bytes
-from zenith_tune.zero.zero_axes import CHECKPOINTING, CPU
 
 _TYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _MANY_RANKS = 4096

@@ -14,12 +14,12 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_catalog import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.planner import Planner
-from zenith_tune.record.study_reader import StudyReader
+from zenith_tune.planner.planner import Planner
+from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.plan_digest import plan_digest
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.trial import Outcome
+from zenith_tune.study.trial import Outcome
 
 Json = dict[str, Any]
 

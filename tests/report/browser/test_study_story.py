@@ -11,7 +11,7 @@ from tests.report.browser.browsers import Browser
 from tests.report.browser.pages import told
 from tests.report.studies import BASELINE, TRIALS, Recorded, header, ok, recorded
 from tests.report.test_study_story import FOUND, OWN_OOM
-from zenith_tune.record.study_search import StudySearch
+from zenith_tune.record.search import StudySearch
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,224 @@
+"""Measured runs from CSV files: one, those of a folder, or those of its `published` and `h200`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout_batch import (
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_NONE,
+    RECOMPUTE_SELECTIVE,
+    RECOMPUTE_UNIFORM,
+)
+from zenith_tune.measured.csv_rows import csv_files, csv_rows
+from zenith_tune.measured.measured_model import measured_model, number
+from zenith_tune.measured.stated_flops import step_from_rate
+from zenith_tune.units import GIB, MIB
+
+FLASH_YEAR = 2023
+"""Runs of earlier years had neither flash attention nor, unless they say so, sequence parallelism."""
+YES, NO = frozenset({"yes", "true", "1", "on"}), frozenset({"no", "false", "0", "off"})
+DOUBTS = ("FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?")
+"""Words in the notes by which a source's rows are marked as no fair comparison."""
+FRAMEWORKS = (
+    ("nanotron", "nanotron"),
+    ("accelerate", "hf-accelerate"),
+    ("transformer-impl local", "megatron-local"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("bigscience", "megatron-deepspeed"),
+    ("deepspeed", "deepspeed"),
+    ("composer", "llm-foundry"),
+    ("torchtitan", "fsdp"),
+    ("automodel", "fsdp"),
+    ("fsdp", "fsdp"),
+    ("internevo", "internevo"),
+    ("meta internal", "megatron"),
+    ("jax", "jax"),
+    ("ablation", "megascale"),
+    ("megascale", "megascale"),
+    ("mega", "megatron"),
+    ("nemo", "megatron"),
+)
+"""What a source calls its framework holds one of these; the first that fits names it here."""
+MAX_VALUE = 1e18
+"""No step, rate or memory is larger, or smaller than its inverse."""
+YEARS = range(1990, 2100)
+GB_UNITS = ("GB as printed", "memory GB")
+FLEX_SOURCES = ("megatron_bridge", "dgxc", "mbridge", "mcore_moe_report", "moe_modelzoo", "nemo")
+"""NVIDIA's own recipes, whose experts have exchanged their tokens by DeepEP or HybridEP since 2025."""
+FAMILIES = ("megatron_bridge", "megascale", "megatron_sc21", "moe_folding", "korthikanti2022", "nemo_", "llama3_")
+"""Sources that are told apart by version or table, but are one kind of data."""
+
+
+def read_measured(place: Path) -> list[MeasuredRun]:
+    """Read every row of one CSV file, or of every CSV file in a folder, its `published` and its `h200`."""
+    runs = [run for path in csv_files(place) for run in read_rows(path)]
+    if not runs:
+        law = f"{str(place)!r} must hold measured runs, one per row with at least source_id and model, but holds none"
+        raise UsageError(f"{law}: give a CSV file, or a folder with CSV files or published/*.csv")
+    return runs
+
+
+def read_rows(path: Path) -> Iterator[MeasuredRun]:
+    """Yield the runs of one file."""
+    return (_run(row) for row in csv_rows(path) if row["source_id"] and row["model"])
+
+
+def _run(row: Mapping[str, str]) -> MeasuredRun:
+    notes = _notes(row.get("notes", ""))
+    text = row.get("notes", "")
+    num_gpus = number(row, "n_gpus")
+    seq_len = number(row, "seq_len")
+    layout = _layout(row, notes, num_gpus)
+    memory, kind = _memory(row)
+    model, gpu = measured_model(row, notes), _gpu(row)
+    step_s, tokens = _speed(row, layout, seq_len, num_gpus, model, gpu)
+    return MeasuredRun(
+        source=_source(row["source_id"]),
+        framework=_framework(row),
+        stated_framework=row["framework"],
+        release=_release(row),
+        model=model,
+        model_name=row["model"],
+        gpu=gpu,
+        num_gpus=num_gpus,
+        gpus_per_node=number(row, "gpus_per_node"),
+        precision=row.get("precision", "").lower() or "bf16",
+        dispatcher="flex" if row["source_id"].startswith(FLEX_SOURCES) else "alltoall",
+        seq_len=seq_len,
+        layout=layout,
+        step_s=step_s,
+        tokens_per_s_per_gpu=tokens,
+        memory_bytes=memory,
+        memory_kind=kind,
+        out_of_memory=row.get("outcome") == "oom",
+        doubts=tuple(word for word in DOUBTS if word in text),
+        notes=notes,
+    )
+
+
+def _notes(text: str) -> dict[str, str]:
+    """Split notes into words and key=value pairs; a word stands for itself."""
+    pairs = [part.strip().partition("=") for part in re.split(r"[;,:]\s*", text) if part.strip()]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _source(source_id: str) -> str:
+    return next((family.rstrip("_") for family in FAMILIES if source_id.startswith(family)), source_id)
+
+
+def _framework(row: Mapping[str, str]) -> str:
+    name = row["framework"].lower()
+    if "mcore_ci" in row["source_id"]:
+        return "megatron-ci"
+    found = next((ours for words, ours in FRAMEWORKS if words in name), "megatron")
+    old = found == "megatron" and (number(row, "year") or FLASH_YEAR) < FLASH_YEAR
+    return "megatron-legacy" if old or (row["source_id"].startswith("megascale") and found == "megatron") else found
+
+
+def _release(row: Mapping[str, str]) -> float | None:
+    """Return the release of NVIDIA's containers and recipes, which are named after their month, or else the year."""
+    if match := re.search(r"\b(2[3-9])\.(0[1-9]|1[0-2])\b", row["framework"]):
+        return 2000 + int(match[1]) + (int(match[2]) - 1) / 12
+    year = number(row, "year")
+    return year + 0.5 if year is not None and year in YEARS else None
+
+
+def _gpu(row: Mapping[str, str]) -> str:
+    gpu = row["gpu"].split(" ")[0].lower()
+    memory = _float(row, "gpu_mem_gib")
+    if gpu in ("a100", "v100") and memory:
+        return f"{gpu}-{round(memory)}"
+    return {"a100": "a100-80", "v100": "v100-32"}.get(gpu, gpu)
+
+
+def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | None) -> dict[str, int | bool]:
+    layout: dict[str, int | bool] = {}
+    for name in ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs"):
+        if (value := number(row, name)) is not None and value > 0:
+            layout[name] = value
+    split = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
+    if num_gpus and num_gpus % split == 0:
+        layout["dp"] = num_gpus // split
+    if row["framework"].endswith("MCore") and "ep" in layout:
+        layout.setdefault("etp", layout.get("tp", 1))  # without folding, experts are split as all else is
+    layout["zero"] = _zero(row.get("zero_stage_or_fsdp", ""), row)
+    recompute, layers = _recompute(row)
+    layout |= {"recompute": recompute, "recompute_layers": layers}
+    year = number(row, "year") or FLASH_YEAR
+    unfused = row.get("attention", "") == "unfused" or notes.get("impl") == "local"
+    layout["flash_attention"] = not unfused and (year >= FLASH_YEAR or "h200" in row["source_id"])
+    stated = row.get("seq_parallel", "").strip().lower()
+    layout["sequence_parallel"] = stated in YES if stated in YES | NO else year >= FLASH_YEAR
+    return layout
+
+
+def _zero(text: str, row: Mapping[str, str]) -> int:
+    if match := re.search(r"ZeRO-(\d)", text):
+        return 3 if "optim_grads_params" in text else int(match[1])
+    if "SHARD_GRAD_OP" in text or "grads sharded" in text:
+        return 2
+    if "FSDP" in text and "FSDP=0" not in text:
+        return 3
+    if row.get("distributed_optimizer") == "1":
+        return 1
+    # Megatron's published recipes use the distributed optimizer; its tests say "DDP" where they do not.
+    return 0 if text.startswith(("DDP", "none")) or "h200" in row["source_id"] else 1
+
+
+def _recompute(row: Mapping[str, str]) -> tuple[int, int]:
+    text = row.get("recompute") or row.get("recompute_granularity") or ""
+    method, layers = row.get("recompute_method") or text, number(row, "recompute_num_layers") or 1
+    if row.get("gradient_checkpointing") == "1":
+        return RECOMPUTE_UNIFORM, 1
+    if text.startswith("full"):
+        return (RECOMPUTE_BLOCK if "block" in method else RECOMPUTE_UNIFORM), layers
+    return (RECOMPUTE_SELECTIVE if text.startswith("selective") else RECOMPUTE_NONE), 0
+
+
+def _memory(row: Mapping[str, str]) -> tuple[float | None, str]:
+    if (allocated := _float(row, "max_allocated_mib")) is not None:
+        return allocated * MIB, "allocated"
+    memory = _float(row, "mem_per_gpu_gib")
+    if memory is None:
+        return None, ""
+    in_gb = any(words in row.get("notes", "") for words in GB_UNITS)
+    return memory * (1e9 if in_gb and row["source_id"] != "ultrascale_playbook" else GIB), "allocated"
+
+
+def _speed(
+    row: Mapping[str, str],
+    layout: Mapping[str, int | bool],
+    seq_len: int | None,
+    num_gpus: int | None,
+    model: ModelSpec | None,
+    gpu: str,
+) -> tuple[float | None, float | None]:
+    """Return step time and tokens/s/GPU, one computed from the other or from a rate where it is not stated."""
+    step_s, tokens = _float(row, "step_time_s"), _float(row, "tokens_per_s_per_gpu")
+    gbs = layout.get("gbs", layout.get("mbs", 0) if "h200" in row["source_id"] else 0)
+    if not (seq_len and num_gpus and gbs):
+        return step_s, tokens
+    batch = gbs * seq_len / num_gpus
+    if not step_s and not tokens and model is not None and (peak := _peak_flops(gpu)):
+        step_s = step_from_rate(row, model, batch * num_gpus, num_gpus, peak)
+    return step_s or (batch / tokens if tokens else None), tokens or (batch / step_s if step_s else None)
+
+
+def _peak_flops(gpu: str) -> float | None:
+    name = find_gpu(gpu)
+    return gpu_spec(name).bf16_flops if name else None
+
+
+def _float(row: Mapping[str, str], key: str) -> float | None:
+    try:
+        value = float(row.get(key) or "nan")
+    except ValueError:
+        return None
+    return value if 1 / MAX_VALUE <= value <= MAX_VALUE else None

@@ -1,0 +1,166 @@
+"""Measured runs from a finished study: its trials are runs of one model on one cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.layouts.layout_batch import (
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_NAMES,
+    RECOMPUTE_NONE,
+    RECOMPUTE_SELECTIVE,
+    RECOMPUTE_UNIFORM,
+)
+from zenith_tune.regular_file import open_regular
+from zenith_tune.shell import CommandLine
+from zenith_tune.units import MIB
+
+FILE_NAME = "study.json"
+MAX_BYTES = 256 * MIB
+MAX_COUNT = 10**9
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs")
+_PRETRAIN_SCRIPT = re.compile(r"\bpretrain_\w+\.py\b")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudiedJob:
+    """Hold what a study's own files do not say of the job that it tuned."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    seq_len: int
+    global_batch: int | None = None
+    """Samples per step; None where the study's arguments say it."""
+    framework: str = "megatron"
+    precision: str = "bf16"
+
+
+def read_study(folder: Path, job: StudiedJob) -> list[MeasuredRun]:
+    """Read the trials of a study as runs; what a trial does not record of its layout is left out of the run's.
+
+    The data-parallel size is Megatron's, n_gpus / (tp*pp*cp), whatever rule the study pruned by.
+    """
+    study = _load(folder)
+    args = study.get("args")
+    args = args if isinstance(args, dict) else {}
+    _refuse_other_size(folder, args, job)
+    gbs = job.global_batch or _count(args.get("gbs"))
+    if gbs is None:
+        raise UsageError(f"study {str(folder)!r} does not say its global batch: give --gbs")
+    return list(_runs(study, folder.name, job, gbs))
+
+
+def _load(folder: Path) -> Json:
+    path = folder / FILE_NAME
+    try:
+        with open_regular(path) as file:
+            study = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        law = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(f"{law}: give the folder of a finished study, OUTPUT_DIR/STUDY") from None
+    except (ValueError, RecursionError):
+        study = None
+    if not isinstance(study, dict) or not isinstance(study.get("trials"), list):
+        raise UsageError(f"{path} must be what a study writes, but is not: give the folder of another study")
+    return study
+
+
+def _refuse_other_size(folder: Path, args: Json, job: StudiedJob) -> None:
+    asked, had = job.cluster.num_gpus, _count(args.get("n_gpus"))
+    if had is not None and had != asked:
+        law = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
+        raise UsageError(f"{law}: give the cluster that it ran on")
+
+
+def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[MeasuredRun]:
+    for trial in study["trials"]:
+        if not isinstance(trial, dict):
+            continue
+        memory = _positive(trial.get("peak_memory_bytes"))
+        yield MeasuredRun(
+            source=f"study {name}",
+            framework=job.framework,
+            stated_framework=job.framework,
+            model=job.model,
+            model_name=job.model.name,
+            gpu=job.cluster.gpu.name,
+            num_gpus=job.cluster.num_gpus,
+            gpus_per_node=job.cluster.gpus_per_node,
+            cluster=job.cluster,
+            precision=job.precision,
+            seq_len=job.seq_len,
+            layout=_layout(trial, job, gbs),
+            step_s=_positive(trial.get("step_s")) if trial.get("outcome") == "ok" else None,
+            memory_bytes=memory,
+            memory_kind="reserved" if memory else "",
+            out_of_memory=trial.get("outcome") == "oom",
+        )
+
+
+def _layout(trial: Json, job: StudiedJob, gbs: int) -> dict[str, int | bool]:
+    """Return the columns of a trial's layout; without a data-parallel size where it does not record its own."""
+    params = trial.get("parameters")
+    params = params if isinstance(params, dict) else {}
+    sizes = {name: _count(params[name]) for name in SIZES if name in params}
+    stated = {name: size for name, size in sizes.items() if size is not None}
+    layout: dict[str, int | bool] = {**stated, "gbs": gbs, **_recompute(params), **_from_command(trial, job, stated)}
+    split = stated.get("tp", 1) * stated.get("pp", 1) * stated.get("cp", 1)
+    if stated and len(stated) == len(sizes) and job.cluster.num_gpus % split == 0:
+        layout["dp"] = job.cluster.num_gpus // split
+    return layout
+
+
+def _recompute(params: Json) -> dict[str, int | bool]:
+    if isinstance(stated := params.get("recompute"), str):
+        kind = stated.rstrip("0123456789")
+        known = RECOMPUTE_NAMES.index(kind) if kind in RECOMPUTE_NAMES else RECOMPUTE_NONE
+        return {"recompute": known, "recompute_layers": _count(stated[len(kind) :]) or 0}
+    granularity = params.get("recompute_granularity")
+    if granularity != "full":
+        return {"recompute": RECOMPUTE_SELECTIVE if granularity == "selective" else RECOMPUTE_NONE}
+    method = RECOMPUTE_BLOCK if params.get("recompute_method") == "block" else RECOMPUTE_UNIFORM
+    return {"recompute": method, "recompute_layers": _count(params.get("recompute_num_layers")) or 1}
+
+
+def _from_command(trial: Json, job: StudiedJob, sizes: Mapping[str, int]) -> dict[str, int | bool]:
+    """Return what the options of Megatron's own script say; a script that hides them is taken to have what is usual."""
+    usual: dict[str, int | bool] = {"zero": 1, "sequence_parallel": sizes.get("tp", 1) > 1}
+    try:
+        line = CommandLine(str(trial.get("command") or ""))
+        if not _PRETRAIN_SCRIPT.search(line.text):
+            return usual
+        chunks = _count(line.get("--num-virtual-stages-per-pipeline-rank"))
+        per_chunk = _count(line.get("--num-layers-per-virtual-pipeline-stage"))
+        if per_chunk:
+            chunks = job.model.num_layers // (sizes.get("pp", 1) * per_chunk)
+        return {
+            "zero": int(line.has("--use-distributed-optimizer")),
+            "sequence_parallel": line.has("--sequence-parallel"),
+            "vp": chunks or 1,
+        }
+    except CommandError:
+        return usual
+
+
+def _count(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 < number <= MAX_COUNT else None
+
+
+def _positive(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < 1 / 1e-18 else None

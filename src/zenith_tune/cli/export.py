@@ -1,0 +1,46 @@
+"""The command `zenithtune export`: a study for MLflow, or for TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zenith_tune.errors import UsageError
+
+
+@click.command(short_help="Write a study to MLflow, or for TensorBoard.")
+@click.option("--mlflow", metavar="URI", help="MLflow's store, such as sqlite:///mlflow.db or http://host:5000.")
+@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR",
+              help="Where TensorBoard looks; the study gets a folder in it.")  # fmt: skip
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
+@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("study", metavar="STUDY")
+def export(study: str, **options: Any) -> int:
+    """Write the trials of a study that have ended: parameters, measurements, outcome, cause and command.
+
+    STUDY is its name, its folder, or its study.json. Called again, it adds what is new.
+
+    \b
+    zenithtune export first --mlflow sqlite:///mlflow.db
+    zenithtune export first --tensorboard runs
+    """
+    uri, folder = options["mlflow"], options["tensorboard"]
+    if uri is None and folder is None:
+        raise UsageError("a study is exported to somewhere: give --mlflow URI, --tensorboard DIR, or both")
+    from zenith_tune.record.source import find_study
+
+    view = find_study(study, db=options["db"], output_dir=options["output_dir"]).view()
+    if uri is not None:
+        from zenith_tune.exports.mlflow import export_to_mlflow
+
+        num_new, num_known = export_to_mlflow(view, uri)
+        click.echo(f"experiment {view.name}: {num_new} runs written, {num_known} were there")
+    if folder is not None:
+        from zenith_tune.exports.tensorboard import export_to_tensorboard
+
+        target, count = export_to_tensorboard(view, folder)
+        click.echo(f"{target}: {count} trials written; tensorboard --logdir {folder}")
+    return 0

@@ -1,0 +1,107 @@
+"""The command `zenithtune guide`: a layout by the size of a model alone, beside what the planner would choose."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
+from zenith_tune.planner.size_guide import GPU, SEQ_LEN
+
+if TYPE_CHECKING:
+    from zenith_tune.planner.planner import Planner
+    from zenith_tune.planner.size_guide import SizeGuide
+    from zenith_tune.planning.guide_comparison import GuideComparison
+
+Options = dict[str, Any]
+MAX_GPUS = 1_000_000
+
+
+@click.command(short_help="Give a layout by the size of a model, beside what the planner would choose.")
+@click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
+@click.option("--gpu", default=GPU, show_default=True, metavar="NAME", help="Their kind, e.g. h100.")
+@click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
+              help="What `nvidia-smi topo -m` prints on a node: TP stays where NVLink joins its GPUs.")  # fmt: skip
+@click.option("--seq", type=click.IntRange(1, MAX_SEQ), default=SEQ_LEN, show_default=True, metavar="N",
+              help="Sequence length.")  # fmt: skip
+@click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch. [default: the table's]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("size", required=False)
+def guide(size: str | None, **options: Any) -> int:
+    """Say how a model like Llama of SIZE is usually cut, e.g. 70B, and what the planner says of that and of its own.
+
+    Without SIZE the whole table is shown: the starting points for bf16, 2K sequences and A100 80 GB.
+
+    \b
+    zenithtune guide 70B --gpus 64
+    zenithtune guide 30B --gpus 64 --gpu h100 --seq 8192 --gbs 256
+    """
+    if size is None:
+        _show_table(options)
+        return 0
+    found = _comparison(size, options)
+    from zenith_tune.report.guide import GuideReport, comparison_object
+
+    if options["as_json"]:
+        click.echo(json.dumps(comparison_object(found), allow_nan=False))
+    else:
+        GuideReport().comparison(found)
+    return 0 if found.best is not None else 1
+
+
+def _comparison(size: str, options: Options) -> GuideComparison:
+    from zenith_tune.describe.cluster_catalog import catalog_cluster
+    from zenith_tune.describe.framework_catalog import load_framework
+    from zenith_tune.describe.gpu_catalog import has_bf16
+    from zenith_tune.describe.job_spec import JobSpec
+    from zenith_tune.planner.size_guide import guide_row, size_guide
+    from zenith_tune.planning.sized_model import parse_size, sized_model
+
+    billions = parse_size(size)
+    cluster = catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus)
+    if (path := options["topology"]) is not None:
+        from zenith_tune.describe.tensor_island import read_topology, with_topology
+
+        cluster = with_topology(cluster, read_topology(path), path.name)
+    found = size_guide(billions, num_gpus=cluster.num_gpus, island=cluster.fast_domain, global_batch=options["gbs"])
+    precision = "bf16"
+    if not has_bf16(cluster.gpu.name):
+        precision = "fp16"
+        found = replace(found, rules=(f"{cluster.gpu.name} has no bf16: fp16, with a scaled loss", *found.rules))
+    job = JobSpec(seq_len=options["seq"], framework=load_framework("megatron"), precision=precision)
+    # Not before: a mistake is told without the planner.
+    from zenith_tune.planner.planner import Planner
+
+    return _compared(Planner(sized_model(billions), cluster, job), found)
+
+
+def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
+    """Estimate the guide's layout, and plan the same job; tensor parallelism stays inside what NVLink joins."""
+    from zenith_tune.layouts.search_space import SearchSpace
+    from zenith_tune.planning.guide_comparison import GuideComparison
+
+    explained = planner.explain(found.layout)
+    assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
+    space = SearchSpace(max_tp=planner.cluster.fast_domain)
+    plan = planner.plan(found.layout.global_batch, top=1, space=space)
+    return GuideComparison(
+        guide=found, planned=explained.planned, broken=explained.broken, verdict=explained.verdict, plan=plan
+    )
+
+
+def _show_table(options: Options) -> None:
+    from dataclasses import asdict
+
+    from zenith_tune.planner.size_guide import TABLE
+
+    if options["as_json"]:
+        click.echo(json.dumps({"table": [asdict(row) for row in TABLE]}))
+        return
+    from zenith_tune.report.guide import GuideReport
+
+    GuideReport().table(TABLE)

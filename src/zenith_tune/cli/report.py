@@ -1,0 +1,113 @@
+"""The command `zenithtune report`: a study as a page, or as Markdown, CSV or JSON; two of them compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune.errors import UsageError
+
+if TYPE_CHECKING:
+    from zenith_tune.record.source import StudySource
+
+FORMATS = ("html", "md", "csv", "json")
+
+Json = dict[str, Any]
+
+
+@click.command(short_help="Show a study as one HTML page, or as Markdown, CSV or JSON; compare two.")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="[default: by the ending of --output, else html]")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE",
+              help="Where to write. [default: report.html in the study's folder; other formats: stdout]")  # fmt: skip
+@click.option("--compare", metavar="STUDY", help="Another study, to be put beside the first.")
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
+@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("study", metavar="STUDY")
+def report(study: str, **options: Any) -> int:
+    """Write what a study found: the best command, how it came about, what failed, and every trial.
+
+    STUDY is its name, its folder, or its study.json; also one that another process is tuning. The page is one file
+    that needs no network.
+
+    \b
+    zenithtune report megatron-20260801-120000
+    zenithtune report zenithtune-out/first --format md
+    zenithtune report first --compare second --output both.html
+    """
+    form = _format(options["form"], options["output"])
+    if form == "csv" and options["compare"] is not None:
+        raise UsageError("--compare has no table of trials for csv: give --format html, md or json")
+    _refuse_output(options["output"])
+    from zenith_tune.record.source import find_study
+
+    place = {"db": options["db"], "output_dir": options["output_dir"]}
+    sources = [find_study(name, **place) for name in (study, options["compare"]) if name is not None]
+    output = options["output"] or (_default_output(sources) if form == "html" else None)
+    text = _text(_content(sources), form)
+    if output is None:
+        click.echo(text, nl=False)
+        return 0
+    _write(output, text)
+    click.echo(f"written: {output}")
+    return 0
+
+
+def _format(form: str | None, output: Path | None) -> str:
+    ending = output.suffix.lstrip(".").lower() if output is not None else ""
+    return form or {"htm": "html", "markdown": "md"}.get(ending, ending if ending in FORMATS else "html")
+
+
+def _refuse_output(output: Path | None) -> None:
+    """Refuse what cannot be written before a study is read."""
+    if output is None:
+        return
+    if output.is_dir():
+        raise UsageError(f"--output must be a file, but {str(output)!r} is a folder: give a file in it")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"the folder of --output {str(output)!r} does not exist: make it, or give another")
+
+
+def _content(sources: list[StudySource]) -> Json:
+    from zenith_tune.report.study_comparison import compared
+    from zenith_tune.report.study_digest import StudyDigest
+
+    told = [StudyDigest(source).object() for source in sources]
+    return compared(*told) if len(told) > 1 else told[0]
+
+
+def _text(content: Json, form: str) -> str:
+    if form == "html":
+        from zenith_tune.report.html.page import render_page
+
+        return render_page(content)
+    if form == "json":
+        return json.dumps(content, indent=2, allow_nan=False, default=str) + "\n"
+    if form == "csv":
+        from zenith_tune.report.study_csv import study_csv
+
+        return study_csv(content)
+    from zenith_tune.report.study_markdown import comparison_markdown, study_markdown
+
+    return comparison_markdown(content) if content["kind"] == "compare" else study_markdown(content)
+
+
+def _default_output(sources: list[StudySource]) -> Path:
+    folder = sources[0].view().folder
+    name = "report.html" if len(sources) == 1 else f"report-{sources[0].name}-{sources[1].name}.html"
+    if folder is None or not folder.is_dir():
+        return Path(name)
+    return folder / name if len(sources) == 1 else folder.parent / name
+
+
+def _write(output: Path, text: str) -> None:
+    from zenith_tune.output_file import write_output
+
+    try:
+        write_output(output, text)
+    except OSError as error:
+        law = f"{str(output)!r} cannot be written ({error.strerror})"
+        raise UsageError(f"{law}: give another --output") from error

@@ -1,0 +1,77 @@
+"""The command `zenithtune serve`: a study as a page that follows it while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune.errors import UsageError
+
+if TYPE_CHECKING:
+    from zenith_tune.serve.server import LiveServer
+    from zenith_tune.serve.study_index import StudyShelf
+
+
+@click.command(short_help="Show a study as a page that follows it while it runs.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Where to listen; an address that others reach needs a token.")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="The port. [default: a free one]")
+@click.option("--token", metavar="TOKEN", envvar="ZENITHTUNE_TOKEN",
+              help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: made up where others reach it]",
+              )  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
+@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("study", metavar="[STUDY]", required=False)
+def serve(study: str | None, **options: Any) -> int:
+    """Serve the page of a study, which follows it without being loaded again; Ctrl-C ends it.
+
+    STUDY is its name, its folder, or its study.json; without one it is the newest, and the page lists the others.
+    Another process may be tuning it: from the page it can be paused, and a trial that runs can be cancelled.
+
+    \b
+    zenithtune serve
+    zenithtune serve megatron-20260801-120000 --port 8123
+    """
+    from zenith_tune.serve.access import checked_token
+
+    token = checked_token(options["token"], options["host"])
+    from zenith_tune.serve.server import LiveServer
+    from zenith_tune.serve.study_index import StudyShelf
+
+    shelf = StudyShelf.open(study, db=options["db"], output_dir=options["output_dir"])
+    server = LiveServer(shelf, options["host"], options["port"], token)
+    click.echo(f"serving study {study or shelf.names()[0]}: {server.address}")
+    if not server.is_local:
+        click.echo("whoever has this address can watch, pause and cancel; it is not encrypted")
+    click.echo("Ctrl-C ends it; the study goes on")
+    if options["opens"]:
+        import webbrowser
+
+        # Some browsers are waited for, and wait for the page themselves.
+        threading.Thread(target=webbrowser.open, args=[server.address], daemon=True).start()
+    threading.Thread(target=_read_ahead, args=[shelf], daemon=True).start()
+    _serve(server)
+    return 0
+
+
+def _read_ahead(shelf: StudyShelf) -> None:
+    """Read the study while the browser opens; what keeps it from being read is told on the page."""
+    with contextlib.suppress(UsageError):
+        shelf.get().look()
+
+
+def _serve(server: LiveServer) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        click.echo("ended")
+    finally:
+        server.close()

@@ -1,0 +1,176 @@
+"""A run to be diagnosed: its layout, what was measured of it, and the planner that tells what others would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.run_origin import RunOrigin
+from zenith_tune.errors import UsageError
+from zenith_tune.estimate.memory_pressure import slowdown
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.planner import Planner
+from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.planning.risk import RISK
+from zenith_tune.units import format_bytes
+
+ROOM = 0.9
+"""What a change may need at most of a GPU that ran out although the plan had room: how much more, nobody knows."""
+MOST_FULL = 1.05
+"""Boards of one kind differ a little in the memory that the driver leaves."""
+MOST_APART = 1.1
+"""The same of what a run says that its GPU has: with error correction or without is a few hundredths too."""
+COUNTS = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
+WORLD_RULES = ("world", "expert_world", "batch")
+"""Rules without which nothing can be reckoned."""
+MODEL_RULES = ("heads", "query_groups", "ffn", "experts", "expert_tensor")
+"""Rules that no run of the model can break: the one that broke them is of another model."""
+
+
+def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
+    """Refuse a memory that the named GPU has not: the run was on another."""
+    peak, told, memory = measured.peak_bytes, measured.capacity_bytes, cluster.gpu.memory_bytes
+    what = None
+    if peak is not None and peak > memory * MOST_FULL:
+        what = f"reserved {format_bytes(peak)} on a GPU"
+    elif told is not None and not 1 / MOST_APART < told / memory < MOST_APART:
+        what = f"says that its GPU has {format_bytes(told)}"
+    if what is not None:
+        law = f"the run {what}, but one of {cluster.name} has {format_bytes(memory)}"
+        raise UsageError(f"{law}: name the --cluster that it ran on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Hold a run with its estimate."""
+
+    planner: Planner
+    layout: Layout
+    planned: PlannedLayout
+    measured: Measured = field(default_factory=Measured)
+    risk: float = RISK
+    space: SearchSpace = field(default_factory=SearchSpace)
+    """Where changes are looked for."""
+    recompute_modules: tuple[str, ...] = ()
+    """What selective recomputation was told to recompute; nothing: the core of attention."""
+    origin: RunOrigin = field(default_factory=RunOrigin)
+
+    @classmethod
+    def of(
+        cls,
+        planner: Planner,
+        layout: Layout,
+        *,
+        measured: Measured | None = None,
+        risk: float = RISK,
+        recompute_modules: tuple[str, ...] = (),
+        origin: RunOrigin | None = None,
+    ) -> Self:
+        """Estimate a run; a layout that does not fit its GPUs or its batch is refused."""
+        for name in COUNTS:
+            if type(value := getattr(layout, name)) is not int or value < 1:
+                law = f"the run cannot be reckoned, because {name} must be a whole number from 1, but is {value!r}"
+                raise UsageError(f"{law}: correct it")
+        broken = broken_rules(planner.model, planner.job, layout)
+        for rule, reason in broken:
+            if rule.name in WORLD_RULES:
+                raise UsageError(
+                    f"the run cannot be reckoned, because {reason}: give the GPUs and the batch that it has"
+                )
+            if rule.name in MODEL_RULES:
+                law = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
+                raise UsageError(f"{law}: give the model that was trained, or correct the layout")
+        measured = measured or Measured()
+        _refuse_memory(planner.cluster, measured)
+        return cls(
+            planner=planner,
+            layout=layout,
+            planned=planner.evaluate([layout])[0],
+            measured=measured,
+            risk=risk,
+            space=SearchSpace.named("all"),
+            recompute_modules=recompute_modules,
+            origin=origin or RunOrigin(),
+        )
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The machines."""
+        return self.planner.cluster
+
+    @property
+    def runs(self) -> bool:
+        """Whether the run is known to fit, because it was measured, or is taken to."""
+        if self.measured.out_of_memory:
+            return False
+        return self.measured.step_s is not None or self.planned.oom_probability < self.risk
+
+    @property
+    def memory_ratio(self) -> float:
+        """What was measured, or proven by running out, over what was planned of the fullest GPU's memory."""
+        return self.device_bytes / self.planned.memory_bytes
+
+    @property
+    def device_bytes(self) -> float:
+        """What the fullest GPU holds: measured where it was, at least all where it ran out, else planned."""
+        peak, planned = self.measured.peak_bytes, self.planned
+        if self.measured.out_of_memory:
+            return max(planned.memory_bytes, planned.capacity_bytes)
+        if peak is None:
+            return planned.memory_bytes
+        return min(peak + self.planner.calibration.memory.context_bytes, planned.capacity_bytes)
+
+    def step_s(self, planned: PlannedLayout) -> float:
+        """Return the step time of a layout, its memory being off by as much as that of the run was."""
+        return planned.roomy_s * self.slowdown(planned.memory_bytes * self.memory_ratio)
+
+    def slowdown(self, device_bytes: float) -> float:
+        """Return how much longer a step takes for want of memory."""
+        planner = self.planner
+        coefficients = planner.calibration.time.coefficients_for(
+            gpu=self.cluster.gpu.name, precision=planner.job.precision, framework=planner.job.framework.name
+        )
+        found = slowdown(np.array([device_bytes]), float(self.cluster.gpu.memory_bytes), coefficients.thrash)
+        return float(found[0])
+
+    def gain(self, other: PlannedLayout) -> float:
+        """Return how much more tokens per second another layout brings."""
+        samples = other.layout.global_batch / self.layout.global_batch
+        return samples * self.step_s(self.planned) / self.step_s(other) - 1
+
+    def legal(self, layouts: Iterable[Layout]) -> list[PlannedLayout]:
+        """Return the estimates of those that the framework takes, without the run's own and what its study ran."""
+        model, job = self.planner.model, self.planner.job
+        known = self.origin.tried | {self.layout}
+        kept = [layout for layout in dict.fromkeys(layouts) if layout not in known]
+        return self.planner.evaluate([layout for layout in kept if not broken_rules(model, job, layout)])
+
+    def refusal(self, layout: Layout) -> str | None:
+        """Return why the framework does not take a layout, or None where it does."""
+        broken = broken_rules(self.planner.model, self.planner.job, layout)
+        return broken[0][1] if broken else None
+
+    def fits(self, planned: PlannedLayout) -> bool:
+        """Tell whether a layout is taken to fit, its memory being off by as much as that of the run was."""
+        if planned.oom_probability >= self.risk:
+            return False
+        is_out = self.measured.out_of_memory
+        if self.measured.step_s is not None and not is_out and planned.memory_bytes <= self.planned.memory_bytes:
+            return True  # what needs less than a run that went well goes well
+        # A plan without room for the run knew it: only one that had some is off by nobody knows how much.
+        had_room = is_out and self.planned.memory_bytes < self.planned.capacity_bytes
+        needed = planned.memory_bytes * max(self.memory_ratio, 1.0) / (ROOM if had_room else 1.0)
+        return needed < planned.capacity_bytes
+
+    def fastest(self, layouts: Iterable[Layout]) -> PlannedLayout | None:
+        """Return the layout of the most tokens per second among those that are legal and fit."""
+        fitting = [planned for planned in self.legal(layouts) if self.fits(planned)]
+        return max(fitting, key=self.gain, default=None)

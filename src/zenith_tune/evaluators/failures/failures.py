@@ -1,0 +1,276 @@
+"""Why a trial failed: its log and exit code become an outcome, a kind and one line for people."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
+from zenith_tune.evaluators.iterations import after_iterations, has_iterations
+from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial_log import clean_line
+
+
+class FailureKind(StrEnum):
+    """Say what sort of failure it was."""
+
+    OUT_OF_MEMORY = "out of memory"
+    HOST_OUT_OF_MEMORY = "out of host memory"
+    CONFIGURATION = "configuration"
+    COMMUNICATION = "communication"
+    NOT_FOUND = "not found"
+    DISK_FULL = "disk full"
+    KILLED = "killed"
+    TIMEOUT = "timeout"
+    METRIC = "metric"
+    CRASH = "crash"
+    LOST = "lost machine"
+    REVOKED = "cancelled from outside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Hold how a trial failed; `message` is one line, fit for a terminal."""
+
+    outcome: Outcome
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RootCause:
+    """Hold what torchrun says of the first process that failed."""
+
+    rank: int | None
+    exit_code: int
+    time: str = ""
+    """As it is printed, which sorts."""
+
+    @property
+    def who(self) -> str:
+        return "" if self.rank is None else f"rank {self.rank}: "
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """Tell a failure by a plain string, which is quick to find, and a pattern that its line must match."""
+
+    needle: str
+    pattern: re.Pattern[str]
+
+    @classmethod
+    def plain(cls, needle: str) -> _Sign:
+        return cls(needle, re.compile(re.escape(needle)))
+
+
+# Each list is in order of what its lines tell: an exception before a warning, a cause before what it looks like from
+# another rank.
+_DEVICE = r"(?:CUDA|NPU|HIP|XPU|MUSA|MLU|GPU)"
+_DEVICE_MEMORY = (
+    _Sign("OutOfMemoryError", re.compile(r"^(?:torch\.|torch\.cuda\.)?OutOfMemoryError(?::|$)")),
+    _Sign(
+        "out of memory",
+        re.compile(
+            rf"Error: {_DEVICE} out of memory|{_DEVICE} out of memory\. Tried to allocate"
+            rf"|{_DEVICE}(?: driver)? error: out of memory|[Cc]uda failure[ \d]{{0,6}}'out of memory'"
+        ),
+    ),
+    *map(_Sign.plain, ("BLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "Failed to CUDA calloc")),
+)
+_HOST_MEMORY = (
+    *map(_Sign.plain, ("oom_kill event", "oom-kill event", "OOM Killed", "DefaultCPUAllocator: ", "[Errno 12]")),
+    _Sign.plain("is killed by signal: Killed"),
+    _Sign("srun: error: ", re.compile(r"srun: error: .{1,200}: (?:Killed|Out Of Memory)$")),
+    _Sign("MemoryError", re.compile(r"^(?:numpy\.\S{0,60})?_?(?:Array)?MemoryError(?::|$)")),
+)
+_DISK = tuple(map(_Sign.plain, ("No space left on device", "Disk quota exceeded")))
+_USAGE = (
+    _Sign(
+        ": error: ",
+        re.compile(r": error: (?:unrecognized arg|argument |the following arguments|ambiguous option|one of the arg)"),
+    ),
+    _Sign("Error: ", re.compile(r"^Error: (?:No such option|Invalid value|Missing (?:option|arg)|Got unexpected)")),
+)
+_UNKNOWN_OPTION = re.compile(r"unrecognized arg|No such option|Got unexpected")
+_COMMUNICATION = tuple(
+    map(
+        _Sign.plain,
+        (
+            "Watchdog caught collective operation timeout",
+            "NCCL error",
+            "DistBackendError: ",
+            "HCCL error",
+            "ddress already in use",
+            "DistNetworkError: ",
+            "DistStoreError: ",
+            "onnection closed by peer",
+            "onnection reset by peer",
+        ),
+    )
+)
+_ARGUMENT_WORDS = re.compile(
+    r"divisible|divide|must |should |support|incompatible|compatible|requires?\b|required|world[ _]?size|remaining_argv"
+    r"|unrecogni[sz]ed|unexpected keyword|invalid (?:value|choice|argument|config)|cannot use|can't use|please "
+    r"|argument|parallel|batch[ _]size|num_layers|recompute|not in \[|is not a valid",
+    re.IGNORECASE,
+)
+_DEVICE_FAULT = re.compile(r"^(?:CUDA|cuDNN|CUBLAS|NPU|HIP|Triton)\b", re.IGNORECASE)
+_CONFIGURATION_TYPES = frozenset(
+    ("ValueError", "KeyError", "TypeError", "RuntimeError", "NotImplementedError", "ValidationError")
+)
+
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+_REPORTED = {"time": r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", "rank": r"\d{1,6}", "exitcode": r"-?\d{1,4}"}
+_TELLING = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
+_REPORT_LINE = re.compile(
+    r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[\d+\]:|<NO_OTHER|Root Cause|Failures:)"
+)
+_TAIL_CHARACTERS = 64 * 1024
+_MAX_REPORTS = 1_000
+"""Nodes whose reports are read."""
+
+
+def classify(log: str, exit_code: int | None, *, timed_out: bool = False) -> Failure | None:
+    """Return why a run failed, or None where it did not.
+
+    >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 1).kind.name
+    'OUT_OF_MEMORY'
+    """
+    if exit_code == 0 and not timed_out:
+        return None
+    log = log.replace("\r", "\n")
+    if line := _first_line(log, _DEVICE_MEMORY):
+        return _failure(FailureKind.OUT_OF_MEMORY, line)
+    if line := _first_line(log, _HOST_MEMORY):
+        return _failure(FailureKind.HOST_OUT_OF_MEMORY, line)
+    if timed_out:
+        return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_telling_line(log)}")
+    return _classify_exit(log, exit_code)
+
+
+def names_unknown_option(cause: str | None) -> bool:
+    """Tell whether a run failed because the program does not know an option at all, whatever its value.
+
+    >>> names_unknown_option("train.py: error: unrecognized arguments: --tp 4")
+    True
+    """
+    return cause is not None and _UNKNOWN_OPTION.search(cause) is not None
+
+
+def hidden_failure(log: str, *, has_value: bool) -> Failure | None:
+    """Return why a run failed although it exited with 0, or None.
+
+    `bash train.sh` with a pipe inside hides the training's exit code. A run that has a value is only taken for failed
+    where the log ends so: an allocation that failed, or torchrun's report, after the last iteration. A program may
+    survive the one, and no other program prints the other.
+    """
+    if not has_value:
+        failure = classify(log, 1)
+        return None if failure is None or failure.kind is FailureKind.CRASH else failure
+    end = after_iterations(log)
+    if _first_line(end, _DEVICE_MEMORY) or "ChildFailedError" in end:
+        return classify(log, 1)
+    return None
+
+
+def _classify_exit(log: str, exit_code: int | None) -> Failure:
+    """Classify a run that ended by itself and shows no sign of an allocation that failed."""
+    root = _root_cause(log)
+    code = "no exit code" if exit_code is None else f"exit code {exit_code}"
+    if exit_code in (137, -9) or (root and root.exit_code == -9):
+        who = root.who if root and root.exit_code == -9 else ""
+        return _failure(FailureKind.HOST_OUT_OF_MEMORY, f"{who}killed by SIGKILL, most likely out of host memory")
+    if exit_code in (126, 127):
+        return _failure(FailureKind.NOT_FOUND, f"{code}: {_last_telling_line(log)}")
+    if line := _first_line(log, _DISK):
+        return _failure(FailureKind.DISK_FULL, line)
+    if (line := _first_line(log, _USAGE)) and not has_iterations(log):
+        return _failure(FailureKind.CONFIGURATION, line)
+    root_rank = root.rank if root else None
+    if error := first_error(log, root_rank):
+        kind = FailureKind.CONFIGURATION if _is_configuration(error, log) else FailureKind.CRASH
+        return _failure(kind, error.message(root_rank))
+    if line := _first_line(log, _COMMUNICATION):
+        return _failure(FailureKind.COMMUNICATION, line)
+    if root and (name := _signal_name(root.exit_code)):
+        return _failure(FailureKind.KILLED, f"{root.who}killed by {name}: {_last_telling_line(log)}")
+    if name := _signal_name(exit_code):
+        return _failure(FailureKind.KILLED, f"killed by {name}: {_last_telling_line(log)}")
+    return _failure(FailureKind.CRASH, f"{code}: {_last_telling_line(log)}")
+
+
+def _failure(kind: FailureKind, message: str) -> Failure:
+    outcomes = {
+        FailureKind.OUT_OF_MEMORY: Outcome.OOM,
+        FailureKind.HOST_OUT_OF_MEMORY: Outcome.OOM,
+        FailureKind.TIMEOUT: Outcome.TIMEOUT,
+    }
+    return Failure(outcome=outcomes.get(kind, Outcome.ERROR), kind=kind, message=clean_line(message))
+
+
+def _first_line(log: str, signs: Sequence[_Sign]) -> str | None:
+    """Return the first line with the first of the signs that is there, as `rank 3: ...` where it is so marked."""
+    for sign in signs:
+        for position in occurrences(log, sign.needle):
+            rank, rest = split_prefix(clean_line(line_at(log, position), 4096))
+            if sign.pattern.search(rest):
+                return rest if rank is None else f"rank {rank}: {rest}"
+    return None
+
+
+def _is_configuration(error: RankError, log: str) -> bool:
+    """Tell whether an exception is about the options: raised before any training, and worded so."""
+    if error.name != "AssertionError":
+        is_worded_so = _ARGUMENT_WORDS.search(error.text) and not _DEVICE_FAULT.search(error.text)
+        if error.name not in _CONFIGURATION_TYPES or not is_worded_so:
+            return False
+    # Not just above the exception: a program's buffered iteration lines may reach the log after its traceback.
+    return not has_iterations(log)
+
+
+def _root_cause(log: str) -> _RootCause | None:
+    """Return what torchrun reports of the first failing process; of several nodes' reports, the earliest counts."""
+    positions = itertools.islice(occurrences(log, _ROOT_CAUSE), _MAX_REPORTS)
+    reports = [report for position in positions if (report := _report(log, position))]
+    if reports:
+        return min(reports, key=lambda report: report.time)
+    for start in occurrences(log, "failed (exitcode: "):
+        if code := re.search(r"failed \(exitcode: (-?\d{1,4})\)", line_at(log, start)):
+            return _RootCause(rank=None, exit_code=int(code[1]))
+    return _RootCause(rank=None, exit_code=-9) if "Signal 9 (SIGKILL)" in log else None
+
+
+def _report(log: str, position: int) -> _RootCause | None:
+    block = log[position : position + 3_000]
+    time, rank, code = (re.search(rf"\b{name}\s{{0,8}}: ({value})", block) for name, value in _REPORTED.items())
+    if code is None:
+        return None
+    return _RootCause(rank=int(rank[1]) if rank else None, exit_code=int(code[1]), time=time[1] if time else "9999")
+
+
+def _signal_name(exit_code: int | None) -> str | None:
+    """Return the signal behind an exit code: -11 of a process, 139 of a shell."""
+    if exit_code is None:
+        return None
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    return f"signal {number} ({signal.Signals(number).name})" if number in set(signal.Signals) else None
+
+
+def _is_reported(line: str) -> bool:
+    """Tell whether a line is part of torchrun's report, whatever a launcher put before it."""
+    rest = split_prefix(line)[1]
+    return not rest.strip() or bool(_REPORT_LINE.match(line) or _REPORT_LINE.match(rest))
+
+
+def _last_telling_line(log: str) -> str:
+    """Return the last line that speaks of an error, else the last one that says anything."""
+    tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
+    lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
+    telling = [line for line in lines[-50:] if _TELLING.search(line)]
+    if not lines:
+        return "the log is empty" if not log or log.isspace() else "the log has no readable line"
+    return (telling or lines)[-1]

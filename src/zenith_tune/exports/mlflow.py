@@ -1,0 +1,157 @@
+"""Writes a study to MLflow: an experiment of the study's name, a run for each trial."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from zenith_tune.errors import UsageError
+from zenith_tune.exports.exported_trial import ExportedTrial, exported_trials
+from zenith_tune.record.view import StudyView
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+MARK = "zenithtune."
+NUMBER, BEGUN = f"{MARK}trial", f"{MARK}begun"
+"""Tags by which a run is found again: of which trial it is, and when that began."""
+BATCH = 100
+"""The most parameters that MLflow takes at once."""
+MAX_CHARS, MAX_KEY_CHARS = 5000, 250
+_PAGE = 1000
+_CURE = "give another --mlflow, such as sqlite:///mlflow.db or http://host:5000"
+_DEFAULTS = {
+    # Nobody but the store that is named hears of a study.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # A server that is away is told in seconds, not minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}
+
+
+def export_to_mlflow(view: StudyView, uri: str) -> tuple[int, int]:
+    """Write the trials that the store does not have yet; return how many were written, and how many it had."""
+    _refuse_uri(uri)
+    trials = exported_trials(view)
+    with _mlflow(uri) as client:
+        experiment = _experiment(client, view)
+        runs = {_key(run.data.tags): run for run in _runs(client, experiment)}
+        new = [trial for trial in trials if not _is_whole(runs.get(_key(_tags(trial))))]
+        for trial in new:
+            _write(client, experiment, trial, runs.get(_key(_tags(trial))))
+        if view.best is not None:
+            client.set_experiment_tag(experiment, f"{MARK}best", str(view.best.number))
+    return len(new), len(trials) - len(new)
+
+
+@contextmanager
+def _mlflow(uri: str) -> Iterator[MlflowClient]:
+    """Open a store; what MLflow says in many lines is said in one."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's own affairs
+        try:
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
+            from sqlalchemy.exc import SQLAlchemyError
+        except ImportError as error:
+            law = f"--mlflow needs MLflow, which is not installed ({error})"
+            raise UsageError(f"{law}: pip install 'zenith-tune[mlflow]'") from error
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        try:
+            yield MlflowClient(tracking_uri=uri)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise UsageError(f"MLflow does not take the study ({why}): {_CURE}") from error
+
+
+def _refuse_uri(uri: str) -> None:
+    """Refuse what MLflow would take for its own default."""
+    try:
+        is_one = bool(uri.strip()) and urlsplit(uri) is not None
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise UsageError(f"--mlflow must be the address of a store, but got {uri!r}: {_CURE}")
+
+
+def _experiment(client: MlflowClient, view: StudyView) -> str:
+    known = client.get_experiment_by_name(view.name)
+    if known is not None:
+        return str(known.experiment_id)
+    header = view.header
+    tags = {"preset": header.preset, "evaluator": header.evaluator, "command": header.command}
+    told = {**tags, "direction": str(view.direction)}
+    return str(client.create_experiment(view.name, tags={f"{MARK}{name}": _cut(text) for name, text in told.items()}))
+
+
+def _runs(client: MlflowClient, experiment: str) -> Iterator[Run]:
+    token: str | None = None
+    while True:
+        page: Any = client.search_runs([experiment], max_results=_PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _is_whole(run: Run | None) -> bool:
+    """Tell whether a run was written to its end; an export that was killed leaves one that was not."""
+    return run is not None and run.info.status in ("FINISHED", "FAILED", "KILLED")
+
+
+def _write(client: MlflowClient, experiment: str, trial: ExportedTrial, begun: Run | None) -> None:
+    from mlflow.entities import Metric, Param
+
+    start, end = _milliseconds(trial.started_s), _milliseconds(trial.ended_s)
+    run = begun or client.create_run(experiment, start, tags=_tags(trial), run_name=_cut(trial.label, MAX_KEY_CHARS))
+    run_id = run.info.run_id
+    metrics = [Metric(_name(name), value, end or start or 0, 0) for name, value in trial.metrics.items()]
+    params = [Param(_name(name), _cut(str(value))) for name, value in trial.params.items()]
+    client.log_batch(run_id, metrics=metrics)
+    for some in _batches(params):
+        client.log_batch(run_id, params=some)
+    status = "FINISHED" if trial.went_well else "KILLED" if trial.tags["outcome"] == "cancelled" else "FAILED"
+    client.set_terminated(run_id, status, end)
+
+
+def _tags(trial: ExportedTrial) -> dict[str, str]:
+    own = {NUMBER: str(trial.number), BEGUN: "" if trial.started_s is None else f"{trial.started_s:.3f}"}
+    baseline = {"baseline": "true"} if trial.is_baseline else {}
+    return {name: _cut(text) for name, text in {**trial.tags, **baseline, **own}.items()}
+
+
+def _key(tags: Mapping[str, str]) -> tuple[str, str]:
+    return tags.get(NUMBER, ""), tags.get(BEGUN, "")
+
+
+def _name(text: str) -> str:
+    """Return a name that MLflow takes.
+
+    >>> _name("recompute (full)?")
+    'recompute _full__'
+    """
+    return re.sub(r"[^\w\-. /]", "_", text, flags=re.ASCII).strip("./ ")[:MAX_KEY_CHARS] or "_"
+
+
+def _cut(text: str, limit: int = MAX_CHARS) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _batches(params: Iterable[Any]) -> Iterator[list[Any]]:
+    rest = iter(params)
+    while some := list(itertools.islice(rest, BATCH)):
+        yield some

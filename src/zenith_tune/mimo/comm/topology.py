@@ -1,0 +1,98 @@
+"""Where this process stands: its grids, its groups, and its stage in each module it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.comm.grid import HyperCommGrid
+from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+
+DIMS = ["tp", "pp", "dp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleGroups:
+    """The process groups of one module that this rank is in."""
+
+    tp: Any
+    dp: Any
+    model: Any
+    """Along tp and pp: the ranks that hold one replica."""
+    whole: Any
+    """Along every dimension: the ranks that hold the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRole:
+    """What this rank is in one module."""
+
+    name: str
+    layout: ModuleLayout
+    grid: HyperCommGrid
+    groups: ModuleGroups
+    tp_rank: int
+    pp_rank: int
+    dp_rank: int
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank holds the first pipeline stage of the module."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the last pipeline stage of the module."""
+        return self.pp_rank == self.layout.pp - 1
+
+    def rank_at(self, *, tp: int | None = None, pp: int | None = None) -> int:
+        """Return the rank of this replica at another place of it."""
+        here = {"tp": self.tp_rank, "pp": self.pp_rank, "dp": self.dp_rank}
+        return self.grid.rank_at(**{**here, **{k: v for k, v in (("tp", tp), ("pp", pp)) if v is not None}})
+
+
+class Topology:
+    """Build the grids and groups of a layout; a collective, called by every rank of the world."""
+
+    def __init__(
+        self, layout: MimoLayout, *, backend: str | None = None, timeout: timedelta = timedelta(minutes=10)
+    ) -> None:
+        world_size = dist.get_world_size()
+        if layout.world_size != world_size:
+            raise UsageError(f"the layout needs {layout.world_size} ranks, but {world_size} were started.")
+        self.layout, self.backend, self.timeout = layout, backend, timeout
+        self.rank: int = dist.get_rank()
+        self.grids: dict[str, HyperCommGrid] = {}
+        self.roles: dict[str, ModuleRole] = {}
+        for name, module in sorted(layout.modules.items()):
+            shape = [module.tp, module.pp, module.dp]
+            grid = HyperCommGrid(shape, DIMS, module.offset, backend, world_size=world_size)
+            self.grids[name] = grid
+            groups = [grid.create_pg(dims, timeout) for dims in ("tp", "dp", ["tp", "pp"], DIMS)]
+            if grid.is_current_rank_in_grid():
+                tp, dp, model, whole = groups
+                at = grid.coordinates(self.rank)
+                self.roles[name] = ModuleRole(
+                    name=name,
+                    layout=module,
+                    grid=grid,
+                    groups=ModuleGroups(tp=tp, dp=dp, model=model, whole=whole),
+                    tp_rank=at["tp"],
+                    pp_rank=at["pp"],
+                    dp_rank=at["dp"],
+                )
+        # Activations and gradients run opposite ways between the same ranks. Over one group NCCL would order them
+        # together, and a rank that sends ahead of its receipts would wait for ever.
+        self.forward_group = dist.new_group(backend=backend, timeout=timeout)
+        self.backward_group = dist.new_group(backend=backend, timeout=timeout)
+
+    def destroy(self) -> None:
+        """Give the groups back."""
+        for grid in self.grids.values():
+            grid.destroy()
+        for group in (self.forward_group, self.backward_group):
+            dist.destroy_process_group(group)

@@ -1,0 +1,114 @@
+"""What to say where no layout is left: which rule leaves nothing, and what is nearest to what was asked for.
+
+No arrays are used here, so that a mistake is told before the heavy parts are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.axes import Axes
+from zenith_tune.layouts.constraints import check_batch
+from zenith_tune.layouts.divisors import divisors
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
+from zenith_tune.planning.pinned_reason import PinnedValues
+
+MAX_TRIED = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEnd:
+    """Look for what leaves no layout for so many GPUs and such a batch."""
+
+    model: ModelSpec
+    job: JobSpec
+    num_gpus: int
+    global_batch: int
+    space: SearchSpace
+
+    def refuse(self) -> None:
+        """Raise where the sizes and the batch leave nothing."""
+        for name, value, most in (("batch", self.global_batch, MAX_BATCH), ("sequence", self.job.seq_len, MAX_SEQ)):
+            if not 1 <= value <= most:
+                raise UsageError(f"the {name} must be 1 to {most:,}, but got {value}: give another")
+        if not self.has_layouts():
+            raise self.error()
+
+    def has_layouts(self) -> bool:
+        """Tell whether the fixed values hold the rules, and some ranks take the batch."""
+        return self._pinned_reason() is None and any(self._takes_batch(dp) for dp in self.data_ranks())
+
+    def data_ranks(self) -> set[int]:
+        """Return every size of data parallelism that the other sizes leave."""
+        axes = self._axes()
+        tps, cps, pps = axes.tensor(), axes.context(), {pp for pp, _ in axes.pipeline() if any(axes.experts(pp))}
+        products = {tp * cp * pp for tp in tps for cp in cps for pp in pps}
+        found = {self.num_gpus // product for product in products if self.num_gpus % product == 0}
+        return {dp for dp in found if self.space.allows("dp", dp)}
+
+    def error(self) -> UsageError:
+        """Return which rule leaves nothing, and what is nearest."""
+        nearest = [text for text in (self._nearest_batch(), self._nearest_gpus()) if text]
+        cure = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
+        what = f"no layout is left for {self.num_gpus} GPUs and batch {self.global_batch}"
+        return UsageError(f"{what}: {self._reason()}: {cure}")
+
+    def _pinned_reason(self) -> str | None:
+        at = PinnedValues(
+            model=self.model,
+            job=self.job,
+            num_gpus=self.num_gpus,
+            global_batch=self.global_batch,
+            pinned=self.space.pinned,
+        )
+        return at.reason()
+
+    def _reason(self) -> str:
+        if (pinned := self._pinned_reason()) is not None:
+            return pinned
+        ranks = self.data_ranks()
+        if ranks:
+            return self._batch_reason(min(ranks))
+        axes = self._axes()
+        axes.tensor(), axes.context(), axes.pipeline()
+        cuts = axes.log.cuts()
+        return cuts[0].example if cuts else f"the fixed sizes do not divide {self.num_gpus} GPUs"
+
+    def _batch_reason(self, dp: int) -> str:
+        mbs = self.space.pinned.get("mbs", 1)
+        reason = check_batch(self.global_batch, dp=dp, mbs=int(mbs))
+        return reason or "the fixed values leave nothing together, though each of them is legal"
+
+    def _takes_batch(self, dp: int) -> bool:
+        if self.global_batch % dp:
+            return False
+        return any(self.space.allows("mbs", mbs) for mbs in divisors(self.global_batch // dp))
+
+    def _nearest_batch(self) -> str | None:
+        gbs = self.global_batch
+        batches = {batch for dp in self.data_ranks() for batch in (gbs // dp * dp, -(-gbs // dp) * dp)} - {0, gbs}
+        for batch in sorted(batches, key=lambda batch: (abs(batch - gbs), batch))[:MAX_TRIED]:
+            if replace(self, global_batch=batch).has_layouts():
+                return f"batch {batch} on {self.num_gpus} GPUs"
+        return None
+
+    def _nearest_gpus(self) -> str | None:
+        for num_gpus in _around(self.num_gpus):
+            if replace(self, num_gpus=num_gpus).has_layouts():
+                return f"{num_gpus} GPUs with batch {self.global_batch}"
+        return None
+
+    def _axes(self) -> Axes:
+        return Axes(model=self.model, job=self.job, num_gpus=self.num_gpus, space=self.space)
+
+
+def _around(number: int) -> Iterator[int]:
+    for distance in range(1, MAX_TRIED + 1):
+        if number > distance:
+            yield number - distance
+        yield number + distance

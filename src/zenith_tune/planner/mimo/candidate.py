@@ -1,0 +1,151 @@
+"""One layout of an encoder and a language model, and why it may not go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout, ModuleLayout
+from zenith_tune.planner.mimo.job import MimoJob
+
+ENCODER = "encoder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoCandidate:
+    """Hold the degrees of both modules, the micro-batch, and which of them recompute.
+
+    >>> MimoCandidate.of(4, encoder=(1, 1), language=(2, 1), encoder_ranks=2, micro_batch=1).label
+    'encoder dp2 on 2 | llm tp2 on 2 | mbs1'
+    """
+
+    encoder: ModuleLayout
+    language: ModuleLayout
+    micro_batch: int
+    encoder_recompute: bool = False
+    language_recompute: bool = False
+    expert_parallel: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        num_ranks: int,
+        *,
+        encoder: tuple[int, int],
+        language: tuple[int, int],
+        encoder_ranks: int,
+        micro_batch: int,
+        encoder_recompute: bool = False,
+        language_recompute: bool = False,
+        expert_parallel: int = 1,
+    ) -> MimoCandidate:
+        """Return the layout of (tp, pp) for each module, dp being what fills the ranks; 0 `encoder_ranks` share all.
+
+        Raises UsageError where the ranks cannot be filled.
+        """
+        spans = (num_ranks, num_ranks) if encoder_ranks == 0 else (encoder_ranks, num_ranks - encoder_ranks)
+        modules: list[ModuleLayout] = []
+        for name, (tp, pp), size in zip(("the encoder", "the language model"), (encoder, language), spans, strict=True):
+            if size < 1 or size % (tp * pp):
+                law = f"tp * pp of {name} must divide its ranks"
+                raise UsageError(f"{law}, but got {tp} * {pp} = {tp * pp} and {size}: change one of them.")
+            modules.append(ModuleLayout(tp=tp, pp=pp, dp=size // (tp * pp), offset=encoder_ranks * len(modules)))
+        return cls(
+            encoder=modules[0],
+            language=modules[1],
+            micro_batch=micro_batch,
+            encoder_recompute=encoder_recompute,
+            language_recompute=language_recompute,
+            expert_parallel=expert_parallel,
+        )
+
+    @property
+    def encoder_ranks(self) -> int:
+        """Ranks that are the encoder's alone; 0 where both modules share all."""
+        return self.language.offset
+
+    @property
+    def is_colocated(self) -> bool:
+        """Tell whether both modules live on all ranks."""
+        return self.encoder_ranks == 0
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Tell whether both modules have the same tp and dp, as without layouts of their own.
+
+        On shared ranks that is one layout for all; on ranks of their own it is one plain pipeline, whose first stages
+        are the encoder's.
+        """
+        return (self.encoder.tp, self.encoder.dp) == (self.language.tp, self.language.dp)
+
+    @property
+    def layout(self) -> MimoLayout:
+        """Return it as the runtime has it; raises UsageError where it does not go."""
+        return MimoLayout(modules={ENCODER: self.encoder, LANGUAGE: self.language})
+
+    def stages_after(self, name: str, stage: int) -> int:
+        """Return how many stages a micro-batch passes after this one of a module on ranks of its own."""
+        return self.language.pp - 1 - stage if name == LANGUAGE else self.encoder.pp - 1 - stage + self.language.pp
+
+    @property
+    def label(self) -> str:
+        """Return it in a few words; degrees of 1 go without saying."""
+        encoder, language = _degrees(self.encoder), _degrees(self.language)
+        if self.expert_parallel > 1:
+            language += f" ep{self.expert_parallel}"
+        where = " shared" if self.is_colocated else ""
+        words = [f"encoder {encoder} on {self.encoder.size}{where}", f"llm {language} on {self.language.size}{where}"]
+        recomputing = {"encoder": self.encoder_recompute, "llm": self.language_recompute}
+        words.append(f"mbs{self.micro_batch}" + "".join(f" recompute {name}" for name, on in recomputing.items() if on))
+        return " | ".join(words)
+
+
+def why_not(job: MimoJob, at: MimoCandidate) -> str | None:
+    """Return which rule a layout breaks, in one line; None where it may run."""
+    try:
+        layout = at.layout
+        layout.num_microbatches(at.micro_batch, job.global_batch)
+    except UsageError as error:
+        return str(error)
+    if layout.world_size != job.num_ranks:
+        return f"the layout needs {layout.world_size} ranks, but the job has {job.num_ranks}."
+    if at.is_colocated and not job.can_share_ranks:
+        return "the modules must have ranks of their own, but share all: give the encoder some."
+    if at.encoder.pp > 1 and not job.can_pipeline_encoder:
+        return f"the encoder must not be pipelined, but has pp {at.encoder.pp}: set it to 1."
+    if not job.can_join_uneven and not job.has_even_items and at.encoder.dp > at.language.dp:
+        law = "samples with different numbers of items need an encoder dp of at most the language model's"
+        return f"{law}, but got {at.encoder.dp} and {at.language.dp}: change one of them."
+    for work, module in ((job.encoder, at.encoder), (job.language, at.language)):
+        if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:
+            return broken
+    return _why_not_gathered(job, at.language) or _why_no_experts(job, at)
+
+
+def _why_not_gathered(job: MimoJob, language: ModuleLayout) -> str | None:
+    shards, tp = job.weight_shards, language.tp
+    if shards % tp:
+        return f"the weight shards must be a multiple of tp, but got {shards} and tp {tp}: change one of them."
+    if shards and language.dp % (shards // tp):
+        law = "the language model's dp must be a multiple of the ranks that gather its weights"
+        return f"{law}, but got {language.dp} and {shards} shards / tp {tp} = {shards // tp}: change one of them."
+    return None
+
+
+def _why_no_experts(job: MimoJob, at: MimoCandidate) -> str | None:
+    ep, experts = at.expert_parallel, job.language.num_experts
+    if ep > 1 and not experts:
+        return f"expert parallelism needs experts, but the model has none and ep is {ep}: set it to 1."
+    if experts % ep:
+        return f"the experts must be a multiple of ep, but got {experts} and ep {ep}: change one of them."
+    # The experts are laid out over the same ranks of each stage a second time: ep * expert tp * expert dp.
+    together = job.expert_ranks(ep) * at.language.pp
+    if experts and at.language.size % together:
+        law = "the language model's ranks must be a multiple of expert shards * ep * pp"
+        return f"{law}, but got {at.language.size} and {together // ep // at.language.pp} * {ep} * {at.language.pp}."
+    return None
+
+
+def _degrees(module: ModuleLayout) -> str:
+    words = [f"{name}{getattr(module, name)}" for name in ("tp", "pp", "dp") if getattr(module, name) > 1]
+    return " ".join(words) or "dp1"

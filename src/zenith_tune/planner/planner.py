@@ -1,0 +1,241 @@
+"""From model, cluster and job to ranked layouts: candidates stream through the estimate, and the best are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from zenith_tune.calibrate.calibration_file import default_calibration
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.estimate import Estimate, FloatArray
+from zenith_tune.estimate.memory_risk import memory_quantiles
+from zenith_tune.estimate.model_flops import flops_per_token
+from zenith_tune.estimate.step import estimate
+from zenith_tune.layouts.candidates import Candidates
+from zenith_tune.layouts.framework_limits import limits_of
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch
+from zenith_tune.layouts.layout_rows import batch_of, layout_at
+from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.pipeline import layers_per_chunk
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.explanation import Explanation, StageMemory
+from zenith_tune.planner.infeasible import DeadEnd
+from zenith_tune.planner.neighbours import neighbours
+from zenith_tune.planner.plan import NearMiss, Plan
+from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resized
+from zenith_tune.planning.best_layouts import BestLayouts
+from zenith_tune.planning.near_misses import batch_misses, memory_misses, memory_reason
+from zenith_tune.planning.pareto import halvings, thinned, unbeaten
+from zenith_tune.planning.planned_layout import PRESSURE, PlannedLayout
+from zenith_tune.planning.risk import RISK as RISK
+from zenith_tune.planning.search import NUM_NEAR_MISSES, Search
+from zenith_tune.planning.stage_memory import stage_memory
+from zenith_tune.planning.steps import better_steps
+
+INTERVAL = (0.05, 0.95)
+"""Levels between which 90% of measurements lie."""
+NEAR_MEMORY = 1.25
+"""A layout misses the memory narrowly if it needs at most so many times of it."""
+MAX_DOUBLINGS = 4
+"""How often the GPUs are doubled to find out how many would do."""
+
+
+class Planner:
+    """Rank the layouts of one job on one cluster.
+
+    The rank is by step time, in which a memory that is all but full makes itself felt. A layout whose probability of
+    running out of memory is at least `risk` is not taken to fit.
+    """
+
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration | None = None
+    ) -> None:
+        self.model, self.cluster, self.job = model, cluster, job
+        self.calibration = calibration or default_calibration(job.framework.name)
+
+    def plan(self, global_batch: int, *, top: int = 10, space: SearchSpace | None = None, risk: float = RISK) -> Plan:
+        """Return the best layouts, what was dropped and why, and what nearly made it."""
+        space = space or SearchSpace()
+        num_gpus = self.cluster.num_gpus
+        dead_end = DeadEnd(model=self.model, job=self.job, num_gpus=num_gpus, global_batch=global_batch, space=space)
+        dead_end.refuse()
+        candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
+        if not candidates.count:
+            raise dead_end.error()
+        search = self._search(candidates, max(top, 1), risk)
+        self._refine(search, space, risk)
+        best = self.evaluate_batch(search.best.layouts)
+        return Plan(
+            model=self.model,
+            cluster=self.cluster,
+            job=self.job,
+            global_batch=global_batch,
+            risk=risk,
+            best=tuple(best[:top]),
+            near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, space, risk)),
+            front=tuple(self.evaluate_batch(search.front.layouts)),
+            num_considered=search.num_considered,
+            num_not_fitting=search.num_not_fitting,
+            cuts=tuple(candidates.cuts),
+            left_out=tuple(self._left_out(space)),
+        )
+
+    def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
+        """Return the layouts that no other beats in time, memory and GPUs together, down to an eighth of the GPUs."""
+        fronts: list[PlannedLayout] = []
+        for num_gpus in halvings(self.cluster.num_gpus):
+            planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
+            try:
+                fronts += thinned(planner.plan(global_batch, space=space, risk=risk).front)
+            except UsageError:  # fewer GPUs may leave no layout, which is no fault of the user's
+                continue
+        return unbeaten(fronts)
+
+    def what_if(
+        self, global_batch: int, text: str, *, top: int = 10, space: SearchSpace | None = None, risk: float = RISK
+    ) -> WhatIf:
+        """Plan again with changes such as `mem=+8,gpus=128`, and return both plans."""
+        now = Situation(cluster=self.cluster, job=self.job, global_batch=global_batch)
+        then = now.changed(parse_changes(text))
+        other = Planner(self.model, then.cluster, then.job, self.calibration)
+        before = self.plan(global_batch, top=top, space=space, risk=risk)
+        after = other.plan(then.global_batch, top=top, space=space, risk=risk)
+        return WhatIf(text=text, before=before, after=after)
+
+    def enough_gpus(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
+        """Return how many GPUs of the same kind a layout fits on, by doubling them a few times."""
+        for doublings in range(1, MAX_DOUBLINGS + 1):
+            num_gpus = self.cluster.num_gpus << doublings
+            try:
+                planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
+                candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
+            except UsageError:  # so many GPUs fill no nodes
+                continue
+            if any(np.any(planner.estimate(piece).oom_probability < risk) for piece in candidates.batches()):
+                return num_gpus
+        return None
+
+    def explain(self, layout: Layout, *, space: SearchSpace | None = None, risk: float = RISK) -> Explanation:
+        """Return all that is known of one layout, legal or not; what would better it is looked for in `space`."""
+        broken = broken_rules(self.model, self.job, layout)
+        reasons = tuple(reason for _, reason in broken)
+        if any(rule.name in ("world", "expert_world", "batch") for rule, _ in broken):
+            return Explanation(layout=layout, broken=reasons, planned=None, verdict="", stages=(), steps=())
+        planned, fits = self.evaluate([layout])[0], True
+        if planned.oom_probability >= risk:
+            planned, fits = planned.with_room(), False
+        return Explanation(
+            layout=layout,
+            broken=reasons,
+            planned=planned,
+            verdict="" if fits else memory_reason(planned),
+            stages=self.stages(layout),
+            steps=() if broken else better_steps(planned, self._neighbours(layout, space), risk),
+        )
+
+    def stages(self, layout: Layout) -> tuple[StageMemory, ...]:
+        """Return the memory of each pipeline stage."""
+        return stage_memory(self.model, self.job, layout, self.calibration)
+
+    def evaluate(self, layouts: list[Layout]) -> list[PlannedLayout]:
+        """Return the estimates of layouts, in their order."""
+        return self.evaluate_batch(batch_of(layouts)) if layouts else []
+
+    def evaluate_batch(self, layouts: LayoutBatch) -> list[PlannedLayout]:
+        """Return the estimates of a batch, in its order."""
+        if not len(layouts):
+            return []
+        estimates = self.estimate(layouts)
+        spread = estimates.memory_spread
+        memory = memory_quantiles(estimates.memory_bytes, INTERVAL, self.calibration.memory, spread=spread)
+        return [self._planned(layouts, estimates, memory, row) for row in range(len(layouts))]
+
+    def estimate(self, layouts: LayoutBatch) -> Estimate:
+        """Return what the model of memory and time says."""
+        return estimate(self.model, self.cluster, self.job, layouts, self.calibration)
+
+    def _search(self, candidates: Candidates, top: int, risk: float) -> Search:
+        search = Search(best=BestLayouts(top))
+        for piece in candidates.batches():
+            self._look(search, piece, risk)
+        return search
+
+    def _look(self, search: Search, piece: LayoutBatch, risk: float) -> None:
+        found = self.estimate(piece)
+        fits = found.oom_probability < risk
+        search.num_considered += len(piece)
+        search.num_not_fitting += int(np.sum(~fits))
+        search.best.add(piece, np.where(fits, found.step_s, np.inf))
+        near = found.memory_bytes < NEAR_MEMORY * self.cluster.gpu.memory_bytes
+        roomy_s = found.step_s - found.time_parts.get(PRESSURE, 0.0)
+        search.too_large.add(piece, np.where(near & ~fits, roomy_s, np.inf))
+        search.smallest.add(piece, found.memory_bytes)
+        search.front.add(piece, np.where(fits, found.step_s, np.inf), found.memory_bytes)
+
+    def _refine(self, search: Search, space: SearchSpace, risk: float) -> None:
+        """Try every number of layers of block recomputation for the best: the candidates have a spread of them."""
+        pinned = {"recompute", "recompute_layers"} & space.pinned.keys()
+        if pinned or not len(search.best) or not self._recomputes_blocks():
+            return
+        for layout in [layout_at(search.best.layouts, row) for row in range(len(search.best))]:
+            chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
+            if chunk - 1 > space.max_block_steps:
+                blocks = [replace(layout, recompute="full/block", recompute_layers=n) for n in range(1, chunk)]
+                self._look_again(search, batch_of(blocks), risk)
+
+    def _look_again(self, search: Search, blocks: LayoutBatch, risk: float) -> None:
+        found = self.estimate(blocks)
+        search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
+
+    def _left_out(self, space: SearchSpace) -> list[str]:
+        strings = limits_of(self.job.framework.name).layout_strings
+        return space.left_out(has_experts=bool(self.model.num_experts), layout_strings=strings)
+
+    def _recomputes_blocks(self) -> bool:
+        probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
+        return not broken_rules(self.model, self.job, layout_at(probe, 0))
+
+    def _near_misses(
+        self, search: Search, candidates: Candidates, best: PlannedLayout | None, space: SearchSpace, risk: float
+    ) -> Iterator[NearMiss]:
+        kept = search.too_large if best or len(search.too_large) else search.smallest
+        around, misses = partial(self._neighbours, space=space), self.evaluate_batch(kept.layouts)
+        yield from memory_misses(misses, best, risk=risk, evaluate_neighbours=around)
+        others = BestLayouts(NUM_NEAR_MISSES)
+        for piece in candidates.near_batches():
+            found = self.estimate(piece)
+            others.add(piece, np.where(found.oom_probability < risk, found.step_s / piece.gbs, np.inf))
+        yield from batch_misses(self.evaluate_batch(others.layouts), best, candidates.global_batch)
+
+    def _neighbours(self, layout: Layout, space: SearchSpace | None) -> list[PlannedLayout]:
+        return self.evaluate(neighbours(self.model, self.job, layout, space))
+
+    def _planned(self, layouts: LayoutBatch, found: Estimate, memory: FloatArray, row: int) -> PlannedLayout:
+        layout = layout_at(layouts, row)
+        step_s = float(found.step_s[row])
+        low, high = self.calibration.time.interval
+        tokens = layout.global_batch * self.job.seq_len
+        peak = self.cluster.gpu.matrix_flops(self.job.precision) * layout.num_gpus
+        return PlannedLayout(
+            layout=layout,
+            step_s=step_s,
+            step_spread=float(found.step_spread[row]),
+            step_interval_s=(step_s * math.exp(low), step_s * math.exp(high)),
+            time_parts={name: float(part[row]) for name, part in found.time_parts.items()},
+            memory_bytes=float(found.memory_bytes[row]),
+            memory_interval_bytes=(float(memory[0, row]), float(memory[1, row])),
+            memory_parts={name: float(part[row]) for name, part in found.memory_parts.items()},
+            capacity_bytes=float(self.cluster.gpu.memory_bytes),
+            oom_probability=float(found.oom_probability[row]),
+            tokens_per_s=tokens / step_s,
+            mfu=flops_per_token(self.model, self.job.seq_len) * tokens / step_s / peak,
+        )

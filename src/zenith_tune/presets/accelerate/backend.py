@@ -1,0 +1,229 @@
+"""What one of Accelerate's backends lets a trial change, and how its file says so: the contract, and plain jobs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.layouts.divisors import divisors
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.accelerate.command import PRESET
+from zenith_tune.presets.accelerate.job import AccelerateJob
+from zenith_tune.presets.accelerate_keys import PARALLELISM
+from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.study.parameters import Params, Value
+
+DEFAULT = "default"
+Axes = dict[str, tuple[Value, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend(ABC):
+    """Turn a point into keys of the file; the first choice of every axis is what the job has as it is."""
+
+    job: AccelerateJob
+    axes: Mapping[str, tuple[Value, ...]]
+
+    default_names: ClassVar[tuple[str, ...]] = ("mbs",)
+    """What is searched unless the user says otherwise."""
+    more_names: ClassVar[tuple[str, ...]] = ()
+    """What is searched on request."""
+    wrapper: ClassVar[str] = "DistributedDataParallel"
+    framework: ClassVar[str] = "hf-accelerate"
+
+    @classmethod
+    def of(cls, job: AccelerateJob, search: str, mbs_max: int, model: ModelSpec | None = None) -> Backend:
+        """Return the backend of a job with the axes that `search` names; the others stay as they are."""
+        names = cls._names(search)
+        if names.issuperset(cls.default_names):
+            names |= cls.also_by_default(job, model)
+        axes = {name: choices if name in names else choices[:1] for name, choices in cls.choices(job, names).items()}
+        found = cls(job=job, axes=axes)
+        if "mbs" in names and job.can_set_micro_batch:
+            axes["mbs"] = found.micro_batches(mbs_max)
+        if all(len(choices) == 1 for choices in axes.values()):
+            law = f"{PRESET} finds nothing to search"
+            cure = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
+            raise UsageError(f"{law}, because every axis has one choice: {cure}, or give another search")
+        return cls(job=job, axes=axes)
+
+    @classmethod
+    def also_by_default(cls, job: AccelerateJob, model: ModelSpec | None) -> set[str]:
+        """Return what is searched unless the user says otherwise because this job and its model call for it."""
+        return set()
+
+    @classmethod
+    @abstractmethod
+    def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
+        """Return every axis but the micro-batch with all of its choices, the job's own first."""
+
+    @abstractmethod
+    def changes(self, params: Mapping[str, Value]) -> dict[str, Any]:
+        """Return the keys that a point sets in the file; None takes a key away."""
+
+    @abstractmethod
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return the layout that a point stands for."""
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks."""
+        mbs, ranks = self.micro_batch(params), self.ranks(params)
+        if self.global_batch % (mbs * ranks):
+            law = f"micro-batch times {ranks} data-parallel ranks must divide the global batch"
+            return f"{law}, but {mbs} * {ranks} does not divide {self.global_batch}"
+        return None
+
+    def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the fields of Accelerate's plugins that a point must arrive in."""
+        return {}
+
+    def passes(self, params: Mapping[str, Value]) -> int | None:
+        """Return the backward passes of one step that a script makes."""
+        return self.accumulation(params)
+
+    def ranks(self, params: Mapping[str, Value]) -> int:
+        """Return how many data-parallel ranks Accelerate counts."""
+        sizes = [self.job.settings.whole(f"{PARALLELISM}_{name}_size") or 1 for name in ("tp", "cp", "sp")]
+        return max(self.job.num_gpus // (sizes[0] * sizes[1] * sizes[2]), 1)
+
+    @property
+    def own_ranks(self) -> int:
+        """The ranks of the job as it is."""
+        return self.ranks({name: choices[0] for name, choices in self.axes.items()})
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step, which no trial changes; in micro-batches where nobody knows their size."""
+        job = self.job
+        found = job.given_batch or (job.own_micro_batch or 1) * job.own_accumulation * self.own_ranks
+        if found % self.least_ranks:
+            law = f"the global batch must be a multiple of the {self.least_ranks} data-parallel ranks, but got {found}"
+            raise UsageError(f"{law}: give --args gbs={max(found // self.least_ranks, 1) * self.least_ranks}")
+        return found
+
+    @property
+    def own_micro_batch(self) -> int | None:
+        """The dataloader's batch size as the job has it; None where nobody knows it."""
+        job = self.job
+        derived = job.given_batch // (job.own_accumulation * self.own_ranks) if job.given_batch else 0
+        return job.own_micro_batch or derived or None
+
+    def micro_batch(self, params: Mapping[str, Value]) -> int:
+        """Return the dataloader's batch size; 1 where nobody knows it."""
+        return int(params.get("mbs", self.own_micro_batch or 1))
+
+    def micro_batches(self, mbs_max: int) -> tuple[int, ...]:
+        """Return the micro-batches to try: every size that divides what some layout gives a rank."""
+        job = self.job
+        if job.own_micro_batch is None and job.given_batch is None:
+            law = f"{PRESET} must know the global batch, but the command has no value for {job.mbs_option or '{mbs}'}"
+            raise UsageError(f"{law}: add it, or give --args gbs=256")
+        found = [size for size in divisors(self.global_batch // self.least_ranks) if size <= mbs_max]
+        own = self.own_micro_batch
+        return tuple(sorted(found, key=lambda size: (size != own, size)))
+
+    @property
+    def least_ranks(self) -> int:
+        """The fewest data-parallel ranks of any point."""
+        return self.own_ranks
+
+    def accumulation(self, params: Mapping[str, Value]) -> int:
+        """Return the micro-batches of a step, so that the global batch stays what it is."""
+        return max(self.global_batch // (self.micro_batch(params) * self.ranks(params)), 1)
+
+    def own_point(self) -> Params | None:
+        """Return the point that the job itself stands for, where it is one of the space."""
+        if "mbs" in self.axes and self.own_micro_batch not in self.axes["mbs"]:
+            return None
+        point: Params = {name: choices[0] for name, choices in self.axes.items()}
+        point |= {unasked.name: unasked.size for unasked in self.unasked_sizes()}
+        return point if self.explain(point) is None else None
+
+    def unasked_sizes(self) -> list[UnaskedSize]:
+        """Return the sizes that Accelerate takes because the file leaves them out."""
+        return []
+
+    @classmethod
+    def _names(cls, search: str) -> set[str]:
+        known = {DEFAULT: cls.default_names, **{name: (name,) for name in (*cls.default_names, *cls.more_names)}}
+        names: set[str] = set()
+        for name in filter(None, (part.strip() for part in search.split("+"))):
+            if name not in known:
+                raise UnknownNameError("axis", name, known)
+            names.update(known[name])
+        if not names:
+            raise UsageError(f"search must name an axis, but is empty: give search={DEFAULT}")
+        return names
+
+
+class PlainBackend(Backend):
+    """Run plain data parallelism, where only the micro-batch can be tuned."""
+
+    @classmethod
+    def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
+        return {}
+
+    def changes(self, params: Mapping[str, Value]) -> dict[str, Any]:
+        return {}
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return Layout(num_gpus=self.ranks(params), micro_batch=self.micro_batch(params), global_batch=self.global_batch)
+
+
+class FsdpBackend(Backend):
+    """Run FSDP version 2: whether weights are gathered once or twice a step, and whether activations are kept."""
+
+    default_names = ("reshard", "checkpointing", "mbs")
+    more_names = ("offload",)
+    wrapper = "FSDPModule"
+    framework = "fsdp"
+
+    @classmethod
+    def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
+        own = job.settings
+        reshard = own.get("fsdp_reshard_after_forward") is None or own.flag("fsdp_reshard_after_forward")
+        axes: Axes = {
+            "reshard": _own_first(reshard),
+            "checkpointing": _own_first(own.flag("fsdp_activation_checkpointing")),
+        }
+        if "offload" in names:
+            axes["offload"] = _own_first(own.flag("fsdp_offload_params"))
+        return axes
+
+    def changes(self, params: Mapping[str, Value]) -> dict[str, Any]:
+        changes: dict[str, Any] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": bool(params["reshard"]),
+            "fsdp_activation_checkpointing": bool(params["checkpointing"]),
+        }
+        if "offload" in params:
+            changes["fsdp_offload_params"] = bool(params["offload"])
+        if not params["checkpointing"]:
+            changes["fsdp_activation_checkpointing_offload"] = None  # refused without checkpointing
+        return changes
+
+    def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        return {
+            "fsdp_version": 2,
+            "reshard_after_forward": bool(params["reshard"]),
+            "activation_checkpointing": bool(params["checkpointing"]),
+        }
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        recomputes = bool(params["checkpointing"])
+        return Layout(
+            num_gpus=self.ranks(params),
+            micro_batch=self.micro_batch(params),
+            global_batch=self.global_batch,
+            zero=3 if params["reshard"] else 2,
+            recompute="full/uniform" if recomputes else "none",
+            recompute_layers=int(recomputes),
+        )
+
+
+def _own_first(own: bool) -> tuple[bool, ...]:
+    return own, not own

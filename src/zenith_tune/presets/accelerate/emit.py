@@ -1,0 +1,171 @@
+"""A configuration file for Accelerate: its Megatron-LM, DeepSpeed or FSDP backend, or plain data parallelism.
+
+Accelerate ignores an unknown key of these parts in silence, so that every key here is one that its plugins read.
+"""
+
+from __future__ import annotations
+
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.pipeline import is_even
+from zenith_tune.presets.deepspeed.emit import CHECKPOINTING, SIZES
+from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.presets.yaml_text import Settings, yaml_text
+
+PLAIN = ("deepspeed", "fsdp", "hf-accelerate")
+"""Backends with data parallelism only."""
+KNOWN_MODELS = ("bert", "gpt2", "t5", "llama", "glm4")
+"""What the models are called that its Megatron-LM plugin can build."""
+
+
+def accelerate_config(target: Target) -> Settings:
+    """Return the settings of the backend that runs the layout's framework."""
+    framework = target.job.framework.name
+    if framework not in PLAIN:
+        return {**_common(target, "MEGATRON_LM"), "megatron_lm_config": _megatron(target)}
+    _refuse_all_sizes(target)
+    if framework == "deepspeed":
+        return {**_common(target, "DEEPSPEED"), "deepspeed_config": _deepspeed(target)}
+    if _is_sharded(target):
+        return {**_common(target, "FSDP"), "fsdp_config": _fsdp(target)}
+    return _common(target, "MULTI_GPU" if target.layout.num_gpus > 1 else "NO")
+
+
+def emit_accelerate(target: Target) -> Emission:
+    """Return the file for `accelerate launch --config_file`; what it has no key for is said in its comments too."""
+    batch = _batch_note(target)
+    notes = [batch, *_backend_notes(target)]
+    if target.num_nodes > 1:
+        notes.append("set machine_rank and main_process_ip on every node")
+    text = f"# {target.title}\n# {batch}\n{yaml_text(accelerate_config(target))}"
+    return Emission(file_name="accelerate.yaml", text=text, notes=tuple(notes))
+
+
+def _batch_note(target: Target) -> str:
+    at = target.layout
+    size = f"the dataloader's batch size must be {at.micro_batch}"
+    if target.job.framework.name not in ("fsdp", "hf-accelerate"):
+        return f"{size}; the file says the {at.num_micro_batches} accumulation steps of batch {at.global_batch}"
+    steps = f"Accelerator(gradient_accumulation_steps={at.num_micro_batches})"
+    return f"{size}, with {steps}: {at.dp} x {at.micro_batch} x {at.num_micro_batches} = batch {at.global_batch}"
+
+
+def _backend_notes(target: Target) -> list[str]:
+    notes = []
+    if target.job.framework.name not in PLAIN:
+        return _model_notes(target)
+    if target.job.framework.name == "fsdp" and not _is_sharded(target):
+        notes.append("nothing is sharded: this is plain data parallelism, not FSDP")
+    if target.layout.recompute != "none" and not _is_sharded(target):
+        notes.append(CHECKPOINTING)
+    if target.job.precision == "fp8":
+        notes.append("fp8 needs Transformer Engine or torchao: choose one in fp8_config")
+    return notes
+
+
+def _model_notes(target: Target) -> list[str]:
+    name, has_experts = target.model.name.lower(), target.model.num_experts > 0
+    if any(known in name for known in KNOWN_MODELS) and (not has_experts or "glm4" in name):
+        return []
+    known = "megatron-bert, gpt2, t5, llama and glm4_moe"
+    return [f"Accelerate's Megatron-LM plugin builds {known} only: {target.model.name} needs a provider of yours"]
+
+
+def _is_sharded(target: Target) -> bool:
+    return target.job.framework.name == "fsdp" and target.layout.zero > 0
+
+
+def _common(target: Target, kind: str) -> Settings:
+    settings: dict[str, int | str | bool] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": _precision(target, kind),
+        "num_machines": target.num_nodes,
+        "num_processes": target.layout.num_gpus,
+        "machine_rank": 0,
+        "use_cpu": False,
+    }
+    if target.num_nodes > 1:
+        settings |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
+    return settings
+
+
+def _megatron(target: Target) -> Settings:
+    at = target.layout
+    _refuse_what_accelerate_lacks(target)
+    _, _, method = at.recompute.partition("/")
+    settings: dict[str, int | float | str | bool] = {
+        "megatron_lm_tp_degree": at.tp,
+        "megatron_lm_pp_degree": at.pp,
+        # Left out, Accelerate takes 2.
+        "megatron_lm_context_parallel_size": at.cp,
+        "megatron_lm_num_micro_batches": at.num_micro_batches,
+        "megatron_lm_sequence_parallelism": at.sequence_parallel,
+        "megatron_lm_use_distributed_optimizer": at.zero > 0,
+        "megatron_lm_gradient_clipping": 1.0,
+        # Left out, Accelerate takes full over all layers; blocks of none are how it is told to recompute nothing.
+        "megatron_lm_recompute_granularity": "full",
+        "megatron_lm_recompute_method": method or "block",
+        "megatron_lm_recompute_num_layers": at.recompute_layers,
+        "megatron_lm_expert_model_parallel_size": at.ep,
+        "megatron_lm_expert_tensor_parallel_size": at.etp,
+    }
+    return settings
+
+
+def _refuse_what_accelerate_lacks(target: Target) -> None:
+    at = target.layout
+    lacks = {
+        "virtual stages": at.vp > 1,
+        "context parallelism, whose ranks it counts into the batch": at.cp > 1,
+        "an uneven pipeline": not is_even(target.model.num_layers, pp=at.pp, vp=at.vp),
+        "selective recomputation, to which its plugin adds a number of layers that Megatron refuses": (
+            at.recompute == "selective"
+        ),
+        "gradients or weights that are sharded": at.zero > 1,
+    }
+    for what, lacking in lacks.items():
+        if lacking:
+            law = f"Accelerate's file has no key for {what}"
+            raise UsageError(f"{law}, but {layout_name(at)} needs it: plan with --emit accelerate")
+
+
+def _deepspeed(target: Target) -> Settings:
+    at = target.layout
+    return {
+        "zero_stage": at.zero,
+        "gradient_accumulation_steps": at.num_micro_batches,
+        "gradient_clipping": 1.0,
+        "zero3_init_flag": at.zero == 3,
+        "zero3_save_16bit_model": at.zero == 3,
+    }
+
+
+def _fsdp(target: Target) -> Settings:
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": target.layout.zero == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_activation_checkpointing": target.layout.recompute != "none",
+    }
+
+
+def _refuse_all_sizes(target: Target) -> None:
+    cut = [name for name in SIZES if getattr(target.layout, name) > 1]
+    if cut:
+        law = f"Accelerate's {target.job.framework.name} backend is planned with data parallelism only"
+        raise UsageError(f"{law}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1: fix them to 1")
+
+
+def _precision(target: Target, kind: str) -> str:
+    precision = target.job.precision
+    if precision in ("bf16", "fp16"):
+        return precision
+    if precision == "fp32":
+        return "no"
+    # The Megatron-LM plugin passes on bf16 and fp16 alone, and would run anything else in fp32.
+    if precision != "fp8" or kind == "MEGATRON_LM":
+        law = f"Accelerate's file has no key for {precision} with {kind}"
+        raise UsageError(f"{law}: plan with --precision bf16, or --emit megatron")
+    return precision

@@ -1,0 +1,262 @@
+"""What a command and its Accelerate configuration say of the job: backend, processes, batch, model and precision."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, PRESET, TRIAL_PATH, Launch
+from zenith_tune.presets.accelerate.settings import AccelerateSettings, read_settings
+from zenith_tune.presets.accelerate.yaml_file import scalar
+from zenith_tune.presets.accelerate_keys import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, TOP
+from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, MOST, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
+from zenith_tune.presets.launched_gpus import machine_gpus
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.placeholders import placeholder_names
+from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
+
+MBS_OPTIONS = ("--per_device_train_batch_size", "--micro_batch_size", "--batch_size")
+"""What scripts call the batch size of their dataloader."""
+GAS_OPTION = "--gradient_accumulation_steps"
+MEGATRON_LM, DEEPSPEED_TYPE, FSDP_TYPE, PLAIN_TYPE = "MEGATRON_LM", "DEEPSPEED", "FSDP", "PLAIN"
+_NVME = "nvme"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Hold what the user says beside the command; None leaves it to the command and its configuration."""
+
+    n_gpus: int | None = None
+    gbs: int | None = None
+    model: str | None = None
+    seq: int | None = None
+    mbs_option: str | None = None
+    gas_option: str | None = None
+    recompute_option: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccelerateJob:
+    """Hold one job; the user's own file stays as it is."""
+
+    settings: AccelerateSettings
+    """What the file says, with the launcher's options in place of it where both speak."""
+    backend: str
+    num_gpus: int
+    num_machines: int
+    own_accumulation: int
+    """Micro-batches of a step, as the job has them."""
+    own_micro_batch: int | None
+    """The dataloader's batch size; None where nobody knows it."""
+    given_batch: int | None = None
+    carriers: frozenset[str] = frozenset()
+    """Which of mbs, gas and recompute the command has placeholders for."""
+    mbs_option: str | None = None
+    gas_option: str | None = None
+    recompute_option: str | None = None
+    ds_config: DsConfig | None = None
+    """The JSON of DeepSpeed, where the job has one, or needs one for what Accelerate's own keys do not carry."""
+    script_precision: str | None = None
+    model: str | None = None
+    seq_len: int | None = None
+
+    @property
+    def gpus_per_machine(self) -> int:
+        """GPUs of one machine."""
+        return max(self.num_gpus // self.num_machines, 1)
+
+    @property
+    def can_set_micro_batch(self) -> bool:
+        """Whether a trial can change the dataloader's batch size."""
+        return "mbs" in self.carriers or self.mbs_option is not None
+
+    @property
+    def precision(self) -> str:
+        """bf16, fp16, fp8 or fp32."""
+        found = self.settings.word("mixed_precision") or self.script_precision
+        return found if found in ("bf16", "fp16", "fp8") else "fp32"
+
+
+def read_job(command: str, given: Given) -> AccelerateJob:
+    """Read a command and its configuration; what is missing is told in one line with its cure."""
+    launch, line = Launch(command), CommandLine(command)
+    _refuse_unknown(launch)
+    settings = _merged(launch)
+    backend, settings = _backend(settings, launch)
+    settings, ds_config = _deepspeed_json(settings) if backend == DEEPSPEED_TYPE else (settings, None)
+    carriers = frozenset(placeholder_names(command, ("mbs", "gas", "recompute")))
+    mbs_option = given.mbs_option or next((name for name in MBS_OPTIONS if line.has(name)), None)
+    gas_option = given.gas_option or _gas_option(line, mbs_option)
+    num_gpus = _num_gpus(settings, given, launch)
+    return AccelerateJob(
+        settings=settings,
+        backend=backend,
+        num_gpus=num_gpus,
+        num_machines=_num_machines(settings, num_gpus),
+        own_accumulation=_accumulation(settings, ds_config, line, gas_option, backend),
+        own_micro_batch=_micro_batch(line, ds_config, mbs_option),
+        given_batch=given.gbs,
+        carriers=carriers,
+        mbs_option=mbs_option,
+        gas_option=gas_option,
+        recompute_option=given.recompute_option,
+        ds_config=ds_config,
+        script_precision=next((name for name in ("bf16", "fp16") if _is_on(line, f"--{name}")), None),
+        model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
+        seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _count(line, name))), None),
+    )
+
+
+def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
+    found = settings.whole("num_machines") or 1
+    if num_gpus % found:
+        law = f"{settings.source}: num_processes must be a multiple of num_machines, but got {num_gpus} and {found}"
+        raise UsageError(f"{law}: Accelerate would start {num_gpus // found} on each; correct one of them")
+    return found
+
+
+def _refuse_unknown(launch: Launch) -> None:
+    """Refuse an option that would win over every trial's file with a value that only the shell knows."""
+    for name in sorted(launch.unknown_names()):
+        if name == "config_file" or name in SECTION_OF:
+            law = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
+            raise UsageError(f"{law}: write it out")
+
+
+def _merged(launch: Launch) -> AccelerateSettings:
+    """Return what the file says, with the launcher's options in its place where both speak."""
+    options = launch.values()
+    named = options.pop("config_file", None)
+    path = Path(str(named)) if named is not None else _default_file()
+    if str(named) == TRIAL_PATH:
+        path = None
+    settings = read_settings(path) if path is not None else AccelerateSettings(source="the launcher's options")
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in BACKEND_SWITCHES or name in ONLY_AS_OPTIONS:
+            continue
+        if name in SECTION_OF or name in TOP:
+            changes[name] = value if isinstance(value, bool) else scalar(value)
+    # The launcher's own words for a precision are no booleans.
+    if options.get("mixed_precision") == "no":
+        changes["mixed_precision"] = "no"
+    return settings.having(changes)
+
+
+def _default_file() -> Path | None:
+    """Return the file that `accelerate config` wrote, which the launcher takes where none is named."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
+    path = home / "accelerate" / "default_config.yaml"
+    return path if path.is_file() else None
+
+
+def _backend(settings: AccelerateSettings, launch: Launch) -> tuple[str, AccelerateSettings]:
+    """Return which backend runs, and the settings with its name: a switch of the command wins over the file."""
+    chosen = [kind for switch, kind in BACKEND_SWITCHES.items() if switch in launch.values()]
+    kind = chosen[0] if chosen else str(settings.get("distributed_type") or "MULTI_GPU").upper()
+    settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values() else {})})
+    if kind == FSDP_TYPE and (settings.whole("fsdp_version") or 1) != 2:
+        law = f"{PRESET} tunes FSDP version 2, but {settings.source} has version 1"
+        raise UsageError(f"{law}: convert it by `accelerate to-fsdp2`, or give --fsdp_version 2")
+    if kind in (MEGATRON_LM, DEEPSPEED_TYPE, FSDP_TYPE):
+        return kind, settings
+    if kind == "NO" or kind.startswith("MULTI_"):
+        return PLAIN_TYPE, settings
+    law = f"{PRESET} tunes MEGATRON_LM, DEEPSPEED, FSDP and plain data parallelism, but {settings.source} has {kind}"
+    raise UsageError(f"{law}: choose another distributed_type")
+
+
+def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, DsConfig | None]:
+    """Return DeepSpeed's own JSON, where there is one, or where only that reaches DeepSpeed.
+
+    The launcher exports the paths of an offload to NVMe to nobody, so that a job with one needs a JSON.
+    """
+    path = settings.get("deepspeed_config_file")
+    if path is not None:
+        return settings.having({"deepspeed_config_file": None}), read_ds_config(Path(str(path)))
+    devices = {name: settings.word(f"{name}_device") for name in ("offload_optimizer", "offload_param")}
+    if _NVME not in devices.values():
+        return settings, None
+    zero: dict[str, Any] = {"stage": settings.whole("zero_stage") or 2}
+    for name, device in devices.items():
+        if device in ("cpu", _NVME):
+            zero[name] = {"device": device, "pin_memory": True}
+        if device == _NVME:
+            zero[name]["nvme_path"] = settings.get(f"{name}_nvme_path")
+    values: dict[str, Any] = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": settings.whole("gradient_accumulation_steps") or 1,
+        "gradient_clipping": settings.get("gradient_clipping") or "auto",
+        "zero_optimization": {
+            **zero,
+            "stage3_gather_16bit_weights_on_model_save": settings.flag("zero3_save_16bit_model"),
+        },
+    }
+    precision = settings.word("mixed_precision")
+    if precision in ("bf16", "fp16"):
+        values[precision] = {"enabled": True}
+    return settings, DsConfig(values=values, source=settings.source)
+
+
+def _num_gpus(settings: AccelerateSettings, given: Given, launch: Launch) -> int:
+    is_unknown = "num_processes" in launch.unknown_names()
+    started = None if is_unknown else settings.whole("num_processes")
+    if given.n_gpus is not None and started is not None and given.n_gpus != started:
+        law = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
+        raise UsageError(f"{law}: leave n_gpus out, or change {settings.source}")
+    found = given.n_gpus or started
+    if found is not None:
+        return found
+    try:
+        if not is_unknown:
+            return machine_gpus()
+    except UsageError:
+        pass
+    law = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+    raise UsageError(f"{law}: give --args n_gpus=8, or --num_processes 8 in the command")
+
+
+def _accumulation(
+    settings: AccelerateSettings, ds_config: DsConfig | None, line: CommandLine, gas_option: str | None, backend: str
+) -> int:
+    if backend == MEGATRON_LM:
+        return settings.whole("megatron_lm_num_micro_batches") or 1
+    if backend == DEEPSPEED_TYPE:
+        found = ds_config.count(ACCUMULATION) if ds_config else settings.whole("gradient_accumulation_steps")
+        if found is not None:
+            return found
+    variable = _variables(line).get(ACCUMULATION_VARIABLE, "")
+    return _count(line, gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
+
+
+def _micro_batch(line: CommandLine, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
+    found = _count(line, mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
+    if found is None and mbs_option == MBS_OPTIONS[0] and line.has("--output_dir"):
+        return TRAINER_DEFAULT_BATCH
+    return found
+
+
+def _gas_option(line: CommandLine, mbs_option: str | None) -> str | None:
+    """Return the script's option for accumulation: one that it has, or that of the Hugging Face Trainer."""
+    is_trainer = line.has("--output_dir") and mbs_option == MBS_OPTIONS[0]
+    return GAS_OPTION if line.has(GAS_OPTION) or is_trainer else None
+
+
+def _variables(line: CommandLine) -> dict[str, str]:
+    return {} if line.needs_shell else line.assignments()
+
+
+def _is_on(line: CommandLine, option: str) -> bool:
+    value = line.get(option)
+    return value is not None and value.lower() not in ("false", "0", "no")
+
+
+def _count(line: CommandLine, option: str | None) -> int | None:
+    value = line.get(option) if option else None
+    found = int(value) if value and value.isdecimal() and len(value) < 10 else 0
+    return found if 1 <= found <= MOST else None

@@ -1,0 +1,194 @@
+"""Accelerate's Megatron-LM backend: the degrees of parallelism, recomputation and the distributed optimizer.
+
+Four of its plugin's ways (utils/dataclasses.py, accelerator.py and utils/megatron_lm.py of 1.15.0) shape what is here.
+Left out, the context size is 2. `recompute_activations` reaches nobody. Selective recomputation is refused by Megatron,
+because the plugin always sets a method and a number of layers beside it; only a script of its own plugin, by
+`other_megatron_args`, can ask for it. And the data-parallel size that the global batch is made of ignores context
+parallelism, so that Megatron runs cp times as many micro-batches as the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.layouts.constraints import (
+    check_attention_heads,
+    check_dense_world,
+    check_expert_world,
+    check_experts,
+    check_layers,
+    check_query_groups_either_way,
+)
+from zenith_tune.layouts.divisors import divisors
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.accelerate.backend import Axes, Backend
+from zenith_tune.presets.accelerate.job import AccelerateJob
+from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.study.parameters import Value
+
+NONE, SELECTIVE, FULL = "none", "selective", "full"
+DEFAULT_CLIPPING = 1.0
+"""Accelerate's own."""
+UNSAID_CONTEXT = 2
+"""The context size that Accelerate takes where the file says none."""
+MOST_TP = 64
+_KEY = "megatron_lm_{}"
+_KEYS = {
+    "tp": _KEY.format("tp_degree"),
+    "pp": _KEY.format("pp_degree"),
+    "cp": _KEY.format("context_parallel_size"),
+    "ep": _KEY.format("expert_model_parallel_size"),
+    "etp": _KEY.format("expert_tensor_parallel_size"),
+}
+_GRANULARITY, _METHOD = _KEY.format("recompute_granularity"), _KEY.format("recompute_method")
+_NUM_LAYERS = _KEY.format("recompute_num_layers")
+
+
+class MegatronBackend(Backend):
+    """Run Megatron-LM."""
+
+    default_names = ("tp", "pp", "sp", "recompute", "zero", "mbs")
+    more_names = ("cp", "ep")
+    wrapper = "MegatronEngine"
+    framework = "megatron"
+
+    @classmethod
+    def also_by_default(cls, job: AccelerateJob, model: ModelSpec | None) -> set[str]:
+        """Return ep for a mixture of experts, and either degree that the file itself has above 1."""
+        is_mixture = model is not None and model.num_experts > 1
+        return {name for name in ("cp", "ep") if _own_size(job, name) > 1} | ({"ep"} if is_mixture else set())
+
+    @classmethod
+    def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
+        own = {name: _own_size(job, name) for name in _KEYS}
+        inside = [size for size in divisors(job.gpus_per_machine) if size <= MOST_TP]
+        anywhere = divisors(job.num_gpus)
+        sizes = {"tp": inside, "pp": anywhere, "cp": anywhere, "ep": anywhere, "etp": [own["etp"]]}
+        axes: Axes = {name: (own[name], *(s for s in found if s != own[name])) for name, found in sizes.items()}
+        sp, zero = (
+            job.settings.flag(_KEY.format(name)) for name in ("sequence_parallelism", "use_distributed_optimizer")
+        )
+        axes["sp"], axes["zero"] = (sp, not sp), (int(zero), int(not zero))
+        kinds = [NONE, FULL, *([SELECTIVE] if _script_recomputes(job) else [])]
+        kind = _own_recompute(job)
+        axes["recompute"] = (kind, *(each for each in kinds if each != kind))
+        return axes
+
+    def unasked_sizes(self) -> list[UnaskedSize]:
+        if self.job.settings.get(_KEYS["cp"]) is not None:
+            return []
+        return [UnaskedSize(name="cp", size=UNSAID_CONTEXT, meant=1, key=_KEYS["cp"], taken_by="Accelerate")]
+
+    def ranks(self, params: Mapping[str, Value]) -> int:
+        """Return world / (tp * pp): context parallelism does not count to Accelerate."""
+        return max(self.job.num_gpus // (int(params["tp"]) * int(params["pp"])), 1)
+
+    @property
+    def least_ranks(self) -> int:
+        return 1  # one copy of the model may take every GPU
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        tp, pp, cp, ep, etp = (int(params[name]) for name in _KEYS)
+        world = check_dense_world(self.job.num_gpus, tp=tp, pp=pp, cp=cp)
+        if broken := world or check_expert_world(self.job.num_gpus, etp=etp, ep=ep, pp=pp):
+            return broken
+        if params["sp"] and tp == 1:
+            return "sequence parallelism needs tp above 1, but tp is 1"
+        if ep > 1 and tp > 1 and not params["sp"]:
+            return f"experts train with sequence parallelism where tp is above 1, but tp is {tp} without it"
+        if params["zero"] and self.job.num_gpus == tp * pp and not self.axes["zero"][0]:
+            return "the distributed optimizer has no effect without data parallelism, and dp is 1"
+        return super().explain(params)
+
+    def explain_model(self, params: Mapping[str, Value], subject: PlanSubject) -> str | None:
+        """Return which rule of Megatron's a point breaks for the model."""
+        model, tp, ep = subject.model, int(params["tp"]), int(params["ep"])
+        return (
+            check_attention_heads(model.num_heads, tp=tp)
+            or check_query_groups_either_way(model.num_kv_heads, tp=tp)
+            or check_layers(model.num_layers, pp=int(params["pp"]))
+            or check_experts(model.num_experts or None, ep=ep)
+        )
+
+    def passes(self, params: Mapping[str, Value]) -> int | None:
+        return None  # micro-batches are Megatron's own affair, inside of one call
+
+    def changes(self, params: Mapping[str, Value]) -> dict[str, Any]:
+        clipping = self.job.settings.get(_KEY.format("gradient_clipping"))
+        return {
+            **{key: int(params[name]) for name, key in _KEYS.items()},
+            _KEY.format("num_micro_batches"): self.accumulation(params),
+            _KEY.format("sequence_parallelism"): bool(params["sp"]),
+            _KEY.format("use_distributed_optimizer"): bool(params["zero"]),
+            _KEY.format("gradient_clipping"): DEFAULT_CLIPPING if clipping is None else clipping,
+            _KEY.format("recompute_activations"): None,
+            **self._recompute(params),
+        }
+
+    def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        found: dict[str, Value] = {
+            "tensor_model_parallel_size": params["tp"],
+            "pipeline_model_parallel_size": params["pp"],
+            "context_parallel_size": params["cp"],
+            "expert_model_parallel_size": params["ep"],
+            "num_micro_batches": self.accumulation(params),
+            "sequence_parallel": bool(params["sp"]),
+            "use_distributed_optimizer": bool(params["zero"]),
+        }
+        if self.own_micro_batch is not None:
+            found["global_batch_size"] = self.global_batch
+        if params["recompute"] == SELECTIVE:
+            return {**found, "recompute_granularity": SELECTIVE}
+        method, layers = _written_recompute(self.job, str(params["recompute"]))
+        return {**found, "recompute_granularity": FULL, "recompute_method": method, "recompute_num_layers": layers}
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        kind = str(params["recompute"])
+        method, layers = _written_recompute(self.job, kind)
+        tp, pp, cp, ep, etp = (int(params[name]) for name in _KEYS)
+        return Layout(
+            num_gpus=self.job.num_gpus,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=ep,
+            etp=etp,
+            micro_batch=self.micro_batch(params),
+            global_batch=self.global_batch,
+            zero=int(params["zero"]),
+            recompute=f"full/{method}" if kind == FULL else kind,
+            recompute_layers=layers if kind == FULL else 0,
+            sequence_parallel=bool(params["sp"]),
+        )
+
+    def _recompute(self, params: Mapping[str, Value]) -> dict[str, Any]:
+        if params["recompute"] == SELECTIVE:
+            return dict.fromkeys((_GRANULARITY, _METHOD, _NUM_LAYERS))  # the script's own plugin says it
+        method, layers = _written_recompute(self.job, str(params["recompute"]))
+        return {_GRANULARITY: FULL, _METHOD: method, _NUM_LAYERS: layers}
+
+
+def _own_size(job: AccelerateJob, name: str) -> int:
+    """Return the degree that trials begin with; what the file leaves out is 1: no default of 2 comes in unseen."""
+    return job.settings.whole(_KEYS[name]) or 1
+
+
+def _own_recompute(job: AccelerateJob) -> str:
+    method, layers = job.settings.word(_METHOD), job.settings.get(_NUM_LAYERS)
+    return NONE if method == "block" and layers == 0 else FULL
+
+
+def _written_recompute(job: AccelerateJob, kind: str) -> tuple[str, int]:
+    """Return method and layers: none is full recomputation of a block of no layers, as there is no key for it."""
+    if kind == NONE:
+        return "block", 0
+    method = job.settings.word(_METHOD) or "uniform"
+    layers = job.settings.get(_NUM_LAYERS)
+    return method, layers if type(layers) is int and layers > 0 else 1
+
+
+def _script_recomputes(job: AccelerateJob) -> bool:
+    return job.recompute_option is not None or "recompute" in job.carriers

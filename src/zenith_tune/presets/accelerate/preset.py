@@ -1,0 +1,241 @@
+"""Training through Accelerate: what its configuration file decides, for Megatron-LM, DeepSpeed, FSDP and plain jobs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.accelerate_run import RunAsked
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.accelerate.backend import DEFAULT, Backend, FsdpBackend, PlainBackend
+from zenith_tune.presets.accelerate.command import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
+from zenith_tune.presets.accelerate.deepspeed import DeepSpeedBackend
+from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, Given, read_job
+from zenith_tune.presets.accelerate.megatron import MegatronBackend
+from zenith_tune.presets.accelerate.plan import accelerate_subject, job_model
+from zenith_tune.presets.accelerate_island import TensorIsland, tensor_island
+from zenith_tune.presets.accelerate_notes import accelerate_notes
+from zenith_tune.presets.accelerate_trial import (
+    DS_FILE,
+    DS_PATH,
+    HOOK_FILES,
+    ds_file,
+    point_label,
+    settings_of,
+    trial_command,
+)
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.deepspeed.command import find_config
+from zenith_tune.presets.deepspeed.job import MOST
+from zenith_tune.presets.looked_up import LookedUp
+from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.zero.zero_subject import ZeroSubject
+
+BACKENDS: dict[str, type[Backend]] = {
+    MEGATRON_LM: MegatronBackend,
+    DEEPSPEED_TYPE: DeepSpeedBackend,
+    FSDP_TYPE: FsdpBackend,
+    PLAIN_TYPE: PlainBackend,
+}
+RESULT_CONFIG = "accelerate_config_optimal.yaml"
+RESULT_DS_CONFIG = "ds_config_optimal.json"
+MOST_GRID_POINTS = 100
+"""More points than these are sampled rather than tried one by one."""
+
+
+@PresetRegistry.register("accelerate")
+class AcceleratePreset(TuningPreset):
+    """Tune the configuration of an `accelerate launch` command: its file, and the options that it has in place of one.
+
+    The global batch stays what it is: micro-batches follow the dataloader's batch size, which is the script's option
+    `mbs_option`. Each trial has a file of its own and a hook that tells what the job runs as; a job that ran as
+    something else has failed, unless `check` is false. `n_gpus`, `gbs`, `model` and `seq` say what the command does not
+    tell; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each
+    machine. `search` lists the axes, with a plus between them.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        gbs: int | None = None,
+        cluster: str | None = None,
+        topology: str | None = None,
+        model: str | None = None,
+        seq: int | None = None,
+        search: str = DEFAULT,
+        mbs_max: int = 1024,
+        mbs_option: str | None = None,
+        gas_option: str | None = None,
+        recompute_option: str | None = None,
+        check: bool = True,
+    ) -> None:
+        for name, value in {"n_gpus": n_gpus, "gbs": gbs, "seq": seq, "mbs_max": mbs_max}.items():
+            if value is not None and not 1 <= value <= MOST:
+                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        options = {"mbs_option": mbs_option, "gas_option": gas_option, "recompute_option": recompute_option}
+        for name, option in options.items():
+            if option is not None and not option.startswith("--"):
+                raise UsageError(f"{name} must be an option of the script, but got {option!r}: write --{option}")
+        self.cluster, self.topology = cluster, topology
+        self.search, self.mbs_max, self.check = search, mbs_max, check
+        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
+        self._bound: Backend | None = None
+        self._model: LookedUp[ModelSpec] | None = None
+        self._subject = self._unasked()
+        self._island = self._unseen()
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` is an `accelerate launch`; where its script names a JSON, that is for `deepspeed`."""
+        named = find_config(command)
+        return starts_accelerate(command) and (named is None or not named.path.endswith(".json"))
+
+    def bind(self, command: str) -> None:
+        job = read_job(command, self._given)
+        self._model = LookedUp(lambda: job_model(job))
+        model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
+        known = model if isinstance(model, ModelSpec) else None
+        self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
+        self._subject = self._unasked()
+        self._island = self._unseen()
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gas", "gbs"}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        broken = self._backend.explain(params)
+        subject = self._subject.get()
+        if broken is None and isinstance(subject, ZeroSubject) and "mbs" in params:
+            from zenith_tune.strategies.zero_progressive.feasibility import why_surely_too_large
+
+            return why_surely_too_large(subject, params)
+        if broken is None and isinstance(self._backend, MegatronBackend):
+            return self._explain_megatron(self._backend, params, subject)
+        return broken
+
+    def _explain_megatron(
+        self, backend: MegatronBackend, params: Mapping[str, Value], subject: PlanSubject | UsageError
+    ) -> str | None:
+        of_model = backend.explain_model(params, subject) if isinstance(subject, PlanSubject) else None
+        if of_model is not None or int(params["tp"]) == 1 or (island := self._island()) is None:
+            return of_model
+        return island.explain(int(params["tp"]), int(backend.axes["tp"][0]))
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._backend.layout(params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return self._subject.required()
+
+    def own_point(self, command: str) -> Params | None:
+        return self._backend.own_point()
+
+    def unasked_sizes(self, command: str) -> list[UnaskedSize]:
+        return self._backend.unasked_sizes()
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the trial's own file, the hook, and the script's options for the batch."""
+        return Launch(trial_command(self._backend, command, params)).watched()
+
+    def files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        files = {FILE_NAME: settings_of(self._backend, params).text, **HOOK_FILES}
+        return files | ds_file(self._backend, params)
+
+    def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the best point's configuration, ready to use."""
+        files = {RESULT_CONFIG: settings_of(self._backend, params).text}
+        left = ds_file(self._backend, params)
+        return files | ({RESULT_DS_CONFIG: left[DS_FILE]} if left else {})
+
+    def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
+        """Return the command that trains with it, without the hook and without any trial's folder."""
+        text = trial_command(self._backend, command, params)
+        for path, name in {TRIAL_PATH: RESULT_CONFIG, DS_PATH: RESULT_DS_CONFIG}.items():
+            text = text.replace(path, f"{{trial_folder}}/{name}")
+        return fill_placeholders(text, {"trial_folder": str(folder)})[0]
+
+    def baseline_command(self, command: str) -> str:
+        """Return the user's own command with its own file, and the hook beside it."""
+        return Launch(command).watched()
+
+    def baseline_files(self) -> dict[str, str]:
+        return HOOK_FILES
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        return point_label(self._backend, params)
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.grid import GridStrategy
+        from zenith_tune.strategies.guided.strategy import GuidedStrategy
+        from zenith_tune.strategies.optuna import OptunaStrategy
+        from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
+
+        if isinstance(self._backend, DeepSpeedBackend) and "mbs" in self._backend.axes:
+            return ZeroProgressiveStrategy()
+        if isinstance(self._subject.get(), PlanSubject):
+            return GuidedStrategy()
+        num_points = prod(len(choices) for choices in self._backend.axes.values())
+        return GridStrategy() if num_points <= MOST_GRID_POINTS else OptunaStrategy()
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
+
+        backend = self._backend
+        gbs = backend.global_batch if backend.own_micro_batch else None
+        found = AccelerateEvaluator(gbs=gbs, n_gpus=backend.job.num_gpus, wrapper=backend.wrapper, check=self.check)
+        found.asked = self.asked
+        return found
+
+    def asked(self, params: Mapping[str, Value]) -> RunAsked:
+        """Return what a point's job must say of itself; of the user's own command only the world and the wrapper."""
+        backend, job = self._backend, self._backend.job
+        is_alone = job.num_gpus == 1 and isinstance(backend, PlainBackend)
+        wrapper = None if is_alone else backend.wrapper
+        if not params:
+            return RunAsked(num_processes=job.num_gpus, wrapper=wrapper)
+        return RunAsked(
+            num_processes=job.num_gpus,
+            wrapper=wrapper,
+            passes=backend.passes(params),
+            micro_batch=int(params["mbs"]) if "mbs" in params else None,
+            settings=backend.settings(params),
+        )
+
+    def notes(self, command: str) -> list[str]:
+        planned = self._subject.get()
+        notes = accelerate_notes(self._backend, planned if isinstance(planned, UsageError) else None)
+        island = self._island() if isinstance(self._backend, MegatronBackend) else None
+        return notes if island is None else [*notes, island.reason]
+
+    @property
+    def _backend(self) -> Backend:
+        if self._bound is None:
+            raise UsageError(f"{PRESET} reads its job from a command and its file, but has none: bind a command first")
+        return self._bound
+
+    def _unasked(self) -> LookedUp[PlanSubject]:
+        return LookedUp(lambda: self._looked_up())
+
+    def _looked_up(self) -> PlanSubject:
+        backend = self._backend
+        assert self._model is not None, "bound with the backend"
+        return accelerate_subject(backend, self._model, self.cluster, self.topology)
+
+    def _unseen(self) -> Callable[[], TensorIsland | None]:
+        return functools.cache(
+            lambda: tensor_island(self._backend.job, self.cluster, self.topology, self._subject.get())
+        )

@@ -1,0 +1,137 @@
+"""A command that trains with DeepSpeed: where it names its configuration, and the same command for one trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.options import canonical
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.target import Target, find_target
+from zenith_tune.study.parameters import Value
+
+PRESET = "preset deepspeed"
+CONFIG_OPTIONS = ("--deepspeed_config", "--deepspeed")
+"""What a script calls its configuration; --deepspeed alone may also be a flag without a value."""
+PLACEHOLDER = "{ds_config}"
+FILE_NAME = "ds_config.json"
+TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
+"""Where a trial's own configuration lies; the tuner fills the folder in."""
+_STAND_IN = "ZENITHTUNE_DS_CONFIG"
+LAUNCHERS = ("deepspeed", "deepspeed.launcher.runner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedConfig:
+    """Hold which option of a command names the configuration, and which file that is."""
+
+    option: str
+    path: str
+
+
+def find_config(command: str) -> NamedConfig | None:
+    """Return what the command says of its configuration, or None.
+
+    >>> find_config("deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config=ds.json").path
+    'ds.json'
+    """
+    try:
+        line = CommandLine(command)
+    except CommandError:
+        return None
+    for option in CONFIG_OPTIONS:
+        if path := line.get(option):
+            return NamedConfig(option=option, path=path)
+    return None
+
+
+def refuse_two_configs(command: str) -> None:
+    """Refuse a command that names a JSON by both options: which of them counts is the script's secret."""
+    line = CommandLine(command)
+    named = {option: path for option in CONFIG_OPTIONS if (path := line.get(option)) and path.endswith(".json")}
+    if len(named) > 1:
+        both = " and ".join(f"{option} {path[:80]}" for option, path in named.items())
+        raise UsageError(f"the command must name one DeepSpeed configuration, but has {both}: take one of them out")
+
+
+def is_deepspeed_command(command: str) -> bool:
+    """Tell whether a command trains with DeepSpeed, as far as it can be seen: a JSON file is named, or its launcher."""
+    named = find_config(command)
+    if named is not None:
+        return named.path.endswith(".json") or PLACEHOLDER in command or named.path == TRIAL_PATH
+    return any(word.rpartition("/")[2] in LAUNCHERS for word in launcher_words(command)) or PLACEHOLDER in command
+
+
+def launcher_words(command: str) -> list[str]:
+    """Return the words in front of the script's own arguments: launchers, their options, and the script."""
+    target = _target(command)
+    return [word.value for word in target.words[: target.first]] if target else []
+
+
+def launcher_option(words: list[str], *names: str) -> str | None:
+    """Return the last value of one of a launcher's options, in any spelling; short ones are given as -x."""
+    found = None
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        name = canonical(name) if name.startswith("--") else name
+        if name.startswith("-") and name in names:
+            found = value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return found
+
+
+def refuse_own_autotuning(command: str) -> None:
+    """Refuse a command that asks DeepSpeed's launcher to tune: two tuners inside one another measure nothing."""
+    if launcher_option(launcher_words(command), "--autotuning") is not None:
+        law = "the command must train, but it asks DeepSpeed's launcher to tune by --autotuning"
+        raise UsageError(f"{law}: take that option out; what its section in the JSON says is heeded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOption:
+    """Hold an option of the script that must agree with the configuration, and its placeholder."""
+
+    placeholder: str
+    option: str
+    value: Value
+
+
+def written_command(command: str, options: Sequence[ScriptOption], placeholders: Mapping[str, Value]) -> str:
+    """Return the command with the trial's own configuration, and with these options unless placeholders carry them."""
+    text, filled = fill_placeholders(command, placeholders)
+    wanted = {each.option: each.value for each in options if each.placeholder not in filled}
+    if PLACEHOLDER in text:
+        return _having(CommandLine(text), wanted).text.replace(PLACEHOLDER, TRIAL_PATH)
+    named = find_config(text)
+    if named is None:
+        raise UsageError(f"{PRESET} finds no option in the command that names the JSON: write {PLACEHOLDER} for it")
+    # Without quotes around it, because the folder that is filled in brings those that it needs.
+    line = _having(_unquoted(CommandLine(text), named.option), {**wanted, named.option: _STAND_IN})
+    return line.text.replace(_STAND_IN, TRIAL_PATH)
+
+
+def _having(line: CommandLine, options: Mapping[str, Value]) -> CommandLine:
+    """Return the command with these options; one that is added is spelled as it is here, which is what scripts know."""
+    present = {option: value for option, value in options.items() if line.has(option)}
+    added = [(option, value) for option, value in options.items() if option not in present]
+    # Whatever spelling the command prefers, a name without hyphens has only one.
+    names = {f"--zenithtune{index}": option for index, (option, _) in enumerate(added)}
+    text = line.set({**present, **dict(zip(names, (value for _, value in added), strict=True))}).text
+    for name, option in names.items():
+        text = text.replace(name, option, 1)
+    return CommandLine(text)
+
+
+def _unquoted(line: CommandLine, option: str) -> CommandLine:
+    """Return the command without an option whose value is in quotes, so that it is written anew."""
+    plain = line.set({option: _STAND_IN}).text
+    at = plain.find(_STAND_IN)
+    return line.remove(option) if plain[at - 1 : at] in ("'", '"') else line
+
+
+def _target(command: str) -> Target | None:
+    try:
+        return find_target(command)
+    except CommandError:
+        return None

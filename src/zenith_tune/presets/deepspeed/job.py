@@ -1,0 +1,205 @@
+"""What a command and its DeepSpeed configuration say of the job: the batch, the ranks, the model, the precision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.deepspeed.axes import refuse_listed_batch
+from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
+from zenith_tune.presets.deepspeed_folder import path_in_training_folder
+from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.shell import CommandLine
+from zenith_tune.strategies.zero_progressive.ds_config import (
+    ACCUMULATION,
+    AUTO,
+    AUTOTUNING,
+    BATCH,
+    MICRO_BATCH,
+    DsConfig,
+    read_ds_config,
+    shown_json,
+)
+
+MODEL_OPTIONS = ("--model-name-or-path", "--model-name", "--model", "--model-id")
+SEQUENCE_OPTIONS = (
+    *("--max-seq-length", "--max-seq-len", "--block-size", "--max-length", "--model-max-length"),
+    *("--seq-length", "--seq-len", "--cutoff-len", "--seq"),
+)
+TRAINER_BATCH = {MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--gradient_accumulation_steps"}
+"""What the Hugging Face Trainer calls the parts of the batch."""
+TRAINER_OPTIONS = (*TRAINER_BATCH.values(), "--output-dir")
+TRAINER_DEFAULT_BATCH = 8
+MOST = 2**31
+_OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Hold what the user says beside the command; None leaves it to the command and the configuration."""
+
+    n_gpus: int | None = None
+    gbs: int | None = None
+    model: str | None = None
+    seq: int | None = None
+    config: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedJob:
+    """Hold one job; its own configuration stays as it is."""
+
+    config: DsConfig
+    num_gpus: int
+    num_ranks: int
+    """Data-parallel ranks."""
+    global_batch: int
+    own_micro_batch: int | None
+    batch_options: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    """The script's options for parts of the batch, by the keys that the configuration has for them."""
+    is_trainer: bool = False
+    """Whether the Hugging Face Trainer fills what the configuration leaves "auto"."""
+    precision: str = "fp32"
+    model: str | None = None
+    seq_len: int | None = None
+    recomputes: bool = False
+
+    @property
+    def rank_batch(self) -> int:
+        """Samples of one step on one rank."""
+        return self.global_batch // self.num_ranks
+
+    def tuning(self, key: str) -> Any:
+        """Return what the configuration says for DeepSpeed's own autotuner, whose limits are heeded."""
+        return self.config.get((AUTOTUNING, key))
+
+    def tuning_count(self, key: str) -> int | None:
+        """Return a whole number of that section."""
+        return self.config.count((AUTOTUNING, key))
+
+
+def read_job(command: str, given: Given) -> DeepSpeedJob:
+    """Read a command and its configuration; what is missing is told in one line with its cure."""
+    refuse_own_autotuning(command)
+    refuse_two_configs(command)
+    config, line = read_ds_config(_config_path(command, given)), CommandLine(command)
+    refuse_listed_batch(config)
+    num_gpus = _num_gpus(command, given)
+    model_ranks = config.count((AUTOTUNING, "mp_size")) or 1
+    if num_gpus % model_ranks:
+        law = f"autotuning.mp_size must divide the GPUs, but got {model_ranks} and {num_gpus}"
+        raise UsageError(f"{law}: correct it in {config.source}")
+    is_trainer = _is_trainer(line, config)
+    options = _batch_options(config, is_trainer)
+    num_ranks = num_gpus // model_ranks
+    own = config.count(MICRO_BATCH) or _option_count(line, options.get(MICRO_BATCH))
+    if own is None and is_trainer:
+        own = TRAINER_DEFAULT_BATCH
+    global_batch = _global_batch(config, line, options, own, num_ranks, given)
+    return DeepSpeedJob(
+        config=config,
+        num_gpus=num_gpus,
+        num_ranks=num_ranks,
+        global_batch=global_batch,
+        own_micro_batch=own or _left_over(config, global_batch, num_ranks),
+        batch_options=options,
+        is_trainer=is_trainer,
+        precision=_precision(config, line),
+        model=given.model or _first_option(line, MODEL_OPTIONS),
+        seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _option_count(line, name))), None),
+        recomputes=_is_on(line, "--gradient-checkpointing"),
+    )
+
+
+def _config_path(command: str, given: Given) -> Path:
+    named = find_config(command)
+    if given.config is not None:
+        return Path(given.config)
+    if named is None:
+        law = f"{PRESET} needs a command that names its JSON by --deepspeed or --deepspeed_config, but finds neither"
+        raise UsageError(f"{law}: add it, or write {{ds_config}} in its place and give --args config=ds.json")
+    return path_in_training_folder(command, named.path)
+
+
+def _num_gpus(command: str, given: Given) -> int:
+    started = started_gpus(command)
+    if given.n_gpus is not None and started is not None and given.n_gpus != started:
+        law = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
+        raise UsageError(f"{law}: leave n_gpus out, or change the command")
+    return given.n_gpus or started or machine_gpus()
+
+
+def _is_trainer(line: CommandLine, config: DsConfig) -> bool:
+    """Tell whether the Trainer runs it: by its arguments, or because only it fills a batch that is left "auto"."""
+    left = any(config.is_auto(keys) for keys in (BATCH, MICRO_BATCH, ACCUMULATION))
+    return left or any(line.has(option) for option in TRAINER_OPTIONS)
+
+
+def _batch_options(config: DsConfig, is_trainer: bool) -> dict[tuple[str, ...], str]:
+    """Return the script's own options for the batch; a mapping in the section for DeepSpeed's autotuner comes first."""
+    mappings = config.get((AUTOTUNING, "arg_mappings"))
+    if mappings is None:
+        return dict(TRAINER_BATCH) if is_trainer else {}
+    known = {keys[0]: keys for keys in (MICRO_BATCH, ACCUMULATION, BATCH)}
+    # These names become part of a shell's command: what is no name would be run by it.
+    names = mappings.values() if isinstance(mappings, dict) else [None]
+    if not all(isinstance(name, str) and _OPTION.fullmatch(name) for name in names):
+        law = "autotuning.arg_mappings must name an option such as --batch_size for each key"
+        raise UsageError(f"{config.source}: {law}, but got {shown_json(mappings)}: correct it")
+    return {known[key]: "--" + str(option).lstrip("-") for key, option in mappings.items() if key in known}
+
+
+def _global_batch(
+    config: DsConfig,
+    line: CommandLine,
+    options: Mapping[tuple[str, ...], str],
+    own: int | None,
+    num_ranks: int,
+    given: Given,
+) -> int:
+    accumulation = config.count(ACCUMULATION) or _option_count(line, options.get(ACCUMULATION)) or 1
+    found = given.gbs or config.count(BATCH) or _option_count(line, options.get(BATCH))
+    if found is None and own is not None:
+        found = own * accumulation * num_ranks
+    if found is None:
+        law = f"{PRESET} must know the global batch, but {config.source} has neither train_batch_size nor a micro-batch"
+        raise UsageError(f"{law}: add train_batch_size, or give --args gbs=256")
+    if found % num_ranks or found > MOST:
+        law = f"the global batch must be a multiple of the {num_ranks} data-parallel ranks, but got {found}"
+        raise UsageError(f"{law}: give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
+    return found
+
+
+def _left_over(config: DsConfig, global_batch: int, num_ranks: int) -> int | None:
+    """Return the micro-batch that DeepSpeed makes of the rest, where the configuration has the global batch without."""
+    parts = num_ranks * (config.count(ACCUMULATION) or 1)
+    has_rest = config.get(MICRO_BATCH) is None and config.count(BATCH) == global_batch
+    return global_batch // parts if has_rest and not global_batch % parts else None
+
+
+def _precision(config: DsConfig, line: CommandLine) -> str:
+    """Return bf16, fp16 or fp32; what is "auto" follows the Trainer's arguments."""
+    for name, sections in {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16",)}.items():
+        for section in sections:
+            enabled = config.get((section, "enabled"))
+            if enabled is True or (enabled == AUTO and _is_on(line, f"--{name}")):
+                return name
+    return "fp32"
+
+
+def _is_on(line: CommandLine, option: str) -> bool:
+    value = line.get(option)
+    return value is not None and value.lower() not in ("false", "0", "no")
+
+
+def _first_option(line: CommandLine, names: tuple[str, ...]) -> str | None:
+    return next((value for name in names if (value := line.get(name))), None)
+
+
+def _option_count(line: CommandLine, option: str | None) -> int | None:
+    value = line.get(option) if option else None
+    return int(value) if value and value.isdecimal() and len(value) < 10 and int(value) > 0 else None

@@ -1,0 +1,204 @@
+"""Training with DeepSpeed: the ZeRO stage, the micro-batch and what else its JSON file decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
+from zenith_tune.presets.deepspeed.job import MOST, Given, read_job
+from zenith_tune.presets.deepspeed.space import DEFAULT, DeepSpeedSpace, search_names
+from zenith_tune.presets.deepspeed_plan import deepspeed_subject
+from zenith_tune.presets.deepspeed_trial import baseline_config, batch_of, best_config, script_options, trial_config
+from zenith_tune.presets.looked_up import LookedUp
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, AUTOTUNING
+from zenith_tune.strategies.zero_progressive.feasibility import why_surely_too_large
+from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.zero.zero_subject import ZeroSubject
+
+METRICS = ("throughput", "latency", "flops")
+INSIDE = {"gridsearch": "grid", "random": "random", "model_based": "model"}
+"""How DeepSpeed's autotuner calls the ways of searching inside a stage."""
+RESULT_CONFIG = "ds_config_optimal.json"
+
+
+@PresetRegistry.register("deepspeed")
+class DeepSpeedPreset(TuningPreset):
+    """Tune the DeepSpeed configuration that a command names by --deepspeed or --deepspeed_config.
+
+    The global batch stays what it is: accumulation follows the micro-batch. A list in the JSON is an axis, "auto" is
+    left to the Trainer, and the file itself is never changed: each trial has its own. `n_gpus`, `gbs`, `model`, `seq`
+    and `config` say what the command does not tell; `cluster` is this machine unless named. `search` lists the axes,
+    with a plus between them: stage, mbs, checkpointing, and keys of the JSON such as overlap_comm.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        gbs: int | None = None,
+        cluster: str | None = None,
+        topology: str | None = None,
+        model: str | None = None,
+        seq: int | None = None,
+        config: str | None = None,
+        search: str = DEFAULT,
+        mbs_max: int = 1024,
+        metric: str | None = None,
+    ) -> None:
+        for name, value in {"n_gpus": n_gpus, "gbs": gbs, "seq": seq, "mbs_max": mbs_max}.items():
+            if value is not None and not 1 <= value <= MOST:
+                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        if metric is not None and metric not in METRICS:
+            raise UnknownNameError("metric", metric, METRICS)
+        search_names(search)
+        self.cluster, self.topology = cluster, topology
+        self.search, self.mbs_max, self.metric = search, mbs_max, metric
+        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
+        self._bound: DeepSpeedSpace | None = None
+        self._subject = self._unasked()
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` names a DeepSpeed configuration, or starts DeepSpeed's launcher."""
+        return is_deepspeed_command(command)
+
+    def bind(self, command: str) -> None:
+        self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
+        self._subject = self._unasked()
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {**self._space.parameters()}
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "ds_config", "gas", "gbs"}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        broken = self._space.explain(params)
+        subject = self._subject.get()
+        if broken is not None or isinstance(subject, UsageError):
+            return broken
+        return why_surely_too_large(subject, params)
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._space.layout(params)
+
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
+        return self._space.layout(params)
+
+    def subject(self, command: str) -> ZeroSubject:
+        return self._subject.required()
+
+    def own_point(self, command: str) -> Params | None:
+        return self._space.own_point()
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the trial's own JSON, and with the script's options for the batch."""
+        job = self._space.job
+        values = {**params, "gas": batch_of(job, params)[ACCUMULATION], "gbs": job.global_batch}
+        return written_command(command, script_options(job, params), values)
+
+    def files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        return {FILE_NAME: trial_config(self._space, params).text}
+
+    def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the best point's JSON, which prints no more than the user's own."""
+        return {RESULT_CONFIG: best_config(self._space, params).text}
+
+    def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
+        """Return the command that trains with it, and needs no trial's folder."""
+        text = self.apply_parameters(command, params).replace(TRIAL_PATH, f"{{trial_folder}}/{RESULT_CONFIG}")
+        return fill_placeholders(text, {"trial_folder": str(folder)})[0]
+
+    def baseline_command(self, command: str) -> str:
+        """Return the user's own command with a copy of its JSON, which prints what is measured."""
+        return written_command(command, [], {})
+
+    def baseline_files(self) -> dict[str, str]:
+        """Return that copy: of a list it has the first value, and no section for DeepSpeed's own tuner."""
+        return {FILE_NAME: baseline_config(self._space).text}
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words; what has no choice, or no effect, goes without saying."""
+        space = self._space
+        words = [f"Z{params['stage']}", f"mbs{params['mbs']}"]
+        if params.get("checkpointing"):
+            words.append("checkpointing")
+        for name, axis in space.axes.items():
+            if len(axis.choices) > 1 and axis.matters(int(params["stage"])):
+                words.append(f"{name}={_short(params[name])}")
+        return " ".join(words)
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
+
+        job = self._space.job
+        inside = job.tuning("tuner_type")
+        return ZeroProgressiveStrategy(
+            inside=INSIDE.get(str(inside), "grid"),
+            patience=job.tuning_count("tuner_early_stopping") or 5,
+            inside_trials=job.tuning_count("tuner_num_trials") or 50,
+        )
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.estimate.model_flops import flops_per_token
+        from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
+
+        job, subject = self._space.job, self._subject.get() if self._metric() == "flops" else None
+        per_sample = None
+        if isinstance(subject, UsageError):
+            raise UsageError(f"the metric flops needs the model, but {subject}")
+        if subject is not None:
+            per_sample = flops_per_token(subject.model, subject.job.seq_len) * subject.job.seq_len
+        return DeepSpeedEvaluator(
+            objective=self._metric(),
+            gbs=job.global_batch,
+            n_gpus=job.num_gpus,
+            flops_per_sample=per_sample,
+            seq=job.seq_len,
+            # A study that goes on with an edited file would compare two configurations.
+            contents=f"{Path(job.config.source).name} (contents {job.config.digest})",
+        )
+
+    def notes(self, command: str) -> list[str]:
+        job = self._space.job
+        notes = [
+            f"{job.config.source}: global batch {job.global_batch} on {job.num_ranks} data-parallel ranks, "
+            f"{job.precision}; each trial has its own copy of the file"
+        ]
+        if job.config.get((AUTOTUNING,)) is not None:
+            notes.append("the section autotuning gives limits and is taken out of what trials run")
+        subject = self._subject.get()
+        if isinstance(subject, UsageError):
+            notes.append(f"memory is not reckoned before a trial: {subject}")
+        return notes
+
+    @property
+    def _space(self) -> DeepSpeedSpace:
+        if self._bound is None:
+            raise UsageError(f"{PRESET} reads its job from a command and its JSON, but has none: bind a command first")
+        return self._bound
+
+    def _unasked(self) -> LookedUp[ZeroSubject]:
+        return LookedUp(lambda: deepspeed_subject(self._space.job, self.cluster, self.topology))
+
+    def _metric(self) -> str:
+        asked = self._space.job.tuning("metric")
+        return self.metric or (asked if asked in METRICS else "throughput")
+
+
+def _short(value: Value) -> str:
+    """Write millions as such.
+
+    >>> _short(500_000_000), _short(100_000), _short(True)
+    ('500M', '100000', 'True')
+    """
+    is_round = type(value) is int and value >= 10**6 and not value % 10**6
+    return f"{int(value) // 10**6}M" if is_round else str(value)

@@ -1,0 +1,172 @@
+"""What is searched of a job that trains with DeepSpeed, and which points are worth a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.layouts.divisors import divisors
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.deepspeed.axes import listed_axes, listed_micro_batches, listed_stages
+from zenith_tune.presets.deepspeed.command import PRESET
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.strategies.zero_progressive.axes import AXES, CHECKPOINTING, CPU, OFF, STAGES, TUNING, ZeroAxis
+from zenith_tune.strategies.zero_progressive.ds_config import MICRO_BATCH, STAGE, Keys
+from zenith_tune.study.parameters import CategoricalParameter, Params, Value
+
+DEFAULT = "default"
+GROUPS = {DEFAULT: ("stage", "mbs"), "tuning": TUNING}
+"""Names that stand for several axes."""
+NAMES = ("stage", "mbs", CHECKPOINTING, *AXES)
+
+
+def search_names(search: str) -> set[str]:
+    """Return the axes that `search` lists, with a plus between them.
+
+    >>> sorted(search_names("default+overlap_comm"))
+    ['mbs', 'overlap_comm', 'stage']
+    """
+    names: set[str] = set()
+    for name in filter(None, (part.strip() for part in search.split("+"))):
+        if name not in NAMES and name not in GROUPS:
+            raise UnknownNameError("axis", name, [*GROUPS, *NAMES])
+        names.update(GROUPS.get(name, (name,)))
+    if not names:
+        raise UsageError(f"search must name an axis, but is empty: give search={DEFAULT}")
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedSpace:
+    """Hold the axes of one job; the first choice of each is what the job has as it is, or DeepSpeed's default."""
+
+    job: DeepSpeedJob
+    stages: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    axes: Mapping[str, ZeroAxis]
+    """Keys of the configuration other than the stage and the batch."""
+    checkpointing: tuple[bool, ...] = ()
+    """Empty where recomputation stays as it is."""
+
+    @classmethod
+    def of(cls, job: DeepSpeedJob, search: str, mbs_max: int) -> DeepSpeedSpace:
+        """Return the space of a job: what `search` names, and every list in its configuration."""
+        names = search_names(search)
+        if job.tuning("fast") is False:
+            names |= set(TUNING)
+        if CHECKPOINTING in names and not job.is_trainer:
+            law = "checkpointing is an argument of the Hugging Face Trainer, but the command does not run it"
+            raise UsageError(f"{law}: take it out of search, or switch it on in the script")
+        listed = listed_axes(job.config)
+        wanted = {name: _with_own(job, axis) for name, axis in AXES.items() if name in names and name not in listed}
+        return cls(
+            job=job,
+            stages=listed_stages(job.config) or (STAGES if "stage" in names else (_own_stage(job),)),
+            micro_batches=_micro_batches(job, mbs_max, is_searched="mbs" in names),
+            axes={**wanted, **listed},
+            checkpointing=(job.recomputes, not job.recomputes) if CHECKPOINTING in names else (),
+        )
+
+    def parameters(self) -> dict[str, CategoricalParameter]:
+        """Return the search space."""
+        space = {
+            "stage": CategoricalParameter(self.stages),
+            "mbs": CategoricalParameter(self.micro_batches),
+        }
+        if self.checkpointing:
+            space[CHECKPOINTING] = CategoricalParameter(self.checkpointing)
+        return space | {name: CategoricalParameter(axis.choices) for name, axis in self.axes.items()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks."""
+        mbs, stage, job = int(params["mbs"]), int(params["stage"]), self.job
+        if job.rank_batch % mbs:
+            law = f"micro-batch times {job.num_ranks} ranks must divide the global batch"
+            return f"{law}, but {mbs} * {job.num_ranks} does not divide {job.global_batch}"
+        for name, axis in self.axes.items():
+            if not axis.matters(stage) and params[name] != axis.choices[0]:
+                return f"{name} has no effect at stage {stage}: it is tried as {axis.choices[0]} alone"
+        return None
+
+    def settings(self, params: Mapping[str, Value]) -> dict[Keys, object]:
+        """Return what a point changes in the configuration, without the batch."""
+        stage = int(params["stage"])
+        changes: dict[Keys, object] = {STAGE: stage}
+        for name, axis in self.axes.items():
+            # A list that has no effect is no value either: DeepSpeed refuses it all the same.
+            if axis.matters(stage) or isinstance(self.job.config.get(axis.keys), list):
+                changes[axis.keys] = self._written(axis, params[name])
+        for name in ("offload_optimizer", "offload_param"):
+            if not AXES[name].matters(stage):
+                changes[AXES[name].keys] = None  # DeepSpeed refuses what a stage cannot offload
+        return changes
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return the layout that a point stands for."""
+        recomputes = bool(params.get(CHECKPOINTING, self.job.recomputes))
+        return Layout(
+            num_gpus=self.job.num_ranks,
+            micro_batch=int(params["mbs"]),
+            global_batch=self.job.global_batch,
+            zero=int(params["stage"]),
+            recompute="full/uniform" if recomputes else "none",
+            recompute_layers=int(recomputes),
+        )
+
+    def own_point(self) -> Params | None:
+        """Return the point that the job itself stands for, where there is one."""
+        sizes = self.job.config.get(MICRO_BATCH)
+        mbs = sizes[0] if isinstance(sizes, list) else self.job.own_micro_batch
+        if mbs is None:
+            return None
+        point: Params = {"stage": _own_stage(self.job), "mbs": mbs}
+        if self.checkpointing:
+            point[CHECKPOINTING] = self.job.recomputes
+        point |= {name: axis.choices[0] for name, axis in self.axes.items()}
+        return point if all(choice.contains(point[name]) for name, choice in self.parameters().items()) else None
+
+    def _written(self, axis: ZeroAxis, value: Value) -> object:
+        if axis.keys[-1] not in ("offload_optimizer", "offload_param") or value not in (OFF, CPU):
+            return value
+        if value == OFF:
+            return None
+        own = self.job.config.get(axis.keys)
+        return {**own, "device": CPU} if isinstance(own, dict) else {"device": CPU, "pin_memory": True}
+
+
+def _own_stage(job: DeepSpeedJob) -> int:
+    stage = job.config.get(STAGE)
+    if isinstance(stage, list) and stage:
+        stage = stage[0]
+    return stage if isinstance(stage, int) else 0
+
+
+def _with_own(job: DeepSpeedJob, axis: ZeroAxis) -> ZeroAxis:
+    """Return an axis that begins with the job's own value, where it has one."""
+    own = job.config.get(axis.keys)
+    if isinstance(own, dict):
+        own = CPU if own.get("device") in (CPU, "nvme") else OFF
+    if isinstance(own, float) and own.is_integer():
+        own = int(own)
+    if not isinstance(own, bool | int | str) or own == "":
+        return axis
+    choices = (own, *(choice for choice in axis.choices if choice != own or type(choice) is not type(own)))
+    return ZeroAxis(keys=axis.keys, choices=choices, first_stage=axis.first_stage, last_stage=axis.last_stage)
+
+
+def _micro_batches(job: DeepSpeedJob, mbs_max: int, *, is_searched: bool) -> tuple[int, ...]:
+    """Return the micro-batches to try: those that a list names, or every divisor within the limits."""
+    if (listed := listed_micro_batches(job.config)) is not None:
+        return listed
+    if not is_searched:
+        return (job.own_micro_batch or job.rank_batch,)
+    least = job.tuning_count("min_train_micro_batch_size_per_gpu") or 1
+    most = min(mbs_max, job.tuning_count("max_train_micro_batch_size_per_gpu") or mbs_max)
+    found = tuple(size for size in divisors(job.rank_batch) if least <= size <= most)
+    if not found:
+        law = (
+            f"{PRESET} finds no micro-batch from {least} to {most} that divides the {job.rank_batch} samples of a rank"
+        )
+        raise UsageError(f"{law}: change the limits, or the global batch")
+    return found

@@ -1,0 +1,73 @@
+"""The formats that a layout can be written in, and what of the search space each can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from zenith_tune.emit.format_frameworks import FRAMEWORKS, refuse_framework
+from zenith_tune.errors import UnknownNameError
+from zenith_tune.layouts.search_space import RECOMPUTE, SearchSpace
+from zenith_tune.presets.accelerate.emit import emit_accelerate
+from zenith_tune.presets.deepspeed.emit import SIZES, emit_deepspeed
+from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.presets.megatron.emit import emit_ms_swift
+from zenith_tune.presets.megatron_lm.emit import emit_megatron
+
+DATA_PARALLEL_ONLY = ("deepspeed", "fsdp", "hf-accelerate")
+ONE_EACH = dict.fromkeys(SIZES, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """Hold one format: its name, who writes it, and what it cannot say."""
+
+    name: str
+    write: Callable[[Target], Emission]
+    pinned: dict[str, int] = field(default_factory=dict)
+    uneven_splits: bool = True
+    recompute: tuple[str, ...] = RECOMPUTE
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """The frameworks whose plans it can say."""
+        return FRAMEWORKS[self.name]
+
+    def emit(self, target: Target) -> Emission:
+        """Return a layout written down, or raise where the format cannot say it."""
+        refuse_framework(self.name, target.job.framework.name)
+        return self.write(target)
+
+    def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:
+        """Return the part of a space that this format can say of a framework."""
+        refuse_framework(self.name, framework)
+        if framework in DATA_PARALLEL_ONLY:
+            return replace(space, pinned={**ONE_EACH, **space.pinned})
+        return replace(
+            space,
+            pinned={**self.pinned, **space.pinned},
+            uneven_splits=space.uneven_splits and self.uneven_splits,
+            recompute=tuple(kind for kind in space.recompute if kind in self.recompute),
+        )
+
+
+_FORMATS = (
+    Format(name="megatron", write=emit_megatron),
+    Format(name="ms-swift", write=emit_ms_swift),
+    Format(name="deepspeed", write=emit_deepspeed, pinned=ONE_EACH),
+    Format(
+        name="accelerate",
+        write=emit_accelerate,
+        pinned={"vp": 1, "cp": 1},
+        uneven_splits=False,
+        recompute=("none", "full/uniform", "full/block"),
+    ),
+)
+FORMATS = {kind.name: kind for kind in _FORMATS}
+
+
+def format_named(name: str) -> Format:
+    """Return a format by its name."""
+    if name not in FORMATS:
+        raise UnknownNameError("format", name, FORMATS)
+    return FORMATS[name]

@@ -1,0 +1,109 @@
+"""How many GPUs a command that trains with DeepSpeed takes, as its launcher will count them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from zenith_tune.describe.hostfile import read_hostfile
+from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.presets.deepspeed.command import LAUNCHERS, PRESET, launcher_option, launcher_words
+from zenith_tune.regular_file import open_regular
+from zenith_tune.shell import CommandLine
+
+DEFAULT_HOSTFILE = "/job/hostfile"
+"""Where DeepSpeed's launcher looks unless it is told otherwise."""
+_YAML_PROCESSES = re.compile(r"^num_processes:\s*(\d{1,6})\s*$", re.MULTILINE)
+MAX_BYTES = 1 << 20
+
+
+def started_gpus(command: str) -> int | None:
+    """Return how many processes the command starts, one for each GPU; None where it does not tell."""
+    words = launcher_words(command)
+    names = [word.rpartition("/")[2] for word in words]
+    variables = _variables(command)
+    if any(name in LAUNCHERS for name in names):
+        return _deepspeed_gpus(words, variables)
+    if "accelerate" in names or "accelerate-launch" in names:
+        return _whole(launcher_option(words, "--num-processes")) or _accelerate_file(words)
+    per_node = _whole(launcher_option(words, "--nproc-per-node"))
+    if per_node is not None:
+        nodes = launcher_option(words, "--nnodes") or "1"
+        num_nodes = _whole(nodes)
+        return per_node * num_nodes if num_nodes else None
+    return _whole(variables.get("WORLD_SIZE"))
+
+
+def _deepspeed_gpus(words: list[str], variables: Mapping[str, str]) -> int | None:
+    hosts = _hosts(launcher_option(words, "-H", "--hostfile"))
+    include, exclude = launcher_option(words, "-i", "--include"), launcher_option(words, "-e", "--exclude")
+    num_gpus = _whole(launcher_option(words, "--num-gpus", "--num-accelerators"))
+    num_nodes = _whole(launcher_option(words, "--num-nodes"))
+    if include or exclude:
+        return _filtered(hosts, include or "", exclude or "")
+    if hosts:
+        slots = list(hosts.values())[: num_nodes or len(hosts)]
+        return sum(num_gpus or count for count in slots) or None
+    if num_gpus is not None:
+        return num_gpus * (num_nodes or 1)
+    visible = variables.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return len(visible.split(",")) if visible.strip() else None
+
+
+def _filtered(hosts: dict[str, int], include: str, exclude: str) -> int | None:
+    """Count the slots that a filter such as `worker-0@worker-1:0,2` leaves; None where it needs a hostfile."""
+    chosen = 0
+    for part in (include or exclude).split("@"):
+        name, colon, slots = part.partition(":")
+        if not colon and name not in hosts:
+            return None
+        chosen += len({slot for slot in slots.split(",") if slot}) if colon else hosts[name]
+    if include:
+        return chosen or None
+    return max(sum(hosts.values()) - chosen, 0) or None
+
+
+def _hosts(path: str | None) -> dict[str, int]:
+    """Return the slots of each host of a hostfile; the launcher goes on without one that is not there."""
+    try:
+        return read_hostfile(path or DEFAULT_HOSTFILE)
+    except OSError:
+        return {}
+
+
+def _accelerate_file(words: list[str]) -> int | None:
+    path = launcher_option(words, "--config-file")
+    match = _YAML_PROCESSES.search("\n".join(_lines(path))) if path else None
+    return int(match[1]) or None if match else None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open_regular(Path(os.path.realpath(path))) as file:
+            return file.read(MAX_BYTES).decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _variables(command: str) -> dict[str, str]:
+    try:
+        return CommandLine(command).assignments()
+    except CommandError:
+        return {}
+
+
+def _whole(text: str | None) -> int | None:
+    return (int(text) or None) if text and text.isdecimal() and len(text) < 7 else None
+
+
+def machine_gpus() -> int:
+    """Return the GPUs of this machine, which is what the launchers take where nothing is said."""
+    from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
+
+    try:
+        return load_cluster(LOCAL).num_gpus
+    except UsageError:
+        law = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        raise UsageError(f"{law}: give --args n_gpus=8, or --num_gpus 8 in the command") from None

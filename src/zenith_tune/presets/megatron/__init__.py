@@ -1,0 +1,5 @@
+"""The documented preset of Megatron: import MegatronPreset from here."""
+
+from zenith_tune.presets.megatron.preset import MegatronPreset
+
+__all__ = ["MegatronPreset"]

@@ -1,0 +1,89 @@
+"""Megatron's options, and how the commands of Megatron-LM and ms-swift take them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
+from zenith_tune.study.parameters import Value
+
+OPTIONS = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
+    "etp": "--expert-tensor-parallel-size",
+    "mbs": "--micro-batch-size",
+    "gbs": "--global-batch-size",
+    "recompute_granularity": "--recompute-granularity",
+    "recompute_method": "--recompute-method",
+    "recompute_num_layers": "--recompute-num-layers",
+    "vit_gradient_checkpointing": "--vit-gradient-checkpointing",
+}
+
+SEQUENCE_PARALLEL = "--sequence-parallel"
+
+_WORD = r"(?:^|[\s/;&|('\"=])"
+_MEGATRON_SWIFT = re.compile(_WORD + r"(?:megatron\s+(?:sft|pt|rlhf)\b|swift[./]cli[./]_megatron\b)")
+_SWIFT = re.compile(_WORD + r"swift\s")
+_PRETRAIN_SCRIPT = re.compile(_WORD + r"pretrain_\w+\.py\b")
+_FAKE_TRAINER = re.compile(_WORD + r"fake_megatron_train\.py\b")
+
+
+def runs_megatron(command: str) -> bool:
+    """Tell whether `command` names Megatron-SWIFT, a pretrain script of Megatron-LM, or the bundled fake trainer.
+
+    >>> runs_megatron("NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B")
+    True
+    >>> runs_megatron("swift sft --model Qwen/Qwen3-8B")  # trains with transformers, and takes none of the options
+    False
+    """
+    return any(pattern.search(command) for pattern in (_MEGATRON_SWIFT, _PRETRAIN_SCRIPT, _FAKE_TRAINER))
+
+
+def runs_ms_swift(command: str) -> bool:
+    """Tell whether `command` names ms-swift, whose switches take a value."""
+    return bool(_MEGATRON_SWIFT.search(command) or _SWIFT.search(command))
+
+
+def runs_pretrain_script(command: str) -> bool:
+    """Tell whether `command` names one of Megatron-LM's own pretrain scripts."""
+    return bool(_PRETRAIN_SCRIPT.search(command))
+
+
+def edit_command(
+    command: str,
+    values: Mapping[str, Value],
+    *,
+    left_out: Collection[str] = (),
+    flags_left_out: Iterable[str] = (),
+    sequence_parallel: bool = False,
+    more: Mapping[str, Value | None] | None = None,
+) -> str:
+    """Fill the placeholders of `command`, such as {tp}, then set the options of the values that had none.
+
+    A parameter in `left_out` gets no option and loses the one that is there, as do the bare `flags_left_out`, and the
+    options in `more` that are None. A command that has a placeholder for every value is the user's own template, which
+    may have no place for options: nothing is set in it.
+    """
+    options = {name: option for name, option in OPTIONS.items() if name in values and name not in left_out}
+    is_template = options.keys() <= placeholder_names(command, values)
+    line = CommandLine(fill_or_set(command, options, values))
+    more = more or {}
+    for option in (*(OPTIONS[name] for name in left_out), *(option for option, value in more.items() if value is None)):
+        if line.has(option):
+            line = line.remove(option)
+    for flag in flags_left_out:
+        if line.get(flag) == "":
+            line = line.remove(flag)
+    if added := {option: value for option, value in more.items() if value is not None}:
+        line = line.set(added)
+    if sequence_parallel and not is_template:
+        line = _with_sequence_parallel(line)
+    return line.text
+
+
+def _with_sequence_parallel(line: CommandLine) -> CommandLine:
+    return line.set({SEQUENCE_PARALLEL: "true"}) if runs_ms_swift(line.text) else line.add_flag(SEQUENCE_PARALLEL)

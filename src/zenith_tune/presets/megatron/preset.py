@@ -1,0 +1,265 @@
+"""Fine-tuning and pre-training with Megatron-LM and ms-swift on several GPUs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from zenith_tune.describe.model_config import ModelConfig, read_model_config
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.sequence import sequence_in_command
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.launched_resources import launched_resources
+from zenith_tune.presets.megatron.command import (
+    OPTIONS,
+    SEQUENCE_PARALLEL,
+    edit_command,
+    runs_megatron,
+    runs_ms_swift,
+    runs_pretrain_script,
+)
+from zenith_tune.presets.megatron.rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
+from zenith_tune.presets.megatron.swift import interleaving, says_false, swift_version, with_underscores
+from zenith_tune.presets.megatron_plan import batch_notes, layout_in, megatron_subject, tokens_notes, with_recompute
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell.placeholders import placeholder_names
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.resources import Resources
+
+SIZES = ("tp", "pp", "cp", "ep", "etp")
+ONLY_WITH_FULL = ("recompute_method", "recompute_num_layers")
+SELECTIVE_FLAG = "--recompute-activations"
+"""Megatron's short form, which overrides --recompute-granularity."""
+LABELS = {
+    **{name: name.upper() + "{}" for name in (*SIZES, "vp")},
+    "mbs": "mbs{}",
+    "recompute_granularity": "{}",
+    "recompute_method": "{}",
+    "recompute_num_layers": "layers{}",
+    "vit_gradient_checkpointing": "vit off",
+}
+UNSAID: Mapping[str, Value] = {
+    **dict.fromkeys((*SIZES, "vp"), 1),
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+    "vit_gradient_checkpointing": "true",
+}
+
+
+@PresetRegistry.register("megatron")
+class MegatronPreset(TuningPreset):
+    """Tune parallel sizes, the micro-batch and recomputation; GPUs and the global batch stay as they are.
+
+    `model` is a Hugging Face id or a local path, from whose config.json the number of layers and of query groups is
+    read; explicit `num_layers` and `num_query_groups` win. `folding` uses the rules of Megatron Core and ms-swift,
+    which lay the experts over the same ranks as the dense layers, in place of the documented ones. `cluster` names the
+    GPUs, and `seq` the sequence length where the command does not say it: with `model` they are what a plan needs.
+    `vp_max` above 1, with `folding`, searches interleaved pipelines of up to so many model chunks per rank as well.
+
+    >>> preset = MegatronPreset(n_gpus=8, gbs=16, num_query_groups=4)
+    >>> preset.get_search_space()["tp"]
+    CategoricalParameter(choices=(1, 2, 4, 8))
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int,
+        mbs_max: int = 8,
+        gbs: int,
+        model: str | None = None,
+        num_layers: int | None = None,
+        num_query_groups: int | None = None,
+        folding: bool = False,
+        cluster: str | None = None,
+        seq: int | None = None,
+        vp_max: int = 1,
+    ) -> None:
+        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs, "vp_max": vp_max}
+        given = {"num_layers": num_layers, "num_query_groups": num_query_groups, "seq": seq}
+        for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
+            _require_one_or_more(name, value)
+        if vp_max > 1 and not folding:
+            raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without: give both")
+        self.n_gpus = n_gpus
+        self.vp_max = vp_max
+        self.mbs_max = mbs_max
+        self.gbs = gbs
+        self.folding = folding
+        self.model, self.cluster, self.seq = model, cluster, seq
+        self.model_config = None if model is None else read_model_config(model)
+        self.rules = _rules(self.model_config, num_layers, num_query_groups)
+        self._command = ""
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer."""
+        return runs_megatron(command) and "pretrain_mimo.py" not in command  # which preset mimo reads
+
+    def bind(self, command: str) -> None:
+        self._command = command
+        if self.vp_max == 1:
+            return
+        if self._swift_major(command) == 3 and self.rules.num_layers is None:
+            law = "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
+            raise UsageError(f"{law}: give model=NAME or num_layers=48")
+        # A command with no place for the option is refused now, not at the first trial that sets it.
+        self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        sizes = _powers_of_two(self.n_gpus)
+        micro_batches = [mbs for mbs in _powers_of_two(self.mbs_max) if self.gbs % mbs == 0]
+        chunks = {"vp": CategoricalParameter(_powers_of_two(self.vp_max))} if self.vp_max > 1 else {}
+        return {
+            **{name: CategoricalParameter(sizes) for name in SIZES},
+            "mbs": CategoricalParameter(micro_batches),
+            "recompute_granularity": CategoricalParameter(["full", "selective"]),
+            "recompute_method": CategoricalParameter(RECOMPUTE_METHODS),
+            "recompute_num_layers": CategoricalParameter(range(1, MAX_RECOMPUTE_NUM_LAYERS + 1)),
+            "vit_gradient_checkpointing": CategoricalParameter(["true", "false"]),
+            **chunks,
+        }
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gbs", "n_gpus"}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        rule = self.rules.explain_folding if self.folding else self.rules.explain_documented
+        return rule(self.layout(params), params)
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        tp, pp, cp, ep, etp = (int(params[name]) for name in SIZES)
+        at = Layout(num_gpus=self.n_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, vp=int(params.get("vp", 1)))
+        return replace(at, micro_batch=int(params["mbs"]), global_batch=self.gbs)
+
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
+        adds = self.folding and self._adds_sequence_parallel(command, params)
+        return with_recompute(layout_in(command, self.layout(params), sequence_parallel=adds), params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return megatron_subject(command, model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq)
+
+    def points(self) -> Iterator[Params]:
+        # Sizes that do not divide the GPUs are most of the space, and are left out before the rest is unfolded.
+        space = self.get_search_space()
+        rest = [name for name in space if name not in SIZES]
+        for sizes in itertools.product(_powers_of_two(self.n_gpus), repeat=len(SIZES)):
+            tp, pp, cp, ep, etp = sizes
+            if self.n_gpus % (tp * pp * cp) or self.n_gpus % (etp * ep * pp):
+                continue
+            for values in itertools.product(*(space[name].grid(1) for name in rest)):
+                point: Params = dict(zip((*SIZES, *rest), (*sizes, *values), strict=True))
+                if self.explain(point) is None:
+                    yield point
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
+        values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
+        if not self.folding:
+            return edit_command(command, values)
+        left_out = list(ONLY_WITH_FULL) if params.get("recompute_granularity") == "selective" else []
+        if runs_pretrain_script(command):
+            left_out.append("vit_gradient_checkpointing")
+        interleaved = self._interleaving(command, params)
+        edited = edit_command(
+            command,
+            values,
+            left_out=left_out,
+            flags_left_out=[SELECTIVE_FLAG],
+            sequence_parallel=self._adds_sequence_parallel(command, params),
+            more=interleaved,
+        )
+        if not runs_ms_swift(command):
+            return edited
+        return with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
+
+    def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
+        if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
+            return {}
+        pp, vp = int(params["pp"]), int(params["vp"])
+        return interleaving(pp=pp, vp=vp, num_layers=self.rules.num_layers, major=self._swift_major(command))
+
+    def _swift_major(self, command: str) -> int | None:
+        return swift_version(command).major if runs_ms_swift(command) else None
+
+    def _adds_sequence_parallel(self, command: str, params: Mapping[str, Value]) -> bool:
+        """Tell whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
+
+        Experts refuse to train without it. Everywhere else it only saves memory; ms-swift has norms that support it, so
+        it is set unless the command says no. Megatron-LM's own scripts may run without such norms: there it stays as it
+        is in the command.
+        """
+        if int(params.get("tp", 1)) == 1:
+            return False
+        if self.rules.num_experts is not None or int(params.get("ep", 1)) > 1:
+            return True
+        return runs_ms_swift(command) and not says_false(command, SEQUENCE_PARALLEL)
+
+    def resources(self, command: str) -> Resources:
+        return launched_resources(command, self.n_gpus)
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words; what is 1, or as it is by default, goes without saying."""
+        said = {name: params[name] for name in LABELS if name in params and params[name] != UNSAID.get(name)}
+        return " ".join(LABELS[name].format(value) for name, value in said.items())
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        if self.model is not None and self.cluster is not None:
+            from zenith_tune.strategies.guided.strategy import GuidedStrategy
+
+            return GuidedStrategy()
+        from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
+
+        return MegatronHeuristicStrategy(n_gpus=self.n_gpus)
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+
+        return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._command))
+
+    def notes(self, command: str) -> list[str]:
+        notes = [*batch_notes(command, self.gbs), *tokens_notes(command)]
+        if self.vp_max > 1 and runs_ms_swift(command):
+            version = swift_version(command)
+            notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
+        if self.folding:
+            return notes
+        if self.model_config is not None and self.model_config.num_experts is not None:
+            notes.append(
+                f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: documented is "
+                "DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses it"
+            )
+        if runs_pretrain_script(command):
+            notes.append(
+                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, and selective recomputation with a "
+                "method, which the documented rules set: folding=true leaves both out"
+            )
+        return notes
+
+
+def _rules(config: ModelConfig | None, num_layers: int | None, num_query_groups: int | None) -> MegatronRules:
+    """Return the rules for a model; what the user says wins over what its config says."""
+    if config is None:
+        return MegatronRules(num_layers=num_layers, num_query_groups=num_query_groups)
+    return MegatronRules(
+        num_layers=num_layers or config.num_layers,
+        num_query_groups=num_query_groups or config.num_query_groups,
+        num_attention_heads=config.num_attention_heads,
+        num_experts=config.num_experts,
+        knows_experts=True,
+        is_vision_language=config.is_vision_language,
+    )
+
+
+def _powers_of_two(maximum: int) -> list[int]:
+    return [2**exponent for exponent in range(maximum.bit_length())]
+
+
+def _require_one_or_more(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")

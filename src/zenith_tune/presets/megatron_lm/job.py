@@ -1,0 +1,225 @@
+"""What a Megatron-LM command says of itself: model, job, GPUs, batch, and the layout that it has now."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.megatron.args import MOST, MOST_DIGITS, MegatronArgs, whole
+from zenith_tune.describe.megatron.model import model_from_args, model_name
+from zenith_tune.describe.megatron.version import MegatronVersion
+from zenith_tune.describe.megatron_job_args import has_flash_attention, is_local, job_from_args
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.megatron_lm.rules import VersionRules
+from zenith_tune.presets.megatron_lm_gpus import started_gpus
+from zenith_tune.presets.megatron_lm_run import PretrainRun
+from zenith_tune.presets.megatron_lm_tree import megatron_version
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.script import find_pretrain_run, why_unread
+
+PRESET = "preset megatron-lm"
+OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
+"""Scripts for what is no decoder-only transformer, whose shape is not known here."""
+OTHER_SHARDING = (
+    "--use-megatron-fsdp",
+    "--use-torch-fsdp2",
+    "--use-custom-fsdp",
+    "--tensor-parallel-num-weight-shards",
+)
+CUSTOM_SPLITS = (
+    "--pipeline-model-parallel-layout",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+)
+MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
+SHAPE_CURE = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Hold what the user says beside the command; None leaves it to the command."""
+
+    n_gpus: int | None = None
+    gbs: int | None = None
+    model: str | None = None
+    vocab: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronJob:
+    """Hold a command's own job; `start` is the layout that it runs with as it is."""
+
+    args: MegatronArgs
+    run: PretrainRun | None
+    model: ModelSpec | None
+    """None only before a command is known."""
+    job: JobSpec
+    start: Layout
+    version: MegatronVersion | None = None
+    """Of the Megatron tree that the command uses; None where it is not found."""
+
+    @property
+    def rules(self) -> VersionRules:
+        """Return what that version has and refuses."""
+        return VersionRules(self.version)
+
+    @property
+    def has_experts(self) -> bool:
+        """Tell whether the model is a mixture of experts."""
+        return self.model is not None and self.model.num_experts > 0
+
+    @property
+    def has_custom_split(self) -> bool:
+        """Tell whether the command itself says which layers each stage of its pipeline gets."""
+        return self.args.first(*CUSTOM_SPLITS) is not None
+
+    @property
+    def can_sequence_parallel(self) -> bool:
+        """Tell whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it."""
+        has_own_norms = is_local(self.args) and self.args.has("--no-persist-layer-norm")
+        return not has_own_norms or self.start.sequence_parallel
+
+
+def at_most(what: str, number: int, most: int) -> int:
+    """Return a number, or refuse one that is larger than any job has."""
+    if number > most:
+        shown = number if number < 10**MOST_DIGITS else "far more"
+        raise UsageError(f"{what} must be at most {most}, but is {shown}: correct it")
+    return number
+
+
+def is_pretrain_command(command: str) -> bool:
+    """Tell whether a command comes down to a pretrain script for decoder-only models."""
+    run = find_pretrain_run(command)
+    return run is not None and run.kind not in OTHER_KINDS
+
+
+def read_job(command: str, given: Given) -> MegatronJob:
+    """Read a command; what is missing is told in one line with its cure."""
+    run = find_pretrain_run(command)
+    if run is None:
+        law = f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
+        raise UsageError(f"{law}, but {why_unread(command) or 'finds none'}: write it out, or choose another --preset")
+    if run.kind in OTHER_KINDS:
+        law = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
+        raise UsageError(f"{law}: take --preset megatron")
+    args = MegatronArgs.of(run.arguments)
+    if option := args.first(*OTHER_SHARDING):
+        law = f"{PRESET} knows data parallelism with and without the distributed optimizer"
+        raise UsageError(f"{law}, but the command has {option}: take it out, or take --preset megatron")
+    model, job = _model(args, given), job_from_args(args)
+    start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
+    return MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
+
+
+def unread_job(given: Given) -> MegatronJob:
+    """Return what is known before a command is: what the user says, and no rule that needs more."""
+    if given.n_gpus is None or given.gbs is None:
+        missing = "n_gpus" if given.n_gpus is None else "gbs"
+        raise UsageError(f"{PRESET} must know {missing} before it has a command: give {missing}=8, or bind a command")
+    start = Layout(num_gpus=given.n_gpus, global_batch=given.gbs, zero=1)
+    model = load_model(given.model) if given.model else None
+    job = JobSpec(seq_len=0, framework=load_framework("megatron"))
+    return MegatronJob(args=MegatronArgs(CommandLine("pretrain_gpt.py")), run=None, model=model, job=job, start=start)
+
+
+def recompute_name(layout: Layout) -> str:
+    """Return how a layout recomputes, in one word.
+
+    >>> recompute_name(Layout(num_gpus=1, recompute="full/block", recompute_layers=4))
+    'full/block4'
+    """
+    return f"{layout.recompute}{layout.recompute_layers or ''}"
+
+
+def _model(args: MegatronArgs, given: Given) -> ModelSpec:
+    model = load_model(given.model) if given.model else model_from_args(args, SHAPE_CURE)
+    if given.vocab is None:
+        return model
+    model = replace(model, vocab=given.vocab)
+    return model if given.model else replace(model, name=model_name(model))
+
+
+def _num_gpus(run: PretrainRun, given: Given) -> int:
+    started = started_gpus(run)
+    if given.n_gpus is not None and started is not None and given.n_gpus != started:
+        law = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
+        raise UsageError(f"{law}: leave n_gpus out, or change the command")
+    found = given.n_gpus or started
+    if found is None:
+        law = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
+        raise UsageError(f"{law}: give --args n_gpus=8")
+    return at_most("the number of GPUs", found, MAX_GPUS)
+
+
+def _start(args: MegatronArgs, model: ModelSpec, *, num_gpus: int, given: Given) -> Layout:
+    tp, pp, cp, ep = (
+        args.count(f"--{name}-parallel-size") or 1
+        for name in ("tensor-model", "pipeline-model", "context", "expert-model")
+    )
+    mbs = args.count("--micro-batch-size")
+    recompute, layers = _recompute(args)
+    return Layout(
+        num_gpus=num_gpus,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        # Unset, Megatron cuts experts as it cuts the dense layers.
+        etp=args.count("--expert-tensor-parallel-size") or (tp if model.num_experts else 1),
+        micro_batch=mbs or 1,
+        global_batch=given.gbs or _global_batch(args, mbs, dp=num_gpus // (tp * pp * cp)),
+        vp=_chunks(args, model.num_layers, pp),
+        zero=int(args.has("--use-distributed-optimizer")),
+        recompute=recompute,
+        recompute_layers=layers,
+        sequence_parallel=args.has("--sequence-parallel") and tp > 1,
+        flash_attention=has_flash_attention(args),
+    )
+
+
+def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
+    """Return samples per step; Megatron takes one micro-batch per rank where nothing is said."""
+    found = args.count("--global-batch-size") or (mbs * max(dp, 1) if mbs else None)
+    if found is None:
+        law = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
+        raise UsageError(f"{law}: add it, or give --args gbs=256")
+    return at_most("the global batch", found, MOST)
+
+
+def _chunks(args: MegatronArgs, num_layers: int, pp: int) -> int:
+    """Return the model chunks per pipeline rank, in whichever of its three ways the command says them."""
+    if layout := args.text("--pipeline-model-parallel-layout"):
+        return max(_num_stages(layout) // pp, 1)
+    if chunks := args.count("--num-virtual-stages-per-pipeline-rank"):
+        return chunks
+    per_chunk = args.count("--num-layers-per-virtual-pipeline-stage")
+    units = num_layers + sum(args.has(option) for option in CUSTOM_SPLITS if option.startswith("--account"))
+    return max(units // (pp * per_chunk), 1) if per_chunk else 1
+
+
+def _num_stages(layout: str) -> int:
+    """Return how many chunks a pipeline that is written down has.
+
+    >>> _num_stages("Et*3|(tt|)*29,m|L")
+    32
+    """
+    ends = layout.count("|") + 1
+    for match in re.finditer(r"(?:\(([^)]+)\)|(\|))\*(\d+)", layout):
+        times = whole(match[3])
+        ends += (match[1] or match[2]).count("|") * ((MAX_STAGES + 1 if times is None else times) - 1)
+    return at_most("the stages in --pipeline-model-parallel-layout", ends, MAX_STAGES)
+
+
+def _recompute(args: MegatronArgs) -> tuple[str, int]:
+    granularity = "selective" if args.has("--recompute-activations") else args.text("--recompute-granularity")
+    if granularity != "full":
+        return granularity or "none", 0
+    return f"full/{args.text('--recompute-method') or 'uniform'}", args.count("--recompute-num-layers") or 1

@@ -1,0 +1,160 @@
+"""Pre-training with Megatron-LM: all that is needed is read from the command that the user already has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from zenith_tune.describe.megatron.args import MOST
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.megatron_lm.command import refuse_unwritable, written_command
+from zenith_tune.presets.megatron_lm.job import (
+    MAX_GPUS,
+    Given,
+    at_most,
+    is_pretrain_command,
+    read_job,
+    unread_job,
+)
+from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron_lm_notes import job_notes
+from zenith_tune.presets.megatron_lm_subject import subject_of
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import Parameter, Params, Value
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+@PresetRegistry.register("megatron-lm")
+class MegatronLmPreset(TuningPreset):
+    """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
+
+    Model, sequence, batch, precision and GPUs are read from the command; `n_gpus`, `gbs`, `model` (a name of the
+    catalog, a config.json or a Hugging Face id) and `vocab` say what it does not tell. `cluster` is this machine unless
+    named. `search` lists the axes, with a plus between them; the others stay as they are in the command.
+
+    >>> preset = MegatronLmPreset(cluster="h100x8")
+    >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
+    ...             "--num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 --global-batch-size 16 --bf16")
+    >>> preset.get_search_space()["tp"]
+    CategoricalParameter(choices=(1, 2, 4, 8))
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        gbs: int | None = None,
+        cluster: str | None = None,
+        topology: str | None = None,
+        model: str | None = None,
+        vocab: int | None = None,
+        search: str = DEFAULT,
+        mbs_max: int = 16,
+        tp_max: int = 64,
+    ) -> None:
+        counts = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+            at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
+        search_names(search)
+        self.cluster, self.topology = cluster, topology
+        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
+        self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
+        self._bound: MegatronLmSpace | None = None
+        self._unread: MegatronLmSpace | None = None
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command`, or a shell script that it starts, runs a pretrain script for decoder-only models."""
+        return is_pretrain_command(command)
+
+    def bind(self, command: str) -> None:
+        space = self._read(command)
+        names = list(space.open_names)
+        if self._given.gbs is not None and self._given.gbs != space.job.args.count("--global-batch-size"):
+            names.append("gbs")
+        if MODULES in space.searched:
+            names.append(MODULES)
+        refuse_unwritable(command, space.job, names)
+        self._bound = space
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {**self._space().parameters()}
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gbs", "n_gpus"}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        return self._space().explain(params)
+
+    def points(self) -> Iterator[Params]:
+        return self._space().points()
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._space().layout(params)
+
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
+        return self._space(command).layout(params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return subject_of(self._space(command).job, self.cluster, self.topology)
+
+    def own_point(self, command: str) -> Params | None:
+        space = self._space(command)
+        point = space.own_point()
+        return point if all(space.parameters()[name].contains(value) for name, value in point.items()) else None
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
+        space = self._space(command)
+        return written_command(command, space.job, space.layout(params), params)
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words; what is 1, or none, goes without saying."""
+        words = [f"{name.upper()}{params[name]}" for name in SIZES if params[name] != 1]
+        if "zero" in params:
+            words.append(f"Z{params['zero']}")
+        words.append(f"mbs{params['mbs']}")
+        if "sequence_parallel" in params:
+            words.append("SP" if params["sequence_parallel"] else "no SP")
+        if params["recompute"] != "none":
+            words.append(str(params["recompute"]))
+        if params.get("overlap", "none") != "none":
+            words.append(f"overlap {params['overlap']}")
+        words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
+        return " ".join(words)
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.guided.strategy import GuidedStrategy
+
+        return GuidedStrategy()
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+
+        if self._bound is None:
+            return MegatronEvaluator(gbs=self._given.gbs)
+        job = self._bound.job
+        return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
+
+    def notes(self, command: str) -> list[str]:
+        return job_notes(self._space(command))
+
+    def _space(self, command: str | None = None) -> MegatronLmSpace:
+        """Return what is searched: of the command that the preset is bound to, or else of what is given."""
+        if self._bound is not None:
+            return self._bound
+        if command is not None:
+            return self._read(command)
+        if self._unread is None:
+            self._unread = MegatronLmSpace(unread_job(self._given), self._limits)
+        return self._unread
+
+    def _read(self, command: str) -> MegatronLmSpace:
+        return MegatronLmSpace(read_job(command, self._given), self._limits)

@@ -1,0 +1,198 @@
+"""Training an encoder and a language model, each with a layout of its own: which ranks, which degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.deepspeed.command import launcher_words
+from zenith_tune.presets.megatron_lm_run import PretrainRun
+from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
+from zenith_tune.presets.mimo.example import read_example
+from zenith_tune.presets.mimo.job import PRESET, Given, ReadCommand
+from zenith_tune.presets.mimo.megatron import KIND, read_megatron
+from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
+from zenith_tune.presets.mimo_space import MimoSpace
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import CommandLine
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.script import find_pretrain_run
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.study.parameters import Parameter, Params, Value
+
+MOST = 1_000_000
+DERIVED = ("encoder_dp", "llm_dp", "llm_offset")
+"""Placeholders that a point stands for besides its own."""
+
+
+@PresetRegistry.register("mimo")
+class MimoPreset(TuningPreset):
+    """Search which ranks an encoder and the language model train on, and how each is split over its own.
+
+    For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
+    run for real beside the fastest homogeneous ones, and every run corrects the plan. `n_gpus`, `device_flops`,
+    `memory_gib` and `cluster` say what the command does not tell; so do `images` (items of the samples, with a plus
+    between them) and the sizes of an encoder that Megatron's options leave open.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        cluster: str | None = None,
+        device_flops: float | None = None,
+        memory_gib: float | None = None,
+        mbs_max: int = 4,
+        top: int = 3,
+        images: str | None = None,
+        encoder_layers: int | None = None,
+        encoder_hidden: int | None = None,
+        encoder_heads: int | None = None,
+        encoder_patches: int | None = None,
+    ) -> None:
+        sizes = {"layers": encoder_layers, "hidden": encoder_hidden, "heads": encoder_heads, "patches": encoder_patches}
+        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "top": top}
+        for name, value in {**counts, **{f"encoder_{name}": size for name, size in sizes.items()}}.items():
+            if value is not None and not 1 <= value <= MOST:
+                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        for name, amount in {"device_flops": device_flops, "memory_gib": memory_gib}.items():
+            if amount is not None and not 0 < amount < float("inf"):
+                raise UsageError(f"{name} must be a number above 0, but got {amount:g}: correct it")
+        self.mbs_max, self.top = mbs_max, top
+        self._given = Given(
+            n_gpus=n_gpus,
+            cluster=cluster,
+            device_flops=device_flops,
+            memory_gib=memory_gib,
+            encoder={name: size for name, size in sizes.items() if size is not None},
+            images=_images(images),
+        )
+        self._bound: MimoSpace | None = None
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` runs this package's MIMO example or Megatron-LM's."""
+        return _runs_example(command) or _megatron_run(command) is not None
+
+    def bind(self, command: str) -> None:
+        space = MimoSpace(read=self._read(command), mbs_max=self.mbs_max)
+        space.plan  # noqa: B018 - a job without any layout is refused before the study begins
+        self._bound = space
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return self.space.parameters()
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), *DERIVED}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        return self.space.explain(params)
+
+    def points(self) -> Iterator[Params]:
+        return self.space.points()
+
+    def own_point(self, command: str) -> Params | None:
+        return self.space.own_point()
+
+    def predicted(self, params: Mapping[str, Value]) -> Prediction:
+        told = self.space.predict(params)
+        stages = {"encoder stage": told.encoder_stage_s, "llm stage": told.language_stage_s}
+        plan = "the plan of preset mimo"
+        return Prediction(step_s=told.step_s, memory_bytes=told.memory_bytes, parts_s=stages, by=plan)
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
+        read, at = self.space.read, self.space.candidate(params)
+        options = {_placeholder(name): (name, value) for name, value in read.options(at).items()}
+        derived = {name: options[name][1] for name in DERIVED}
+        text, filled = fill_placeholders(command, {**params, **derived})
+        left = {option: value for name, (option, value) in options.items() if name not in filled}
+        line = CommandLine(text).set(left)
+        for switch, is_on in read.switches(at).items():
+            if is_on != line.has(switch):
+                line = line.add_flag(switch) if is_on else line.remove(switch)
+        return line.text
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return the layout in a few words; a point whose ranks cannot be filled by its values."""
+        try:
+            return self.space.candidate(params).label
+        except UsageError:
+            return super().label(params)
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.planner.mimo.search import MimoSearch
+        from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy
+
+        space, top = self.space, self.top
+        points = MimoPoints(
+            search=lambda: MimoSearch(space.read.job, space.plan_for, top=top, measures=space.read.measures),
+            point=space.point,
+            candidate=space.candidate,
+            num_planned=len(space.plan.ranked),
+        )
+        return MimoRankedStrategy.of(points)
+
+    def evaluator(self) -> TuningEvaluator:
+        from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+        from zenith_tune.presets.mimo.evaluator import MimoEvaluator
+
+        if self._bound is None:
+            return MegatronEvaluator()
+        read = self._bound.read
+        kind = MimoEvaluator if read.measures else MegatronEvaluator
+        return kind(gbs=read.job.global_batch, seq=read.seq_length or None)
+
+    def notes(self, command: str) -> list[str]:
+        plan = self.space.plan
+        count = f"{len(plan.ranked)} layouts for {self.space.read.job.num_ranks} ranks planned"
+        left = f", {plan.num_too_large} left out for their memory" if plan.num_too_large else ""
+        return [f"{count}{left}", *self.space.read.notes]
+
+    @property
+    def space(self) -> MimoSpace:
+        """What is searched, with its plan; raises UsageError before a command is bound."""
+        if self._bound is None:
+            raise UsageError(f"{PRESET} reads everything from the command, but has none yet: bind one first")
+        return self._bound
+
+    def _read(self, command: str) -> ReadCommand:
+        if _runs_example(command):
+            read = read_example(CommandLine(command), self._given)
+        elif (run := _megatron_run(command)) is not None:
+            read = read_megatron(run, self._given)
+        else:
+            law = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
+            raise UsageError(f"{law}: write it out, or choose another --preset")
+        if not self._given.images:
+            return read
+        return replace(read, job=replace(read.job, items=self._given.images))
+
+
+def _runs_example(command: str) -> bool:
+    return any(word.rpartition("/")[2] == EXAMPLE for word in launcher_words(command)[-1:])
+
+
+def _megatron_run(command: str) -> PretrainRun | None:
+    try:
+        run = find_pretrain_run(command)
+    except CommandError:
+        return None
+    return run if run is not None and run.kind == KIND else None
+
+
+def _images(text: str | None) -> tuple[int, ...]:
+    words = text.split("+") if text else []
+    if not all(word.isascii() and word.isdecimal() and len(word) < 7 for word in words):
+        raise UsageError(f"images takes counts with a plus between them, such as 2+1+3+0, but got {text!r}: correct it")
+    return tuple(int(word) for word in words)
+
+
+def _placeholder(option: str) -> str:
+    """Return what stands for an option's value in a command, as {llm_tp} does."""
+    name = option.removeprefix("--").removeprefix("mimo-").replace("-", "_")
+    return "mbs" if name == "micro_batch_size" else name

@@ -1,0 +1,44 @@
+"""The GPUs of a job that is planned: of this machine or of a cluster that is named, as many as the command takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster, names_one_node
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.errors import UsageError
+
+
+def job_cluster(named: str | None, num_gpus: int, topology: str | None = None) -> ClusterSpec:
+    """Return the cluster, with as many of its GPUs as the command trains on.
+
+    What nvidia-smi says of one node is said of each; `topology` is a file with that, which a cluster's links come from.
+    """
+    if topology is None:
+        return _sized(named, num_gpus)
+    from zenith_tune.describe.tensor_island import read_topology, with_topology
+
+    node = read_topology(Path(topology))
+    # A file that lists its GPUs as well tells their kind.
+    machines = _sized(topology if named is None and names_one_node(topology) else named, num_gpus)
+    return with_topology(machines, node, Path(topology).name)
+
+
+def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
+    try:
+        cluster = load_cluster(named or LOCAL)
+    except UsageError as error:
+        if named is not None:
+            raise
+        law = str(error).rpartition(": ")[0]
+        raise UsageError(f"{law}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
+    if cluster.num_gpus >= num_gpus:
+        name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
+        return replace(cluster, num_gpus=num_gpus, name=name)
+    if named is not None and not names_one_node(named):
+        law = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
+        raise UsageError(f"{law}: give cluster={cluster.gpu.name}x{num_gpus}")
+    from zenith_tune.planner.what_if import resized
+
+    return resized(cluster, num_gpus)

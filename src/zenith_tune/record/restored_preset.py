@@ -1,0 +1,136 @@
+"""The preset of a study, made anew from the study's header: it alone knows what a point is called and plans to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zenith_tune.errors import UsageError, ZenithTuneError
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.study.parameters import Value
+
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout import Layout
+    from zenith_tune.planner.planner import Planner
+    from zenith_tune.planning.planned_layout import PlannedLayout
+    from zenith_tune.presets.base import TuningPreset
+    from zenith_tune.strategies.prediction import Prediction
+
+FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ZenithTuneError)
+"""What a preset may do with points that are not its own, or with files that are gone: it then tells nothing."""
+PRIOR = "prior.json"
+"""The calibration that a guided study began with, in its folder."""
+BASELINE_LABEL = "your command"
+WORLD_RULES = ("world", "expert_world", "batch")
+"""Rules without which nothing can be reckoned."""
+
+
+class RemadePreset:
+    """Tell what a study's preset knows of its trials; asked again of the same trial it answers from memory."""
+
+    def __init__(self, header: StudyHeader, folder: Path | None = None) -> None:
+        self.header = header
+        self.why_not = ""
+        """What keeps the planner from telling anything; empty where it can."""
+        self.preset: TuningPreset | None = None
+        self.planner: Planner | None = None
+        self._labels: dict[int, str] = {}
+        self._planned: dict[int, PlannedLayout | None] = {}
+        self._predicted: dict[int, Prediction | None] = {}
+        try:
+            self.preset = _made(header)
+            self.planner = _planner(self.preset, header.command, folder)
+        except FROM_ANOTHER_RELEASE as error:
+            self.why_not = str(error) or type(error).__name__
+        if self.planner is None:
+            self.why_not = self.why_not or f"preset {header.preset} {self._other_plans()}"
+
+    def label(self, view: TrialView) -> str:
+        """Return what a trial is called."""
+        if view.label or view.trial.is_baseline:
+            return view.label or BASELINE_LABEL
+        if view.number not in self._labels:
+            self._labels[view.number] = self._label(view.trial.params)
+        return self._labels[view.number]
+
+    def layout(self, view: TrialView) -> Layout | None:
+        """Return the layout of a trial, as the planner takes it."""
+        if self.preset is None or self.planner is None:
+            return None
+        from zenith_tune.layouts.layout_rules import broken_rules
+
+        command = self.header.command
+        try:
+            point = view.trial.params or self.preset.own_point(command)
+            layout = self.preset.planned_layout(command, point) if point else None
+            if layout is None:
+                return None
+            broken = broken_rules(self.planner.model, self.planner.job, layout)
+        except FROM_ANOTHER_RELEASE:
+            return None
+        return None if any(rule.name in WORLD_RULES for rule, _ in broken) else layout
+
+    def planned(self, study: StudyView) -> dict[int, PlannedLayout]:
+        """Return what the planner says of the trials, by number; nothing of those it cannot reckon."""
+        if self.planner is None:
+            return {}
+        new = [view for view in study.trials if view.number not in self._planned]
+        layouts = {view.number: self.layout(view) for view in new}
+        known = {number: layout for number, layout in layouts.items() if layout is not None}
+        self._planned |= dict.fromkeys(layouts)
+        self._planned |= dict(zip(known, self.planner.evaluate(list(known.values())), strict=True))
+        return {number: planned for number, planned in self._planned.items() if planned is not None}
+
+    def predicted(self, view: TrialView) -> Prediction | None:
+        """Return what the preset by itself says of a trial, where it plans without the planner."""
+        if self.preset is None:
+            return None
+        if view.number not in self._predicted:
+            try:
+                point = view.trial.params or self.preset.own_point(self.header.command)
+                self._predicted[view.number] = self.preset.predicted(point) if point else None
+            except FROM_ANOTHER_RELEASE:
+                self._predicted[view.number] = None
+        return self._predicted[view.number]
+
+    def _other_plans(self) -> str:
+        from zenith_tune.presets.base import TuningPreset
+
+        if self.preset is None or type(self.preset).predicted is TuningPreset.predicted:
+            return "makes no plans"
+        return "plans by itself, without the memory of each stage"
+
+    def _label(self, params: Mapping[str, Value]) -> str:
+        if self.preset is not None:
+            try:
+                return self.preset.label(params)
+            except FROM_ANOTHER_RELEASE:
+                pass
+        return " ".join(f"{name}={value}" for name, value in params.items())
+
+
+def _made(header: StudyHeader) -> TuningPreset:
+    from zenith_tune.constructor_args import construct
+    from zenith_tune.registry import PresetRegistry
+
+    preset = construct(PresetRegistry.get(header.preset), header.args, f"preset {header.preset}")
+    preset.bind(header.command)
+    return preset
+
+
+def _planner(preset: TuningPreset, command: str, folder: Path | None) -> Planner | None:
+    subject = preset.subject(command)
+    if subject is None:
+        return None
+    from zenith_tune.calibrate.calibration_file import load_calibration
+    from zenith_tune.planner.planner import Planner
+
+    calibration = None
+    if folder is not None and (folder / PRIOR).is_file():
+        try:
+            calibration = load_calibration(folder / PRIOR)
+        except UsageError:  # of another release, or cut off: the package's own will do
+            calibration = None
+    return Planner(subject.model, subject.cluster, subject.job, calibration)

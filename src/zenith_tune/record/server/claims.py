@@ -1,0 +1,204 @@
+"""Who runs what: the tables that several tuners of one study share on a database server.
+
+A claim says that one tuner runs, or has run, what an identity stands for. It is made before the trial is, in one
+transaction that also counts the budget, and is taken back when the trial is cancelled. A tuner that no longer shows
+itself has its open claims taken from it one by one, each by whoever comes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from zenith_tune.errors import TrialExhausted
+from zenith_tune.record.server.patience import Patience
+from zenith_tune.record.storage import clear_errors
+from zenith_tune.record.tuner_identity import TunerIdentity
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+T = TypeVar("T")
+
+_SHOW = """insert into zenithtune_tuners (tuner, study_id, host, machine, pid, start_ticks, seen)
+values (:tuner, :study, :host, :machine, :pid, :start_ticks, now()) on conflict (tuner) do update set seen = now()"""
+# A server that was away has heard of nobody meanwhile: nobody is dead for that.
+_IS_STALE = "now() - greatest(t.seen, pg_postmaster_start_time()) > make_interval(secs => :stale)"
+_OPEN = f"""select c.run, c.claim, c.tuner, t.host, t.machine, t.pid, t.start_ticks, {_IS_STALE} as is_stale
+from zenithtune_claims c left join zenithtune_tuners t on t.tuner = c.tuner
+where c.study_id = :study and not c.is_over and c.tuner <> :tuner"""
+_FORGET = "delete from zenithtune_tuners where study_id = :study and seen < now() - interval '1 day'"
+_INSERT = """insert into zenithtune_claims (study_id, run, claim, tuner, is_baseline)
+values (:study, :run, :claim, :tuner, :is_baseline)"""
+_TAKE_OVER = "update zenithtune_claims set tuner = :tuner"
+_ONE = "where study_id = :study and run = :run"
+_MINE = f"{_ONE} and tuner = :tuner and not is_over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenClaim:
+    """Hold a claim whose trial has not ended, of a tuner that is no more."""
+
+    run: str
+    claim: str
+    host: str
+
+
+class TrialRow(NamedTuple):
+    """Hold what is seen of a trial at a glance."""
+
+    trial_id: int
+    number: int
+    has_ended: bool
+
+
+def run_key(identity: str, *, is_baseline: bool) -> str:
+    """Return what a claim goes by: identities are whole commands, of any length."""
+    return hashlib.sha256(f"{'baseline' if is_baseline else 'point'}\n{identity}".encode()).hexdigest()
+
+
+class Claims:
+    """Make and give up the claims of one tuner on one study."""
+
+    def __init__(self, engine: Engine, study_id: int, patience: Patience) -> None:
+        self.tuner = uuid.uuid4().hex
+        self.identity = TunerIdentity.own()
+        self._engine = engine
+        self._patience = patience
+        self._study_id = study_id
+        self._claims: dict[str, str] = {}
+
+    def join(self) -> None:
+        """Be one of the study's tuners, and forget those that were killed long ago."""
+        self._write(_SHOW, asdict(self.identity))
+        self._write(_FORGET, {})
+
+    def show(self) -> None:
+        """Tell the others that this tuner is alive; fails where the server is away."""
+        with self._engine.begin() as connection:
+            self._execute(connection, _SHOW, asdict(self.identity))
+
+    def leave(self) -> None:
+        """Give up what was claimed and never begun, and be gone; what was begun is left to the others."""
+        with self._engine.begin() as connection:
+            for run in self._claims:
+                self._execute(connection, f"delete from zenithtune_claims {_MINE}", {"run": run})
+            self._execute(connection, "delete from zenithtune_tuners where tuner = :tuner")
+
+    def take(self, run: str, limit: int | None, *, is_baseline: bool = False) -> bool:
+        """Claim a run for this tuner; False where somebody has it. Raises TrialExhausted if the budget is spent."""
+        claim = uuid.uuid4().hex
+
+        def insert() -> bool:
+            with self._engine.begin() as connection:
+                # Counted and claimed by one tuner at a time; a weaker lock would let two spend the last trial.
+                self._execute(connection, "select 1 from studies where study_id = :study for no key update")
+                found = self._execute(connection, f"select claim from zenithtune_claims {_ONE}", {"run": run}).first()
+                if found is not None:
+                    return bool(found.claim == claim)  # by a try that broke off
+                if limit is not None and self._num_claimed(connection) >= limit:
+                    raise TrialExhausted(f"the budget of {limit} trials is spent")
+                values = {"run": run, "claim": claim, "is_baseline": is_baseline}
+                self._execute(connection, _INSERT, values)
+                return True
+
+        is_mine = self._call(insert)
+        if is_mine:
+            self._claims[run] = claim
+        return is_mine
+
+    def holds(self, run: str) -> bool:
+        """Tell whether this tuner has claimed a run, and not begun it."""
+        return run in self._claims
+
+    def begin(self, run: str) -> str:
+        """Return the name under which a claimed run goes into the record."""
+        return self._claims.pop(run)
+
+    def end(self, run: str, *, is_free: bool) -> None:
+        """Close a claim whose trial has ended, or give it up for somebody to run again."""
+        what = "delete from zenithtune_claims" if is_free else "update zenithtune_claims set is_over = true"
+        self._write(f"{what} {_MINE}", {"run": run})
+        self._claims.pop(run, None)
+
+    def free_failed(self, run: str, claim: str) -> None:
+        """Give up the claim of a trial that failed and is to run again, unless it does already."""
+        which = f"{_ONE} and claim = :claim and is_over"
+        self._write(f"delete from zenithtune_claims {which}", {"run": run, "claim": claim})
+
+    def taken(self, runs: Iterable[str]) -> set[str]:
+        """Return those of some runs that somebody has claimed."""
+        sql = "select run from zenithtune_claims where study_id = :study and run = any(:runs)"
+        return {row.run for row in self._rows(sql, {"runs": list(runs)})}
+
+    def adopt(self, *, stale_s: float | None) -> list[OpenClaim]:
+        """Take over the open claims of tuners that are gone; None: only of those that surely are."""
+        adopted = []
+        for row in self._rows(_OPEN, {"stale": stale_s or 0.0}):
+            is_gone = row.machine is None or _identity(row).is_gone() or (stale_s is not None and row.is_stale)
+            if is_gone and self._take_over(row.run, row.tuner):
+                adopted.append(OpenClaim(run=row.run, claim=row.claim, host=row.host or "an unknown host"))
+        return adopted
+
+    def _take_over(self, run: str, tuner: str) -> bool:
+        def swap() -> bool:
+            with self._engine.begin() as connection:
+                values = {"run": run, "dead": tuner}
+                self._execute(connection, f"{_TAKE_OVER} {_ONE} and tuner = :dead and not is_over", values)
+                self._execute(connection, "delete from zenithtune_tuners where tuner = :dead", values)
+                row = self._execute(connection, f"select tuner from zenithtune_claims {_ONE}", {"run": run}).first()
+                return row is not None and row.tuner == self.tuner
+
+        return self._call(swap)
+
+    def trials_after(self, trial_id: int) -> list[TrialRow]:
+        """Return the trials that were begun after one, in order."""
+        return self._trials("t.trial_id > :after", {"after": trial_id})
+
+    def trial(self, trial_id: int) -> TrialRow:
+        """Return a trial by its id."""
+        return self._trials("t.trial_id = :trial", {"trial": trial_id})[0]
+
+    def trials_of(self, claim: str) -> list[TrialRow]:
+        """Return the trials that were written under a claim; more than one if a connection broke."""
+        run = "select trial_id from trial_user_attributes where key = 'run' and value_json like :claim"
+        return self._trials(f"t.trial_id in ({run})", {"claim": f'%"claim": "{claim}"%'})
+
+    def _trials(self, which: str, values: Mapping[str, Any]) -> list[TrialRow]:
+        sql = f"select trial_id, number, state from trials t where study_id = :study and {which} order by trial_id"
+        rows = self._rows(sql, values)
+        return [TrialRow(row.trial_id, row.number, str(row.state) in ("COMPLETE", "FAIL")) for row in rows]
+
+    def _num_claimed(self, connection: Connection) -> int:
+        sql = "select count(*) from zenithtune_claims where study_id = :study and not is_baseline"
+        return int(self._execute(connection, sql).scalar() or 0)
+
+    def _rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
+        def read() -> list[Any]:
+            with self._engine.begin() as connection:
+                return list(self._execute(connection, sql, values))
+
+        return self._call(read)
+
+    def _write(self, sql: str, values: Mapping[str, Any]) -> None:
+        def write() -> None:
+            with self._engine.begin() as connection:
+                self._execute(connection, sql, values)
+
+        self._call(write)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        with clear_errors(self._patience.url):
+            return self._patience.call(action)
+
+    def _execute(self, connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> Any:
+        from sqlalchemy import text
+
+        return connection.execute(text(sql), {"study": self._study_id, "tuner": self.tuner, **(values or {})})
+
+
+def _identity(row: Any) -> TunerIdentity:
+    return TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)

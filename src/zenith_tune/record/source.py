@@ -1,0 +1,68 @@
+"""Finds the study that a user names: by its name in a database, by its folder, or by its study.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from zenith_tune.errors import StudyError, UnknownNameError
+from zenith_tune.record.exported_study import FILE_NAME, ExportedStudy
+from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.storage import database_url, expanded
+from zenith_tune.record.study_rows import study_names
+from zenith_tune.record.view import StudyView
+
+
+class StudySource(Protocol):
+    """Whatever a study can be read from, again and again."""
+
+    name: str
+
+    def view(self) -> StudyView:
+        """Return the study as it stands."""
+
+
+def find_study(text: str, *, db: str | None = None, output_dir: Path | None = None) -> StudySource:
+    """Return the study that `text` names; an unknown one is told with those that are there."""
+    if db is not None:
+        return _in_database(text, database_url(db))
+    root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
+    database = root / DATABASE_NAME
+    known = _names(database)
+    if text in known:
+        return StudyReader(database_url(database.absolute()), text)
+    path = expanded(text)
+    if path.is_dir():
+        return _in_folder(path.absolute())
+    if path.is_file():
+        return ExportedStudy(path)
+    if (root / text / FILE_NAME).is_file():
+        return ExportedStudy(root / text)
+    if not database.is_file():
+        law = f"there is neither a study, a folder nor a file {text!r}, and no {database}"
+        raise StudyError(f"{law}: give --output-dir or --db of the study, or its folder")
+    raise UnknownNameError("study", text, known)
+
+
+def _in_database(name: str, url: str) -> StudyReader:
+    known = study_names(url)
+    if name not in known:
+        raise UnknownNameError("study", name, known)
+    return StudyReader(url, name)
+
+
+def _in_folder(folder: Path) -> StudySource:
+    database = folder.parent / DATABASE_NAME
+    if folder.name in _names(database):
+        return StudyReader(database_url(database), folder.name)
+    if (folder / FILE_NAME).is_file():
+        return ExportedStudy(folder)
+    if (folder / DATABASE_NAME).is_file():
+        names = _names(folder / DATABASE_NAME)
+        raise StudyError(f"{folder} holds studies and is none: give one of them ({', '.join(names) or 'none yet'})")
+    raise StudyError(f"{folder} is no folder of a study, as it has no {FILE_NAME}: give another")
+
+
+def _names(database: Path) -> list[str]:
+    return study_names(database_url(database.absolute())) if database.is_file() else []

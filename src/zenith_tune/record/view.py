@@ -1,0 +1,134 @@
+"""A study as it stands in its record, for whoever shows it: finished and running trials, the best, the times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import StudyError
+from zenith_tune.record.log_secrets import mask_lines
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.search import StudySearch
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial_log import WHOLE_LINE_LENGTH, TrialLog
+
+MAX_FILES = 50
+"""A trial may leave thousands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """Hold a trial, running or ended, with when it ran and what it is called."""
+
+    trial: Trial
+    """What is known of it; one that runs has no outcome yet, and is held as cancelled."""
+    label: str = ""
+    """What its tuner called it; nothing where the record does not say."""
+    started_s: float | None = None
+    """Seconds since 1970."""
+    ended_s: float | None = None
+    is_running: bool = False
+    host: str = ""
+    """Where it runs, of a study that several machines work on."""
+
+    @property
+    def number(self) -> int:
+        """The trial's number, which every recorded one has."""
+        return self.trial.number or 0
+
+    @property
+    def state(self) -> str:
+        """How it ended, or that it runs."""
+        return "running" if self.is_running else str(self.trial.outcome)
+
+    def log_lines(self, count: int) -> list[str]:
+        """Return the last lines of its log, of its last run where it had several; secrets in plain sight masked."""
+        if self.trial.folder is None:
+            return []
+        for folder in reversed(TrialFolder(self.trial.folder).runs()):
+            if lines := TrialLog(folder.log).tail_lines(count, WHOLE_LINE_LENGTH):
+                # The log of a trial that runs is not masked yet.
+                return mask_lines(lines)
+        return []
+
+    def files(self) -> list[str]:
+        """Return the names of the files that the trial left in its folder."""
+        try:
+            return sorted(path.name for path in self.trial.folder.iterdir())[:MAX_FILES] if self.trial.folder else []
+        except OSError:
+            return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyView:
+    """Hold one look at a study."""
+
+    name: str
+    header: StudyHeader
+    direction: Direction
+    trials: tuple[TrialView, ...]
+    """All of them in order, the user's own command and those that were tried again included."""
+    study: Study
+    """The finished ones: of a run that was tried again, the last time counts."""
+    folder: Path | None = None
+    database: str = ""
+    """Where it was read, for people; empty of an export."""
+    num_pruned: int | None = None
+    """Points that no trial was spent on; None where the record does not say."""
+    num_repeated: int | None = None
+    best_command: str | None = None
+    """The fastest command, ready to paste."""
+    search: StudySearch = field(default_factory=StudySearch)
+    """By which strategy, for how many trials, why it stopped and what the strategy found; empty where not recorded."""
+
+    @property
+    def baseline(self) -> Trial | None:
+        """The user's own command."""
+        return self.study.baseline
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial, the user's own command left out."""
+        return self.study.best
+
+    @property
+    def unit(self) -> str:
+        """The unit of the values."""
+        return next((view.trial.unit for view in self.trials if view.trial.ok and view.trial.unit), "")
+
+    @property
+    def running(self) -> tuple[TrialView, ...]:
+        """Trials that have not ended: they run, or their tuner was killed."""
+        return tuple(view for view in self.trials if view.is_running)
+
+    @property
+    def started_s(self) -> float | None:
+        """When the first trial began."""
+        return min((view.started_s for view in self.trials if view.started_s is not None), default=None)
+
+    @property
+    def ended_s(self) -> float | None:
+        """When the last trial ended; None while one runs."""
+        ends = [view.ended_s for view in self.trials if view.ended_s is not None]
+        return max(ends, default=None) if not self.running else None
+
+
+def refuse_odd(header: StudyHeader, name: str) -> None:
+    """Refuse a header that something else wrote: whoever shows it takes it for texts."""
+    texts = [header.preset, header.command, header.evaluator]
+    if not isinstance(header.args, dict) or not all(isinstance(text, str) for text in (*texts, *header.args.values())):
+        raise StudyError(f"study {name!r} is not one of zenithtune's, as its header holds no texts: give another")
+
+
+def study_of(trials: Iterable[TrialView], direction: Direction) -> Study:
+    """Return the study that ended trials make, by the rule by which one is resumed."""
+    ended = [view.trial for view in trials if not view.is_running and view.trial.outcome is not Outcome.CANCELLED]
+    last = {(trial.is_baseline, trial.identity or trial.number): trial for trial in ended}
+    study = Study(direction)
+    for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
+        study.add(trial)
+    return study

@@ -1,0 +1,89 @@
+"""Prints a dry run: the commands that would run, and why other points would not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO
+
+from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.study.parameters import Value
+from zenith_tune.tuning.dry_run import DryRunListener
+from zenith_tune.units import count
+
+_MAX_PRUNED_LINES = 20
+
+
+class DryRunText(DryRunListener):
+    """Print for people: every command, and the first of the pruned points."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._num_pruned = 0
+
+    def dry_run_started(self, plan: str, baseline: str | None) -> None:
+        self._say(f"dry run: {plan}")
+        if baseline is not None:
+            self._say(f"trial base  your command\n  {baseline}")
+
+    def point_would_run(
+        self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
+    ) -> None:
+        self._say(f"trial {number:>4}  {label}\n  {command}")
+        if predicted is not None:
+            self._say(f"  {_expected(predicted)}")
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        self._num_pruned += 1
+        if self._num_pruned <= _MAX_PRUNED_LINES:
+            self._say(f"pruned      {label}: {reason}")
+        elif self._num_pruned == _MAX_PRUNED_LINES + 1:
+            self._say("pruned      ... more follow; --json lists them all")
+
+    def noted(self, line: str) -> None:
+        self._say(f"note: {line}")
+
+    def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
+        counts = f"{count(num_trials, 'trial')} would run, {count(num_pruned, 'point')} pruned"
+        self._say(f"{counts}; {why}. Nothing was run or written.")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream)
+
+
+class DryRunJson(DryRunListener):
+    """Print for programs: one JSON object per line."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def dry_run_started(self, plan: str, baseline: str | None) -> None:
+        self._write(event="dry_run_started", plan=plan, baseline=baseline)
+
+    def point_would_run(
+        self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
+    ) -> None:
+        told = {"number": number, "label": label, "command": command, "parameters": dict(params)}
+        if predicted is not None:
+            parts = {f"{name.replace(' ', '_')}_s": seconds for name, seconds in predicted.parts_s.items()}
+            known = {"step_s": predicted.step_s, **parts, "memory_bytes": predicted.memory_bytes, "by": predicted.by}
+            told["predicted"] = known
+        self._write(event="would_run", **told)
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        self._write(event="point_pruned", label=label, parameters=dict(params), reason=reason)
+
+    def noted(self, line: str) -> None:
+        self._write(event="note", text=line)
+
+    def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
+        self._write(event="dry_run_ended", num_trials=num_trials, num_pruned=num_pruned, why=why)
+
+    def _write(self, **content: object) -> None:
+        print(json.dumps(content), file=self._stream)
+
+
+def _expected(predicted: Prediction) -> str:
+    parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in predicted.parts_s.items()]
+    memory = [] if predicted.memory_bytes is None else [f"{predicted.memory_bytes / 2**30:.3g} GiB"]
+    return f"{', '.join([f'{predicted.step_s * 1e3:.1f} ms a step', *parts, *memory])} by {predicted.by}"

@@ -1,0 +1,100 @@
+"""The size guide for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from zenith_tune.describe.tensor_island import tensor_reason
+from zenith_tune.planner.size_guide import GuideRow
+from zenith_tune.planning.guide_comparison import GuideComparison
+from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.report.plan.json import planned_object
+from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
+
+Json = dict[str, Any]
+COLUMNS = ("model", "GPUs", "TP", "PP", "DP", "micro-batches")
+
+
+class GuideReport:
+    """Print the guide."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    def table(self, rows: Sequence[GuideRow]) -> None:
+        """Print the whole table."""
+        self._say("starting points for bf16, 2K sequences and A100 80 GB:")
+        self._say("  ".join(f"{name:>5}" for name in COLUMNS))
+        for row in rows:
+            cells = (f"{row.billions:g}B", row.num_gpus, row.tp, row.pp, row.dp, row.micro_batches)
+            widths = (max(len(name), 5) for name in COLUMNS)
+            self._say("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+        self._say("zenithtune guide 70B --gpus 64 says what the planner makes of a row")
+
+    def comparison(self, found: GuideComparison) -> None:
+        """Print the guide's layout, the planner's, and why they differ."""
+        plan = found.plan
+        size = f"{plan.model.name} ({plan.model.num_params / 1e9:.1f}B parameters)"
+        job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
+        self._say(f"{size} on {plan.cluster.name}: {job}")
+        for rule in found.guide.rules:
+            self._say(f"  rule: {rule}")
+        self._say(f"guide    {_figures(found.planned)}")
+        for reason in found.broken:
+            self._say(f"  breaks a rule: {reason}")
+        best = found.best
+        if best is None:
+            self._say(f"planner  nothing fits; the guide's layout {found.verdict}")
+            return
+        self._say(f"planner  {_figures(best)}")
+        self._say(_verdict(found))
+        for reason in found.reasons:
+            self._say(f"  {reason}")
+        self._say(f"  {tensor_reason(plan.cluster)}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+
+def comparison_object(found: GuideComparison) -> Json:
+    """Return both layouts as a plain object."""
+    plan, best = found.plan, found.best
+    return {
+        "model": plan.model.name,
+        "num_params": plan.model.num_params,
+        "cluster": plan.cluster.name,
+        "seq_len": plan.job.seq_len,
+        "precision": plan.job.precision,
+        "global_batch": plan.global_batch,
+        "row": asdict(found.guide.row),
+        "rules": list(found.guide.rules),
+        "guide": {
+            **planned_object(found.planned),
+            "fits": not found.verdict,
+            "broken_rules": list(found.broken),
+        },
+        "planner": planned_object(best) if best else None,
+        "gain": found.gain,
+        "change": found.change or None,
+        "reasons": found.reasons,
+    }
+
+
+def _verdict(found: GuideComparison) -> str:
+    assert found.gain is not None
+    if found.change == "nothing":
+        return "the planner chooses the same"
+    if found.verdict:
+        return f"the planner's fits ({found.change})"
+    return f"the planner's is {format_gain(found.gain)[1:]} faster ({found.change})"
+
+
+def _figures(planned: PlannedLayout) -> str:
+    speed = f"{format_seconds(planned.step_s)} a step, {planned.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    memory = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
+    return f"{planned.name}: {speed}, MFU {planned.mfu:.1%}, {memory}, {planned.oom_probability:.0%} OOM"

@@ -1,0 +1,109 @@
+"""A plan for programs: plain objects with SI units in their names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from zenith_tune.layouts.axes import Cut
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.explanation import Explanation, Step
+from zenith_tune.planner.plan import NearMiss, Plan
+from zenith_tune.planner.what_if import WhatIf
+from zenith_tune.planning.planned_layout import PlannedLayout
+
+Json = dict[str, Any]
+
+
+def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
+    """Return a plan as a plain object; `enough_gpus` is how many would do where nothing fits."""
+    return {
+        **_situation(plan),
+        "risk": plan.risk,
+        "num_considered": plan.num_considered,
+        "num_fitting": plan.num_fitting,
+        "num_not_fitting": plan.num_not_fitting,
+        "dropped": [_cut(cut) for cut in plan.cuts],
+        "left_out": list(plan.left_out),
+        "enough_gpus": enough_gpus,
+        "best": [planned_object(planned) for planned in plan.best],
+        "near_misses": [_near_miss(miss) for miss in plan.near_misses],
+    }
+
+
+def planned_object(planned: PlannedLayout) -> Json:
+    """Return a layout and its estimate as a plain object."""
+    return {
+        "name": planned.name,
+        "layout": layout_object(planned.layout),
+        "step_s": planned.step_s,
+        "step_interval_90_s": list(planned.step_interval_s),
+        "tokens_per_s": planned.tokens_per_s,
+        "tokens_per_s_per_gpu": planned.tokens_per_s_per_gpu,
+        "mfu": planned.mfu,
+        "bound": planned.bound,
+        "time_parts_s": planned.time_parts,
+        "memory_bytes": planned.memory_bytes,
+        "memory_interval_90_bytes": list(planned.memory_interval_bytes),
+        "headroom_bytes": planned.headroom_bytes,
+        "oom_probability": planned.oom_probability,
+        "memory_parts_bytes": planned.memory_parts,
+    }
+
+
+def layout_object(layout: Layout) -> Json:
+    """Return a layout with what follows from its sizes."""
+    return {**asdict(layout), "dp": layout.dp, "edp": layout.edp, "num_micro_batches": layout.num_micro_batches}
+
+
+def explanation_object(explanation: Explanation) -> Json:
+    """Return an explained layout as a plain object."""
+    return {
+        "layout": layout_object(explanation.layout) if explanation.planned else asdict(explanation.layout),
+        "broken_rules": list(explanation.broken),
+        "fits": explanation.fits,
+        "verdict": explanation.verdict,
+        "estimate": planned_object(explanation.planned) if explanation.planned else None,
+        "stages": [{"stage": stage.stage, "memory_parts_bytes": stage.parts} for stage in explanation.stages],
+        "better": [{**_step(step), **planned_object(step.planned)} for step in explanation.steps],
+    }
+
+
+def _step(step: Step) -> Json:
+    return {"change": step.change, "gain": _finite(step.gain), "saved_bytes": step.saved_bytes}
+
+
+def what_if_object(what_if: WhatIf) -> Json:
+    """Return two plans and the gain as a plain object."""
+    before, after = plan_object(what_if.before), plan_object(what_if.after)
+    return {"what_if": what_if.text, "gain": what_if.gain, "hint": what_if.hint, "before": before, "after": after}
+
+
+def _situation(plan: Plan) -> Json:
+    return {
+        "model": plan.model.name,
+        "num_params": plan.model.num_params,
+        "cluster": plan.cluster.name,
+        "gpu": plan.cluster.gpu.name,
+        "num_gpus": plan.cluster.num_gpus,
+        "memory_bytes_per_gpu": plan.cluster.gpu.memory_bytes,
+        "framework": plan.job.framework.name,
+        "precision": plan.job.precision,
+        "seq_len": plan.job.seq_len,
+        "global_batch": plan.global_batch,
+    }
+
+
+def _cut(cut: Cut) -> Json:
+    return {"rule": cut.rule, "law": cut.law, "count": cut.count, "of": cut.what, "example": cut.example}
+
+
+def _near_miss(miss: NearMiss) -> Json:
+    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "cure": miss.cure}
+    return {**why, **planned_object(miss.planned)}
+
+
+def _finite(number: float) -> float | None:
+    """Return a number, or None for one that JSON has no spelling for."""
+    return number if math.isfinite(number) else None

@@ -1,0 +1,190 @@
+"""Shows a study on a terminal: live while it runs, plain lines where there is no terminal, a summary at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from zenith_tune.record.batch_difference import batch_note
+from zenith_tune.report.findings_lines import findings_lines
+from zenith_tune.report.terminal.live_screen import LiveScreen
+from zenith_tune.report.terminal.trial_table import (
+    MAX_ROWS,
+    called,
+    early_lines,
+    failure_lines,
+    trial_table,
+)
+from zenith_tune.report.trial_line import LABEL, trial_line
+from zenith_tune.shell.secrets import MASK
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
+from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.units import count, format_gain, format_spread, format_value
+
+_REFRESH_PER_S = 4
+
+
+class TerminalReporter(StudyListener):
+    """Print what happens, live if the console is a terminal."""
+
+    def __init__(self, console: Console | None = None, *, live: bool = True) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._labels: dict[int, str] = {}
+        self._screen = LiveScreen()
+        self._wants_live = live
+        self._live: Live | None = None
+
+    def study_started(self, plan: StudyPlan) -> None:
+        budget = count(plan.n_trials, "trial") if plan.n_trials else "until it ends by itself"
+        how = f"preset {plan.preset}, strategy {plan.strategy} ({budget}), {plan.evaluator}"
+        self._say(f"study {plan.study_name}: {how}")
+        for note in plan.notes:
+            self.noted(note)
+        self._labels |= plan.labels
+        self._screen.begin(plan.max_trials, plan.study, plan.num_slots, plan.first_state)
+        if plan.num_finished:
+            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
+        if self._console.is_terminal and self._wants_live:
+            # It gives way to the final table, so that nothing stands on the screen twice.
+            self._live = Live(
+                console=self._console,
+                refresh_per_second=_REFRESH_PER_S,
+                get_renderable=self._screen.draw,
+                transient=True,
+            )
+            self._live.start()
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        self._labels[number] = label
+        self._screen.start(number, label, why)
+        if why:
+            # Above the live screen too: the reasons are what is left to read once it is gone.
+            self._say(f"trial {self._name(number):>4}  {label:<{LABEL}}  starts    {why}")
+
+    def trial_state(self, number: int, state: str) -> None:
+        self._screen.state(number, state)
+        if self._live is None:
+            self._say(f"trial {self._name(number):>4}  {self._labels.get(number, ''):<{LABEL}}  {state}")
+
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        self._screen.progress(number, num_iterations, value)
+
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        self._screen.memory(number, peak_memory_bytes)
+
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        self._screen.finish(trial, label)
+        if self._live is None:
+            self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
+
+    def trial_recalled(self, trial: Trial, label: str) -> None:
+        self._labels[trial.number or 0] = label
+
+    def noted(self, line: str) -> None:
+        self._say(f"note: {line}")
+
+    def study_ended(self, end: StudyEnd) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._say(f"stopped: {end.why}")
+        if end.study.trials or end.study.baseline:
+            self._console.print()
+            self._console.print(trial_table(end.study, self._labels))
+            self._print_rest(end.study)
+        if end.findings is not None and end.findings.rows:
+            self._print_findings(end.findings)
+        self._print_best(end)
+        for line in end.diagnosis:
+            self._say(f"diagnosis: {line}")
+        paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
+        for name, path in paths.items():
+            if path.exists():
+                self._say(f"{name:5} {path}")
+        self._say(f"{'study':5} {end.database_url}")
+        if end.why.startswith("interrupted"):
+            self._say(f"go on: the same command with --resume --study-name {end.study_name}")
+
+    def _print_rest(self, study: Study) -> None:
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(study.counts().items(), key=_ok_first))
+        extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
+        extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
+        shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
+        nothing = "none finished" if study.trials or not _may_search(study) else "none was needed"
+        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or nothing}{extra}")
+        for line in (*early_lines(study), *failure_lines(study)):
+            self._say(line)
+
+    def _print_findings(self, findings: Findings) -> None:
+        self._console.print()
+        for line in findings_lines(findings, self._console.width):
+            self._say(line)
+
+    def _print_best(self, end: StudyEnd) -> None:
+        study, fastest = end.study, end.study.fastest
+        self._console.print()
+        if study.best is None or fastest is None or fastest.value is None:
+            stays = "your own command stays the best" if fastest else "there is no best command yet"
+            if study.trials:
+                self._say(f"no trial went well: {stays}")
+            else:
+                is_cut = end.why.startswith("interrupted") or not _may_search(study)
+                self._say(f"no trial was run: {stays}" if is_cut else f"nothing was worth a trial: {stays}")
+            self._print_warnings(end)
+            return
+        who = "your own command" if fastest.is_baseline else f"trial {fastest.number}"
+        label = self._labels.get(fastest.number or 0, "")
+        label = f", {label}" if label and not fastest.is_baseline else ""
+        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.spread)}")
+        if not fastest.is_baseline:
+            self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
+        self._print_gain(study)
+        self._print_warnings(end)
+        self._console.print()
+        self._say(end.best_command or "")
+        self._console.print()
+
+    def _print_warnings(self, end: StudyEnd) -> None:
+        for warning in end.warnings:
+            self.noted(warning)
+        if end.best_command is not None and MASK in end.best_command:
+            self.noted(f"put your secrets back in place of {MASK} before you run it")
+
+    def _print_gain(self, study: Study) -> None:
+        base = study.baseline
+        if base is None:
+            return
+        if study.gain is None:
+            self._say(f"your command: {base.outcome}" + (f" ({base.cause})" if base.cause else ""))
+        elif study.fastest is base:
+            self._say(f"gain: none; the best trial is {format_gain(study.gain)} against your own command")
+        elif study.best_is_own and study.best is not None:
+            runs = f"two runs of them differ by {format_gain(study.gain_of(study.best) or 0.0)}"
+            self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
+        else:
+            over = format_value(base.value or 0, base.unit)
+            doubt = f", within the noise of{format_spread(study.noise)}: confirm it with --repeats 3"
+            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){doubt * study.is_within_noise}")
+        if note := batch_note(study):
+            self.noted(note)
+
+    def _name(self, number: int) -> str:
+        return called(number, is_baseline=self._labels.get(number) == YOUR_COMMAND)
+
+    def _say(self, line: str) -> None:
+        """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
+        self._console.print(Text(line), soft_wrap=True)
+
+
+def _may_search(study: Study) -> bool:
+    """Tell whether the search was begun: a study whose own command fails may end before it."""
+    return study.baseline is None or study.baseline.ok
+
+
+def _ok_first(item: tuple[Outcome, int]) -> tuple[bool, str]:
+    return item[0] is not Outcome.OK, str(item[0])

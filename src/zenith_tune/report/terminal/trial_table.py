@@ -1,0 +1,106 @@
+"""The table of trials that a study ends with, and its failures grouped by cause."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import format_bytes, format_gain, format_seconds, format_spread, format_value
+
+MAX_ROWS = 60
+STYLES = {Outcome.OK: "green", Outcome.OOM: "red", Outcome.ERROR: "red", Outcome.TIMEOUT: "yellow"}
+_MAX_CAUSE = 90
+_MAX_NUMBERS = 8
+
+
+def trial_table(study: Study, labels: dict[int, str]) -> Table:
+    """Return the trials as a table that fits 80 columns; of a long study, the best ones."""
+    rows = _rows(study, _chosen(study))
+    unit = next((trial.unit for trial in rows if trial.unit), "")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=f"value in {unit}" if unit else None)
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("layout", overflow="fold", min_width=16)
+    for name in ("outcome", "value", "gain", "memory", "time"):
+        table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
+    for trial in rows:
+        table.add_row(*_cells(trial, study, labels), style="bold" if trial is study.fastest else "")
+    return table
+
+
+def failure_lines(study: Study) -> list[str]:
+    """Return one line per kind of failure: how many, an example of the cause, and which trials."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in study.trials:
+        if trial.cause is not None:
+            groups.setdefault(trial.failure or str(trial.outcome), []).append(trial)
+    return [f"  {len(trials)} {kind} (trial {_numbers(trials)}): {trials[0].cause}" for kind, trials in groups.items()]
+
+
+def early_lines(study: Study) -> list[str]:
+    """Return one line per reason for which trials were ended early: how many, which, and an example in full."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in _rows(study, study.trials):
+        if trial.early is not None:
+            groups.setdefault(_early_kind(trial.early), []).append(trial)
+    shown = {kind: f"{len(trials)} ended early (trial {_numbers(trials)})" for kind, trials in groups.items()}
+    return [f"  {shown[kind]}{', for one' * (len(trials) > 1)}: {trials[0].early}" for kind, trials in groups.items()]
+
+
+def shown_number(trial: Trial) -> str:
+    """Return how a trial is called in tables and lines."""
+    return called(trial.number, is_baseline=trial.is_baseline)
+
+
+def called(number: int | None, *, is_baseline: bool) -> str:
+    """Return how a trial of this number is called."""
+    return "base" if is_baseline else str(number)
+
+
+def shortened(cause: str | None) -> str:
+    """Return the beginning of a cause, for one line among many."""
+    cause = cause or ""
+    return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - 1] + "…"
+
+
+def _numbers(trials: list[Trial]) -> str:
+    shown = ", ".join(shown_number(trial) for trial in trials[:_MAX_NUMBERS])
+    return shown if len(trials) <= _MAX_NUMBERS else f"{shown}, ..."
+
+
+def _rows(study: Study, trials: list[Trial]) -> list[Trial]:
+    return [*([study.baseline] if study.baseline else []), *trials]
+
+
+def _early_kind(reason: str) -> str:
+    """Return the first word of a reason: known, or behind."""
+    return reason.partition(" ")[0]
+
+
+def _chosen(study: Study) -> list[Trial]:
+    if len(study.trials) <= MAX_ROWS:
+        # Side by side they end in another order than they began.
+        return sorted(study.trials, key=lambda trial: trial.number or 0)
+    ok = [trial for trial in study.trials if trial.value is not None]
+    ok.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction.better(2.0, than=1.0))
+    return ok[: MAX_ROWS // 2]
+
+
+def _ended(trial: Trial) -> str:
+    return str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
+
+
+def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
+    gain = None if trial.is_baseline else study.gain_of(trial)
+    number = shown_number(trial)
+    label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
+    return [
+        Text(f"* {number}" if trial is study.fastest else number),
+        Text(label),
+        Text(_ended(trial), style=STYLES.get(trial.outcome, "")),
+        Text("" if trial.value is None else format_value(trial.value) + format_spread(trial.spread)),
+        Text(format_gain(gain) if gain is not None else ""),
+        Text(format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""),
+        Text(format_seconds(trial.duration_s) if trial.duration_s is not None else ""),
+    ]

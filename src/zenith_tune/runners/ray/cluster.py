@@ -1,0 +1,183 @@
+"""A Ray cluster as trials see it: its nodes, their names, and how many trials fit."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.runners.ray import worker as ray_worker
+from zenith_tune.study.resources import Resources
+
+_CONNECT_S = 10.0
+_ADDRESS = re.compile(r"auto|local|(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):(\d{1,5})|ray://[^\s:/]\S*|(?!ray:)[\w+.-]+://\S+")
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """Hold one node; `name` is its address, with a part of its id where several share that."""
+
+    node_id: str
+    name: str
+    is_alive: bool
+    num_gpus: float
+    num_cpus: float
+
+
+class RayCluster:
+    """Hold the connection to a cluster; one that this process has already is used, and left as it is."""
+
+    def __init__(self, address: str, cpus_per_node: float) -> None:
+        check_address(address)
+        self._address = address
+        self._cpus = cpus_per_node
+        self._ray: Any = None
+        self._is_own = False
+        self._connecting = threading.Lock()
+
+    @property
+    def ray(self) -> Any:
+        """Return the module, connected."""
+        with self._connecting:
+            if self._ray is None:
+                self._ray = self._connected()
+            return self._ray
+
+    def close(self) -> None:
+        """End the connection, if it was made here."""
+        if self._ray is not None and self._is_own:
+            self._ray.shutdown()
+        self._ray, self._is_own = None, False
+
+    def nodes(self) -> list[RayNode]:
+        """Return every node that is or was part of the cluster."""
+        return named_nodes(self.ray.nodes())
+
+    def bundle(self, resources: Resources) -> dict[str, float]:
+        """Return what a trial takes of each of its nodes: all GPUs of the largest where it does not say."""
+        gpus = resources.gpus_per_node
+        if gpus is None:
+            gpus = int(max((node.num_gpus for node in self.nodes() if node.is_alive), default=0))
+        return {"CPU": self._cpus, **({"GPU": float(gpus)} if gpus else {})}
+
+    def num_gangs(self, resources: Resources) -> int:
+        """Return how many trials fit side by side; raises UsageError where not even one ever does."""
+        bundle = self.bundle(resources)
+        alive = [node for node in self.nodes() if node.is_alive]
+        rooms = [room for node in alive if (room := _room(node, bundle))]
+        if len(rooms) < resources.nodes:
+            wanted = f"{bundle.get('GPU', 0):g} GPUs and {bundle['CPU']:g} CPUs"
+            has = f"{len(rooms)} of its {len(alive)} nodes have {wanted} each"
+            cure = "add nodes, or take fewer nodes or GPUs for a trial"
+            raise UsageError(f"a trial needs {resources.describe()}, but of the Ray cluster {has}: {cure}")
+        return most_gangs(rooms, resources.nodes)
+
+    def _connected(self) -> Any:
+        ray = _imported()
+        if ray.is_initialized():
+            return ray
+        self._check_answers()
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace="zenithtune")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise self._unreachable(str(error).strip() or type(error).__name__) from None
+        finally:
+            # Ray sets a handler of its own, which would end the tuner before its trials.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
+        self._is_own = True
+        _keep_output_clean()
+        return ray
+
+    def _check_answers(self) -> None:
+        """Refuse an address where nobody listens, for which Ray would look for minutes."""
+        host, colon, port = self._address.rpartition("://")[2].rpartition(":")
+        if not colon or not port.isdecimal():
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise self._unreachable(str(error)) from None
+
+    def _unreachable(self, why: str) -> UsageError:
+        told = why.splitlines()[0].partition(". ")[0][:200]
+        law = f"runner ray must reach a Ray cluster at {self._address!r}, but: {told}"
+        return UsageError(f"{law}: start one by `ray start --head`, or give --ray-address HOST:6379")
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address, before Ray is asked, which takes a second to load.
+
+    >>> for address in ("auto", "10.0.0.7:6379", "[fd00::7]:6379", "ray://head:10001"):
+    ...     check_address(address)
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1] or 1) <= _MAX_PORT:
+        law = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"
+        raise UsageError(f"{law}, but got {address[:80]!r}: give e.g. --ray-address 10.0.0.7:6379")
+
+
+def _imported() -> Any:
+    try:
+        import ray
+        from ray import cloudpickle
+    except ImportError:
+        raise UsageError("runner ray needs Ray: pip install 'zenith-tune[ray]'") from None
+    by_value: Any = cloudpickle.register_pickle_by_value
+    by_value(ray_worker)  # the nodes need not have this package
+    return ray
+
+
+def _keep_output_clean() -> None:
+    """Have Ray not print what befell its nodes: standard output belongs to the study, and trials tell of it."""
+    printing: Any = importlib.import_module("ray._private.worker")
+    if hasattr(printing, "print_to_stdstream"):
+        printing.print_to_stdstream = lambda *_, **__: None
+
+
+def named_nodes(rows: Sequence[Mapping[str, Any]]) -> list[RayNode]:
+    """Return the nodes that ray.nodes() lists."""
+    shared = Counter(row["NodeManagerAddress"] for row in rows)
+    return [
+        RayNode(
+            node_id=row["NodeID"],
+            name=_name(row["NodeManagerAddress"], row["NodeID"], shared[row["NodeManagerAddress"]]),
+            is_alive=row["Alive"],
+            num_gpus=row["Resources"].get("GPU", 0.0),
+            num_cpus=row["Resources"].get("CPU", 0.0),
+        )
+        for row in rows
+    ]
+
+
+def most_gangs(rooms: Sequence[int], nodes: int) -> int:
+    """Return how many gangs of `nodes` different nodes fit, where node i has room for rooms[i] of their parts.
+
+    >>> most_gangs([4, 4], 1), most_gangs([4, 1], 2), most_gangs([2, 2, 2], 2)
+    (8, 1, 3)
+    """
+    # k gangs fit exactly if k parts of each gang find their nodes when no node takes two parts of one gang.
+    gangs = 0
+    while sum(min(room, gangs + 1) for room in rooms) >= (gangs + 1) * nodes:
+        gangs += 1
+    return gangs
+
+
+def _room(node: RayNode, bundle: Mapping[str, float]) -> int:
+    rooms = [int(node.num_cpus / bundle["CPU"])] if bundle["CPU"] else []
+    rooms += [int(node.num_gpus / bundle["GPU"])] if "GPU" in bundle else []
+    return min(rooms, default=1)
+
+
+def _name(address: str, node_id: str, num_sharing: int) -> str:
+    return address if num_sharing == 1 else f"{address}#{node_id[:6]}"

@@ -1,0 +1,242 @@
+"""One trial's nodes of a Ray cluster: a placement group, and a worker on each of its nodes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.runners.ray import worker as ray_worker
+from zenith_tune.runners.gang_command import (
+    NODE_RANK,
+    deepspeed_command,
+    gang_command,
+    gang_environment,
+    is_deepspeed,
+)
+from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
+from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command
+from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.portable_environment import portable
+from zenith_tune.runners.ray.cluster import RayCluster
+from zenith_tune.shell.rank_launcher import ACCELERATE, RankLauncher
+from zenith_tune.shell.variables import with_variables
+from zenith_tune.study.files import write_atomically
+from zenith_tune.study.resources import Resources
+
+_READ_S = 1.0
+_PLACED_S = 1  # Ray counts in whole seconds
+_LOOK_S = 0.2
+_END_S = 20.0
+_SILENT_S = 60.0
+"""How long a worker that Ray cannot reach may come back."""
+LISTED_S = 3.0
+"""How long after its workers a node is listed as dead."""
+_NODE_MARK = "ZENITHTUNE_NODE"
+"""Tells the processes of one worker from those of its peers, where two of Ray's nodes share a machine."""
+
+
+class NodeLostError(Exception):
+    """Say that a node, or Ray's worker on it, is gone."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"node {name} was lost: {why}")
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Hold where one worker is."""
+
+    name: str
+    node_id: str
+    address: str
+    port: int
+    gpus: str
+
+
+class RayGang:
+    """Hold a trial's nodes; the calling thread looks at `keep_on()` while it waits."""
+
+    def __init__(self, cluster: RayCluster, resources: Resources, keep_on: Callable[[], bool]) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._resources = resources
+        self._keep_on = keep_on
+        self._workers: list[Any] = []
+        self._reads: dict[Any, int] = {}
+        self._positions = [0] * resources.nodes
+        self._silent_since: dict[int, float] = {}
+        self.seats: list[Seat] = []
+        self._bundle = cluster.bundle(resources)
+        avoided = [node.node_id for node in cluster.nodes() if node.name in resources.avoid]
+        selector = {"bundle_label_selector": [{"ray.io/node-id": f"!in({','.join(avoided)})"}] * resources.nodes}
+        self._group = placement_group(
+            [self._bundle] * resources.nodes,
+            strategy="STRICT_SPREAD" if resources.nodes > 1 else "PACK",
+            **(selector if avoided else {}),
+        )
+
+    def is_placed(self) -> bool:
+        """Tell whether the nodes are the trial's; waits a moment for it."""
+        return bool(self._group.wait(_PLACED_S))
+
+    def start_workers(self) -> bool:
+        """Start a worker on each node; False where the wait for them was given up."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        actor = self._ray.remote(ray_worker.RayWorker)
+        for rank in range(self._resources.nodes):
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+            options = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0)}
+            self._workers.append(actor.options(scheduling_strategy=place, max_concurrency=4, **options).remote())
+        asked = {worker.address.remote(): rank for rank, worker in enumerate(self._workers)}
+        answers = dict(self._answers(asked))
+        if len(answers) < len(self._workers):
+            return False
+        names = {node.node_id: node.name for node in self._cluster.nodes()}
+        for _, told in sorted(answers.items()):
+            name = names.get(told["node_id"], told["address"])
+            self.seats.append(Seat(name=name, **{**told, "port": int(told["port"])}))
+        return True
+
+    def start_command(self, command: str, folder: Path, grace_s: float) -> bool:
+        """Start the command on each node; False where the wait for it was given up."""
+        first, num_nodes = self.seats[0], len(self.seats)
+        gpus = f'"${GPUS}"' if all(seat.gpus for seat in self.seats) else ""
+        command = with_variables(command, {PORT: str(first.port), **({GPUS: gpus} if gpus else {})})
+        if is_deepspeed(command):
+            command = self._deepspeed(command, folder)
+        else:
+            command = gang_command(command, num_nodes, first.address, first.port)
+            command = self._accelerate(command, gpus)
+        asked = {}
+        for rank, worker in enumerate(self._workers):
+            meeting = gang_environment(num_nodes, rank, first.address, first.port)
+            own = {name: value for name, value in portable(os.environ).items() if name != GPUS}
+            variables = {**own, **meeting, MARK: str(folder), _NODE_MARK: f"{rank} {folder}"}
+            text = command.replace(NODE_RANK, str(rank))
+            ending = end_arguments(variables[_NODE_MARK], grace_s, _NODE_MARK)
+            asked[worker.start.remote(text, variables, str(Path.cwd()), END_MARKED, ending)] = rank
+        return len(list(self._answers(asked))) == num_nodes
+
+    def read(self) -> list[tuple[int, bytes, int | None]]:
+        """Return what nodes printed since, and the exit code of those that are over; waits a moment for it."""
+        if not self._reads:
+            for rank in range(len(self._workers)):
+                self._ask_for_more(rank)
+        ready, _ = self._ray.wait(list(self._reads), num_returns=1, timeout=_LOOK_S)
+        told = []
+        for ref in ready:
+            rank = self._reads.pop(ref)
+            text, code = self._printed(ref, rank)
+            self._positions[rank] += len(text)
+            told.append((rank, text, code))
+            if code is None:
+                self._ask_for_more(rank)
+        return told
+
+    def _ask_for_more(self, rank: int) -> None:
+        self._reads[self._workers[rank].read.remote(self._positions[rank], _READ_S)] = rank
+
+    def _printed(self, ref: Any, rank: int) -> tuple[bytes, int | None]:
+        """Return a worker's answer; one that is out of reach has a while to come back, unless its node is dead."""
+        from ray.exceptions import ActorUnavailableError
+
+        try:
+            text, code = self._ray.get(ref)
+        except ActorUnavailableError as error:
+            since = self._silent_since.setdefault(rank, time.monotonic())
+            if self._dead_node() is not None or time.monotonic() - since > _SILENT_S:
+                raise self._lost(rank, error) from None
+            time.sleep(_LOOK_S)
+            return b"", None
+        except self._ray.exceptions.RayError as error:
+            raise self._lost(rank, error) from None
+        self._silent_since.pop(rank, None)
+        return text, code
+
+    def end(self, grace_s: float) -> None:
+        """End everything on all nodes, and give them back."""
+        from ray.util.placement_group import remove_placement_group
+
+        refs = [worker.end.remote(grace_s) for worker in self._workers] if self.seats else []
+        if refs:
+            self._ray.wait(refs, num_returns=len(refs), timeout=grace_s + _END_S)
+        for worker in self._workers:
+            self._ray.kill(worker, no_restart=True)
+        remove_placement_group(self._group)
+
+    def _answers(self, asked: dict[Any, int]) -> Iterator[tuple[int, Any]]:
+        """Yield the workers' answers as they come, until all came or the wait is given up."""
+        while asked and self._keep_on():
+            ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=_LOOK_S)
+            for ref in ready:
+                rank = asked.pop(ref)
+                yield rank, self._answer(ref, rank)
+
+    def _answer(self, ref: Any, rank: int) -> Any:
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayError as error:
+            raise self._lost(rank, error) from None
+
+    def check_reach(self) -> None:
+        """Raise NodeLostError if a worker is out of reach, for whoever cannot wait for it to come back."""
+        for rank in self._silent_since:
+            raise NodeLostError(self.seats[rank].name, "Ray cannot reach it")
+
+    def check_nodes(self, wait_s: float = 0.0) -> None:
+        """Raise NodeLostError if one of the nodes died, or does so within `wait_s`."""
+        deadline = time.monotonic() + wait_s
+        while (name := self._dead_node()) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if name is not None:
+            raise NodeLostError(name, "Ray says that it died")
+
+    def _lost(self, rank: int, error: Exception) -> NodeLostError:
+        """Return which node is gone: what Ray says first may be of another one, which only felt it."""
+        try:
+            self.check_nodes(LISTED_S)
+        except NodeLostError as lost:
+            return lost
+        told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return NodeLostError(self.seats[rank].name if self.seats else f"{rank} of the trial", told[:200])
+
+    def _dead_node(self) -> str | None:
+        alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
+        return next((seat.name for seat in self.seats if seat.node_id not in alive), None)
+
+    def _accelerate(self, command: str, gpus: str) -> str:
+        """Return an accelerate command that keeps to the GPUs and the port that Ray's worker has; others as is."""
+        launcher = RankLauncher.find(command)
+        if launcher is None or launcher.kind != ACCELERATE:
+            return command
+        return own_command(command, gpus=gpus, port=str(self.seats[0].port))
+
+    def _deepspeed(self, command: str, folder: Path) -> str:
+        """Return a deepspeed command that starts this node's own ranks, on the GPUs that Ray gave."""
+        names, first = [f"node-{rank}" for rank in range(len(self.seats))], self.seats[0]
+        launcher = RankLauncher.find(command)
+        limit = (launcher.option("--num-gpus", "--num-accelerators") if launcher else None) or ""
+        gpus = [_indices(seat.gpus)[: int(limit) if limit.isdecimal() else None] for seat in self.seats]
+        slots = [max(own, default=(self._resources.gpus_per_node or 1) - 1) + 1 for own in gpus]
+        lines = [f"{name} slots={num}\n" for name, num in zip(names, slots, strict=True)]
+        write_atomically(folder / "hostfile", "".join(lines))
+        options = {"--hostfile": str(folder / "hostfile"), "--node_rank": NODE_RANK}
+        options |= {"--master_addr": first.address, "--master_port": str(first.port)}
+        without: Sequence[str] = ()
+        if all(gpus):
+            chosen = [f"{name}:{','.join(map(str, own))}" for name, own in zip(names, gpus, strict=True)]
+            options["--include"], without = "@".join(chosen), ("--num-gpus", "--num-accelerators")
+        return deepspeed_command(command, options, flags=["--no_ssh"], without=without)
+
+
+def _indices(gpus: str) -> list[int]:
+    parts = [part.strip() for part in gpus.split(",")]
+    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []

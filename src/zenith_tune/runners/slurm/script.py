@@ -1,0 +1,136 @@
+"""The script of a trial's job: notes who it is, starts the command on its nodes, and notes how it ended."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
+from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.slurm_launch import HOSTFILE, Launch
+
+# Bash hears a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.
+# What ends the marked processes does not belong to the job any more: Slurm, which kills the rest, lets it do its work.
+_ATTEND = """sweep() {{
+  setsid -f {end_marked} < /dev/null 2> /dev/null
+}}
+attend() {{
+  local _is_new= _code
+  trap '[ -n "$is_told" ] || sweep > /dev/null; is_told=1 _is_new=1' TERM
+  {{ trap - INT QUIT; "$@"; }} < /dev/null &
+  wait "$!"; _code=$?
+  while [ -n "$_is_new" ]; do _is_new=; wait "$!"; _code=$?; done
+  trap - TERM
+  return "$_code"
+}}
+is_told=
+"""
+# A job that was given up with its node may still run there: only the one that the folder belongs to notes its end.
+_SCRIPT = """#!/bin/bash
+folder={folder}
+{attend}note() {{
+  local file=$1; shift
+  printf '%s\\n' "job $SLURM_JOB_ID" "$@" "time $(date +%s.%N)" > "$folder/.$file.$SLURM_JOB_ID" &&
+    mv -f "$folder/.$file.$SLURM_JOB_ID" "$folder/$file"
+}}
+train() {{
+  cd {cwd} || return
+  export {mark}=$folder
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  export MASTER_ADDR=${{nodes[0]}} MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000)) NNODES=$SLURM_JOB_NUM_NODES NODE_RANK=0
+  export PET_MASTER_PORT=$MASTER_PORT
+{setup}{launch}
+}}
+note process "nodes $SLURM_JOB_NODELIST"
+attend train
+code=$?
+[ -z "$is_told" ] && read -r job < "$folder/process" && [ "$job" = "job $SLURM_JOB_ID" ] && note exit_code "code $code"
+read -r < <(sweep)
+{sweep_nodes}exit "$code"
+"""
+_SETUP = """  {{
+{line}
+  }} || {{ local code=$?; echo "error: the setup line failed with exit code $code" >&2; return "$code"; }}
+"""
+_SWEEP_NODES = """[ -n "$is_told{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
+  --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1
+"""
+_SWEEP_S = 20
+"""How long the nodes may take beyond the grace to be asked for what is left there."""
+# Only the command and what it starts carry the mark, on each node: srun must live to tell how they ended.
+_EACH_NODE = """  export PET_MASTER_ADDR=$MASTER_ADDR PET_NNODES=$NNODES
+  [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+  export ZENITHTUNE_COMMAND={command}
+  rm -f "$folder/.first_code"
+  env -u {mark} srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --export=ALL \\
+    bash -c {node}
+  local code=$?
+  [ ! -s "$folder/.first_code" ] || read -r code < "$folder/.first_code"
+  return $code"""
+_NODE = """{attend}train() {{
+  export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID {mark}={folder} {node_mark}
+  local command=$ZENITHTUNE_COMMAND
+  unset ZENITHTUNE_COMMAND
+  exec bash -o pipefail -c "$command"
+}}
+attend train
+code=$?
+# Of a gang the first to fail tells why: srun ends the others, and would tell of that.
+[ "$code" = 0 ] || [ -n "$is_told" ] || (set -o noclobber; echo "$code" > {folder}/.first_code) 2> /dev/null
+read -r < <(sweep)
+exit "$code"
+"""
+_NODE_MARK = "ZENITHTUNE_TRIAL_NODE"
+"""Carried by what runs on one of several nodes: srun would wait for a daemon that holds its output."""
+_HOSTS = """  printf "%s slots={slots}\\n" "${{nodes[@]}}" > "$folder/{hostfile}"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmScript:
+    """Hold what a job's script is made of; `text` has the command as it is, with its secrets."""
+
+    command: str
+    folder: Path
+    cwd: Path
+    launch: Launch
+    gpus_per_node: int | None = None
+    setup: str = ""
+    num_nodes: int = 1
+    grace_s: float = 5.0
+    """Seconds that what the command left has between SIGTERM and SIGKILL."""
+
+    def text(self) -> str:
+        """Return the script."""
+        end_marked = self._end_marked(f"{MARK}={shlex.quote(str(self.folder))}")
+        return _SCRIPT.format(
+            folder=shlex.quote(str(self.folder)),
+            mark=MARK,
+            attend=_ATTEND.format(end_marked=end_marked),
+            cwd=shlex.quote(str(self.cwd)),
+            setup=_SETUP.format(line=self.setup) if self.setup else "",
+            launch=self._launch(),
+            sweep_nodes=self._sweep_nodes(end_marked) if self.num_nodes > 1 else "",
+        )
+
+    def _end_marked(self, mark: str) -> str:
+        argv = ["env", "-u", MARK, "-u", _NODE_MARK, "/bin/sh", "-c", END_MARKED, "end-marked"]
+        return f"{shlex.join(argv)} {mark} {end_arguments('', self.grace_s)[-1]}"
+
+    def _sweep_nodes(self, end_marked: str) -> str:
+        # Where the command ended well on each node, each has been swept already.
+        is_swept = "${code##[1-9]*}" if self.launch is Launch.EACH_NODE else ""
+        return _SWEEP_NODES.format(is_swept=is_swept, limit_s=round(self.grace_s + _SWEEP_S), end_marked=end_marked)
+
+    def _launch(self) -> str:
+        command = shlex.quote(self.command)
+        if self.launch is Launch.EACH_NODE:
+            folder = shlex.quote(str(self.folder))
+            node_mark = f'{_NODE_MARK}="$SLURM_NODEID:"{folder}'
+            attend = _ATTEND.format(end_marked=self._end_marked(node_mark))
+            node = _NODE.format(attend=attend, mark=MARK, folder=folder, node_mark=node_mark)
+            return _EACH_NODE.format(command=command, mark=MARK, node=shlex.quote(node))
+        # A launcher that reads the nodes from a file finds them there.
+        hosts = _HOSTS.format(slots=self.gpus_per_node or 1, hostfile=HOSTFILE)
+        return f"{hosts if self.launch is Launch.HOSTFILE else ''}  bash -o pipefail -c {command}"

@@ -1,0 +1,125 @@
+"""Submits a trial once, and finds its job again: also after a kill between sbatch and the note of the job's id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from zenith_tune.errors import UsageError
+from zenith_tune.runners.base import OnState
+from zenith_tune.runners.slurm.client import JobSight, SlurmClient, SlurmUnreachableError
+from zenith_tune.runners.slurm_state import ENDED
+from zenith_tune.study.files import TrialFolder, write_json
+
+T = TypeVar("T")
+
+_MAX_PAUSE_S = 15.0
+_UNDER_WAY_S = 3.0
+"""How long an sbatch may still be at work whose tuner was killed."""
+_PATIENCE_S = 120.0
+
+
+class SlurmSubmission:
+    """Tie a trial's folder to its job: by the id in job.json, and by a job name that no other folder has."""
+
+    def __init__(self, client: SlurmClient, files: TrialFolder) -> None:
+        self._client = client
+        self._files = files
+        digest = hashlib.sha256(os.fsencode(files.path.absolute())).hexdigest()[:12]
+        self.prefix = f"zenithtune-{re.sub(r'[^A-Za-z0-9_.-]', '_', files.path.name)[:40]}-{digest}-"
+
+    def submit(self, options: Sequence[str], script: str, is_over: Callable[[], bool], on_state: OnState) -> str | None:
+        """Return the id of the new job, waiting for a scheduler that does not answer; None once `is_over`."""
+        name, has_told, pause_s = self.prefix + secrets.token_hex(4), False, 1.0
+        where = [f"--job-name={name}", f"--chdir={self._files.path.absolute()}", f"--output={self._files.log.name}"]
+        self.note(name=name)
+        while not is_over():
+            try:
+                job_id, cluster = self._client.submit(
+                    [*options, *where, "--open-mode=append"], script, job_environment(os.environ)
+                )
+            except SlurmUnreachableError as error:
+                if not has_told:
+                    on_state(f"the scheduler does not answer ({error}): waiting for it")
+                has_told = True
+                found = self._await_answer(name, is_over, pause_s)
+                pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
+                if found is None:
+                    continue
+                job_id, cluster = found, ""
+            try:
+                self.note(name=name, job=job_id, cluster=cluster)
+            except OSError:  # a full disk: nobody would ever look after this job
+                self._client.cancel(job_id)
+                raise
+            return job_id
+        return None
+
+    def _await_answer(self, name: str, is_over: Callable[[], bool], pause_s: float) -> str | None:
+        """Return the job of a call that seemed to fail, or None once the scheduler says that there is none."""
+        while not is_over():
+            until = time.monotonic() + pause_s
+            while time.monotonic() < until and not is_over():
+                time.sleep(0.1)
+            try:
+                sights = self._client.named(name)
+            except SlurmUnreachableError:
+                pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
+                continue
+            return sights[-1].job_id if sights else None
+        return None
+
+    def find(self) -> JobSight | None:
+        """Return the job that this folder's trial was submitted as, if the scheduler knows it."""
+        noted = self.noted()
+        if not noted:
+            return None
+        if (job_id := str(noted.get("job") or "")).isdecimal():
+            return self._patiently(lambda: self._client.jobs([job_id]).get(job_id))
+        name, deadline = str(noted.get("name") or self.prefix), time.monotonic() + _UNDER_WAY_S
+        while True:
+            sights = self._patiently(lambda: self._client.named(name))
+            sights = [each for each in sights if each.state not in ENDED] or sights
+            if sights:
+                self.note(name=name, job=sights[-1].job_id)
+                return sights[-1]
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.5)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return ask()
+            except SlurmUnreachableError as error:
+                if time.monotonic() > deadline:
+                    law = "a trial that a killed tuner left may still run, and must not be started twice"
+                    raise UsageError(f"{law}, but {error}: resume once Slurm answers again") from error
+                time.sleep(1.0)
+
+    def noted(self) -> dict[str, Any]:
+        """Return what job.json holds, nothing where it is not a Slurm job's."""
+        try:
+            content = json.loads(self._files.read(self._files.job) or "{}")
+        except ValueError:
+            return {}
+        return content if isinstance(content, dict) and content.get("scheduler") == "slurm" else {}
+
+    def note(self, **content: Any) -> None:
+        """Write job.json."""
+        begun = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self._files.job, {"scheduler": "slurm", "job": None, **content, "submitted": begun})
+
+
+def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a job inherits: not what belongs to an allocation that the tuner itself may run in."""
+    own = re.compile(r"(?:SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$)")
+    return {name: value for name, value in environment.items() if not own.match(name)}

@@ -1,0 +1,85 @@
+"""The studies that are shown: one that is named, or all of a database."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from zenith_tune.errors import StudyError, UnknownNameError
+from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR
+from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.source import StudySource, find_study
+from zenith_tune.record.storage import database_url, expanded
+from zenith_tune.record.study_rows import study_names
+from zenith_tune.serve.live_study import LOOK_S, LiveStudy
+
+NAMES_S = 5.0
+"""For how long a list of studies is good."""
+MAX_KEPT = 8
+"""Of more studies than these, the one that was not asked for the longest is forgotten."""
+
+
+class StudyShelf:
+    """Find studies by name; safe to use from several threads."""
+
+    def __init__(self, source: StudySource | None, url: str | None, look_s: float = LOOK_S) -> None:
+        self._source, self._url, self._look_s = source, url, look_s
+        self._lock = threading.Lock()
+        self._studies: OrderedDict[str, LiveStudy] = OrderedDict()
+        self._names: list[str] = []
+        self._listed_s = float("-inf")
+
+    @classmethod
+    def open(cls, study: str | None, *, db: str | None, output_dir: Path | None, look_s: float = LOOK_S) -> StudyShelf:
+        """Return the studies beside the one that is named, or those of a database."""
+        if study is not None:
+            source = find_study(study, db=db, output_dir=output_dir)
+            return cls(source, source.url if isinstance(source, StudyReader) else None, look_s)
+        root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
+        url = database_url(db) if db is not None else database_url((root / DATABASE_NAME).absolute())
+        shelf = cls(None, url, look_s)
+        if not shelf.names():
+            raise StudyError(f"{db or root / DATABASE_NAME} holds no study yet: begin one by zenithtune optimize")
+        return shelf
+
+    def names(self) -> list[str]:
+        """Return the names of all studies that can be shown, the newest first."""
+        if self._url is None:
+            return [self._source.name] if self._source is not None else []
+        with self._lock:
+            if time.monotonic() - self._listed_s > NAMES_S:
+                self._names = self._read_names(self._url)
+                self._listed_s = time.monotonic()
+            return self._names
+
+    def _read_names(self, url: str) -> list[str]:
+        try:
+            return study_names(url)
+        except StudyError:
+            if not self._names:
+                raise
+            return self._names  # a database that is away for now
+
+    def get(self, name: str | None = None) -> LiveStudy:
+        """Return the study of this name; without one, the study that was asked for, or else the newest."""
+        if name is None:
+            name = self._source.name if self._source is not None else next(iter(self.names()), "")
+        with self._lock:
+            if name in self._studies:
+                self._studies.move_to_end(name)
+                return self._studies[name]
+        self._found(name)
+        with self._lock:
+            study = self._studies.setdefault(name, LiveStudy(lambda: self._found(name), name, self._look_s))
+            while len(self._studies) > MAX_KEPT:
+                self._studies.popitem(last=False)
+            return study
+
+    def _found(self, name: str) -> StudySource:
+        if self._source is not None and name == self._source.name and not isinstance(self._source, StudyReader):
+            return self._source
+        if self._url is None or name not in self.names():
+            raise UnknownNameError("study", name, self.names())
+        return StudyReader(self._url, name)

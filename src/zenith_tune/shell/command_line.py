@@ -1,0 +1,265 @@
+"""A user's training command: reads and edits its options, whatever their spelling and whatever surrounds them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from zenith_tune.command_line.shell_tokens import Word
+from zenith_tune.command_line.shell_vocabulary import BUILTINS
+from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
+from zenith_tune.errors import CommandError
+from zenith_tune.regular_file import open_regular
+from zenith_tune.shell.launchers import ASSIGNMENT
+from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.options import OptionWord, Spelling, canonical, own_words, read_options, spelling_of
+from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands
+from zenith_tune.study.parameters import Value
+
+_EMPTY = "the training command is empty: give it after --"
+_PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
+_SCRIPT_READ_BYTES = 1 << 20
+_SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=")
+_PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
+
+
+def plain_value(value: Value) -> str:
+    """Return a value as a program reads it: booleans are true or false, floats keep every digit.
+
+    >>> [plain_value(value) for value in (True, 1e-05, 8)]
+    ['true', '1e-05', '8']
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)
+
+
+class CommandLine:
+    """Show a shell command's options and return edited copies; nothing of the command is ever run.
+
+    >>> print(CommandLine("torchrun --nproc-per-node 8 train.py --lr=1 > log").set({"--seed": 2, "--lr": 3}))
+    torchrun --nproc-per-node 8 train.py --lr=3 --seed=2 > log
+    """
+
+    def __init__(self, text: str) -> None:
+        if not text.strip():
+            raise CommandError(_EMPTY)
+        self._text = text
+        self._tokens = lex(text)
+
+    @classmethod
+    def from_argv(cls, tokens: Sequence[str]) -> CommandLine:
+        """Make a command from words: several are taken literally, a single one is shell text unless it names a file."""
+        if not any(token.strip() for token in tokens):
+            raise CommandError(_EMPTY)
+        if len(tokens) == 1 and not _names_a_file(tokens[0]):
+            return cls(tokens[0])
+        num_assignments = next((i for i, token in enumerate(tokens) if not ASSIGNMENT.match(token)), len(tokens))
+        assignments = [_quoted_assignment(token) for token in tokens[:num_assignments]]
+        return cls(" ".join([*assignments, *map(_quoted, tokens[num_assignments:])]))
+
+    @property
+    def text(self) -> str:
+        """Return the command as it would be typed."""
+        return self._text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"CommandLine({self._text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CommandLine) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def set(self, options: Mapping[str, Value]) -> CommandLine:
+        """Return the command with these options: what is there is replaced, what is not is added."""
+        text = self._target.text
+        wanted = {canonical(name): plain_value(value) for name, value in options.items()}
+        splices: list[Splice] = []
+        for option in self._options:
+            if option.name in wanted:
+                splices += _new_value(text, option, wanted[option.name], self._spelling)
+        present = {option.name for option in self._options}
+        added = [self._spelling.write(name, value) for name, value in wanted.items() if name not in present]
+        return self._edited(splices, added)
+
+    def remove(self, option: str) -> CommandLine:
+        """Return the command without an option that takes one value, and without that value."""
+        text, name = self._target.text, canonical(option)
+        gone = [word for each in self._options if each.name == name for word in (each.word, each.value) if word]
+        return self._edited([_deletion(text, word) for word in gone], [])
+
+    def add_flag(self, option: str) -> CommandLine:
+        """Return the command with a flag that takes no value, unless it is there in any spelling."""
+        return self._edited([], [] if self.has(option) else [self._spelling.write(canonical(option))])
+
+    def get(self, option: str) -> str | None:
+        """Return the option's last value, expansions as they are written; "" for a bare flag, None if it is absent."""
+        name = canonical(option)
+        for each in reversed(self._options):
+            if each.name == name and each.equals >= 0:
+                return each.word.value[each.equals + 1 :]
+            if each.name == name:
+                return each.value.value if each.value else ""
+        return None
+
+    def has(self, option: str) -> bool:
+        """Tell whether the program is given the option, in any spelling."""
+        name = canonical(option)
+        return any(each.name == name for each in self._options)
+
+    @cached_property
+    def needs_shell(self) -> bool:
+        """Tell whether the command uses shell syntax, so that only a shell can run it."""
+        if not all(isinstance(token, Word) and token.is_static for token in self._tokens):
+            return True
+        command = next(simple_commands(self._tokens))
+        has_odd_assignment = any(not word.value.partition("=")[0].isidentifier() for word in command.assignments)
+        return bool(command.keywords or has_odd_assignment or not command.words or command.words[0].value in BUILTINS)
+
+    def argv(self) -> list[str]:
+        """Return the words that run the command without a shell."""
+        return [word.value for word in self._shell_free_command().words]
+
+    def assignments(self) -> dict[str, str]:
+        """Return the environment that the command sets in front of its program."""
+        pairs = (word.value.partition("=") for word in self._shell_free_command().assignments)
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def program(self) -> str | None:
+        """Return the program that the shell will look for, or None where only the shell can know it."""
+        words = () if isinstance(self._found, CommandError) else self._found.outer_words
+        while words and words[0].value in ("exec", "command"):
+            words = words[1:]
+        if not words or not words[0].is_static or words[0].value.startswith("-") or _SETS_PATH.search(self._text):
+            return None
+        program = words[0].value
+        moves = isinstance(self._found, Target) and self._found.changes_folder
+        return None if moves and "/" in program and not program.startswith("/") else program
+
+    def warnings(self) -> list[str]:
+        """Return remarks on what may keep added options from having an effect, one line each."""
+        if isinstance(self._found, CommandError) or not self._found.by_shell:
+            return []
+        script = self._found.words[self._found.first - 1]
+        if _passes_arguments_on(script, self._found.changes_folder):
+            return []
+        doubt = "does not seem to pass its arguments on"
+        cure = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
+        return [f"{script.value} {doubt}, so the options that are added may have no effect: {cure}"]
+
+    @cached_property
+    def _found(self) -> Target | CommandError:
+        try:
+            return find_target(self._text, self._tokens)
+        except CommandError as error:
+            return error
+
+    @property
+    def _target(self) -> Target:
+        if isinstance(self._found, CommandError):
+            # A fresh error: raising the kept one again would pile up tracebacks on it.
+            raise CommandError(str(self._found))
+        return self._found
+
+    @cached_property
+    def _options(self) -> list[OptionWord]:
+        """The program's own options; none where there is no telling which program trains."""
+        if isinstance(self._found, CommandError):
+            return []
+        return read_options(own_words(self._found.words, self._found.first))
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return spelling_of(self._options)
+
+    def _shell_free_command(self) -> SimpleCommand:
+        if self.needs_shell:
+            raise CommandError("a command with shell syntax has no fixed words: run it through bash -c")
+        return next(simple_commands(self._tokens))
+
+    def _edited(self, splices: list[Splice], added: Sequence[str]) -> CommandLine:
+        target = self._target
+        if added:
+            end = target.words[target.first + len(own_words(target.words, target.first)) - 1].end
+            splices = [*splices, _insertion(target.text, end, " " + " ".join(added))]
+        for layer in reversed(target.layers):
+            moved = (Splice(start + layer.offset, end + layer.offset, text) for start, end, text in splices)
+            splices = splices_in_source(layer.word, moved)
+        return CommandLine(apply_splices(self._text, splices)) if splices else self
+
+
+def _new_value(text: str, option: OptionWord, value: str, spelling: Spelling) -> list[Splice]:
+    """Return what puts `value` in place of the option's own, in the form that it has there."""
+    word, old = option.word, option.value
+    if option.equals >= 0:
+        return _within(text, word, option.equals + 1, value)
+    if old is None:
+        return [_insertion(text, word.end, spelling.separator(value) + shlex.quote(value))]
+    if value.startswith("-") and not (old.is_static and old.value == value):
+        return [Splice(word.end, word.end, "=" + shlex.quote(value)), _deletion(text, old)]
+    return _within(text, old, 0, value)
+
+
+def _within(text: str, word: Word, start: int, value: str) -> list[Splice]:
+    """Return what replaces the rest of a word from `start` of its value on, inside the quotes that it has."""
+    if word.is_static and word.value[start:] == value:
+        return []
+    if not value and not start:
+        return [Splice(word.start, word.end, "''")]
+    splices = splices_in_source(word, [Splice(start, len(word.value), value)])
+    return [*splices, Splice(word.end, word.end, _guard(text, word.end))] if value.isdigit() else splices
+
+
+def _guard(text: str, at: int) -> str:
+    """Return the blank that keeps a number from becoming the file descriptor of a redirection that it touches."""
+    return " " if text.startswith(("<", ">"), at) else ""
+
+
+def _insertion(text: str, at: int, new: str) -> Splice:
+    return Splice(at, at, new + _guard(text, at))
+
+
+def _deletion(text: str, word: Word) -> Splice:
+    has_blank = text[word.start - 1] in " \t" and not _guard(text, word.end)
+    return Splice(word.start - has_blank, word.end, "")
+
+
+def _quoted(token: str) -> str:
+    """Quote a word for the shell, if it needs it; a placeholder such as {tp} does not."""
+    return token if _PLAIN_WORD.fullmatch(token) else shlex.quote(token)
+
+
+def _quoted_assignment(token: str) -> str:
+    """Quote the value only: with its name in quotes, the shell would take an assignment for a program."""
+    name, _, value = token.partition("=")
+    return f"{name}={_quoted(value) if value else ''}"
+
+
+def _names_a_file(token: str) -> bool:
+    try:
+        return Path(token).is_file() or shutil.which(token) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def _passes_arguments_on(script: Word, changes_folder: bool) -> bool:
+    """Tell whether a shell script mentions its arguments; yes where it cannot be read."""
+    path = Path(script.value)
+    if not script.is_static or (changes_folder and not path.is_absolute()):
+        return True
+    try:
+        with open_regular(Path(os.path.realpath(path))) as file:
+            return _PASSES_ARGUMENTS.search(file.read(_SCRIPT_READ_BYTES).decode(errors="replace")) is not None
+    except (OSError, ValueError):
+        return True

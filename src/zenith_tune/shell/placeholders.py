@@ -1,0 +1,88 @@
+"""Placeholders: `{tp}` in a user's command, wherever it stands, gives way to a value."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+
+from zenith_tune.command_line.shell_tokens import Operator, Part, Quote, Token, Word
+from zenith_tune.errors import CommandError
+from zenith_tune.shell import CommandLine, plain_value
+from zenith_tune.shell.lexer import lex
+from zenith_tune.study.parameters import Value
+
+# ${name} is the shell's own, and {{name}} belongs to templates of other programs.
+_PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*)\}(?!\})")
+
+
+def placeholder_names(text: str, known: Collection[str]) -> set[str]:
+    """Return which of the known names a text has placeholders for.
+
+    >>> sorted(placeholder_names("python train.py --tp {tp} --out ${mbs} {other}", ["tp", "mbs"]))
+    ['tp']
+    """
+    return {match[1] for match in _PLACEHOLDER.finditer(text)} & set(known)
+
+
+def misspelt_placeholder(text: str, known: Collection[str]) -> tuple[str, str] | None:
+    """Return the first placeholder that is nearly a known name, and that name.
+
+    >>> misspelt_placeholder("python train.py --tp {tpp} {other}", ["tp", "mbs"])
+    ('tpp', 'tp')
+    """
+    for match in _PLACEHOLDER.finditer(text):
+        close = difflib.get_close_matches(match[1], known, n=1, cutoff=0.75)
+        if match[1] not in known and close:
+            return match[1], close[0]
+    return None
+
+
+def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[str]]:
+    """Return the text with its placeholders filled, and the names that were used.
+
+    >>> fill_placeholders("MBS={mbs} bash -c 'python train.py --tp {tp}'", {"tp": 4, "mbs": 1, "pp": 2})[0]
+    "MBS=1 bash -c 'python train.py --tp 4'"
+    """
+    values = {name: plain_value(params[name]) for name in placeholder_names(text, params)}
+    needs_quotes = any(shlex.quote(value) != value for value in values.values())
+    unquoted = list(_unquoted_spans(text)) if needs_quotes else []
+
+    def filled(match: re.Match[str]) -> str:
+        value = values.get(match[1])
+        return match[0] if value is None else _safe(value, match, unquoted)
+
+    return _PLACEHOLDER.sub(filled, text), set(values)
+
+
+def fill_or_set(command: str, options: Mapping[str, str], values: Mapping[str, Value]) -> str:
+    """Return a command whose placeholders are filled, and in which the options of all other values are set.
+
+    >>> fill_or_set("TP={tp} python train.py", {"tp": "--tp", "mbs": "--mbs"}, {"tp": 4, "mbs": 2})
+    'TP=4 python train.py --mbs 2'
+    """
+    text, filled = fill_placeholders(command, values)
+    left = {option: values[name] for name, option in options.items() if name in values and name not in filled}
+    return CommandLine(text).set(left).text if left else text
+
+
+def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> str:
+    quoted = shlex.quote(value)
+    if quoted == value or any(start <= match.start() and match.end() <= end for start, end in unquoted):
+        return quoted
+    law = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
+    raise CommandError(f"{law}, but got {value!r}: take the quotes around {match[0]} away")
+
+
+def _unquoted_spans(text: str) -> Iterator[tuple[int, int]]:
+    for token in lex(text):
+        for part in _parts(token):
+            if part.quote is Quote.NONE and not part.dynamic:
+                yield part.start, part.end
+
+
+def _parts(token: Token) -> tuple[Part, ...]:
+    if isinstance(token, Operator):
+        return ()
+    return token.parts if isinstance(token, Word) else token.target.parts

@@ -1,0 +1,128 @@
+"""The structure of a shell script that its words alone do not tell: comments, functions, and names that are set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zenith_tune.command_line.shell_tokens import Word
+from zenith_tune.command_line.shell_vocabulary import CONTROL_FLOW, KEYWORDS
+from zenith_tune.shell.launchers import program_name
+from zenith_tune.shell.target import SimpleCommand, is_assignment
+
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_FUNCTION = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
+_SIGN = re.compile(r"['\"]|(?:^|(?<=\s))#")
+_SETS = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")
+
+
+class Function(NamedTuple):
+    """Hold a function that is defined, and where the script goes on behind it."""
+
+    name: str
+    body: Sequence[SimpleCommand]
+    after: int
+
+
+def without_comments(text: str) -> str:
+    """Return a script without its comments, in which an apostrophe would open a quote inside the brackets of a list.
+
+    >>> without_comments("TP=2 # it's two")
+    'TP=2 '
+    """
+    return "\n".join(_without_comment(line) for line in text.split("\n"))
+
+
+def _without_comment(line: str) -> str:
+    is_open = {"'": False, '"': False}
+    for match in _SIGN.finditer(line):
+        if match[0] != "#":
+            is_open[match[0]] = not is_open[match[0]]
+        elif not any(is_open.values()):
+            return line[: match.start()]
+    return line
+
+
+def function_at(commands: Sequence[SimpleCommand], at: int) -> Function | None:
+    """Return the function whose definition begins at a command: its body is run where it is called, not here."""
+    words = [word.value for word in commands[at].words]
+    is_named = words[:1] == ["function"] and len(words) > 1
+    name = words[1] if is_named else words[0] if len(words) == 1 else ""
+    if not _FUNCTION.fullmatch(name) or name in CONTROL_FLOW or commands[at].assignments:
+        return None
+    if commands[at].closer == "(" and _is_empty_brackets(commands, at + 1):
+        return _with_body(name, commands, at + 2)
+    if not is_named:
+        return None
+    if words[2:3] == ["{"]:
+        first = commands[at]._replace(words=commands[at].words[3:], keywords=("{",))
+        found = _with_body(name, commands, at)
+        return None if found is None else found._replace(body=[first, *found.body[1:]])
+    return _with_body(name, commands, at + 1) if len(words) == 2 else None
+
+
+def _is_empty_brackets(commands: Sequence[SimpleCommand], at: int) -> bool:
+    return at + 1 < len(commands) and commands[at].closer == ")" and not commands[at].words
+
+
+def _with_body(name: str, commands: Sequence[SimpleCommand], start: int) -> Function | None:
+    """Return the function whose body stands in the braces, or the brackets, that open at or behind `start`."""
+    while start < len(commands) and not _depth(commands[start]) and commands[start].closer == "\n":
+        if commands[start].words:
+            return None
+        start += 1
+    if start >= len(commands):
+        return None
+    in_braces = _depth(commands[start]) > 0
+    if not in_braces and commands[start].closer != "(":
+        return None
+    depth = 0
+    for index in range(start, len(commands)):
+        depth += _depth(commands[index]) if in_braces else _bracket(commands[index])
+        if depth <= 0:
+            return Function(name, commands[start + (not in_braces) : index + (not in_braces)], index + 1)
+    return Function(name, commands[start:], len(commands))
+
+
+def _depth(command: SimpleCommand) -> int:
+    """Return how many braces a command opens, less those that it closes."""
+    depth = command.keywords.count("{") - command.keywords.count("}")
+    is_named = command.words[:1] and command.words[0].value == "function"
+    for word in command.words[2 if is_named else 0 :]:
+        if word.value not in CONTROL_FLOW and word.value not in KEYWORDS:
+            break
+        depth += (word.value == "{") - (word.value == "}")
+    return depth
+
+
+def _bracket(command: SimpleCommand) -> int:
+    return (command.closer == "(") - (command.closer == ")")
+
+
+def arithmetic_names(words: Sequence[Word]) -> set[str]:
+    """Return the names that an arithmetic command such as `((TP *= 2))` or `let TP=4` sets."""
+    text = " ".join(word.value for word in words)
+    return set(NAME.findall(text)) if _SETS.search(text) else set()
+
+
+def names_set(program: str, arguments: Sequence[str]) -> set[str]:
+    """Return the names that a builtin sets to what only a shell knows.
+
+    >>> sorted(names_set("printf", ["-v", "TP", "%d", "4"])), sorted(names_set("read", ["-r", "A", "B"]))
+    (['TP'], ['A', 'B'])
+    """
+    if program == "printf":
+        return {arguments[i + 1] for i, word in enumerate(arguments[:-1]) if word == "-v"}
+    if program == "let":
+        return {match[0] for word in arguments if (match := NAME.match(word))}
+    return {word for word in arguments if NAME.fullmatch(word)}
+
+
+def set_by_env(words: Sequence[Word]) -> list[Word]:
+    """Return the assignments behind an `env` that starts the program."""
+    at = next((i for i, word in enumerate(words) if program_name(word) == "env"), len(words)) + 1
+    while at < len(words) and words[at].value.startswith("-"):
+        at += 1 + (words[at].value in ("-u", "--unset", "-C", "--chdir"))
+    end = next((i for i in range(at, len(words)) if not is_assignment(words[i])), len(words))
+    return list(words[at:end])

@@ -1,0 +1,168 @@
+"""The one simple command of a shell text that trains, or the reason why options have no safe place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from zenith_tune.command_line.shell_tokens import Operator, Redirection, Token, Word
+from zenith_tune.command_line.shell_vocabulary import CONTROL_FLOW, FOLDER_CHANGES, KEYWORDS, TRIVIAL, TRIVIAL_ALONE
+from zenith_tune.errors import CommandError
+from zenith_tune.shell.launchers import (
+    ASSIGNMENT,
+    CURE,
+    ShellText,
+    locate,
+    program_name,
+    refusal,
+    shown_text,
+    starts_nothing,
+)
+from zenith_tune.shell.lexer import lex
+
+
+class SimpleCommand(NamedTuple):
+    """Hold one command between operators."""
+
+    assignments: tuple[Word, ...]
+    words: tuple[Word, ...]
+    redirections: tuple[Redirection, ...]
+    keywords: tuple[str, ...]
+    opener: str
+    closer: str
+
+
+class Layer(NamedTuple):
+    """Hold a word whose value, from `offset` on, is a shell text of its own, as after `bash -c`."""
+
+    word: Word
+    offset: int
+
+
+class Target(NamedTuple):
+    """Hold the command that trains, where its own arguments begin, and the words that it is nested in."""
+
+    text: str
+    """The shell text that the words' places refer to: the whole command, or the innermost `bash -c`."""
+    words: tuple[Word, ...]
+    outer_words: tuple[Word, ...]
+    """The words of the outermost command, which starts the shells that `layers` go through."""
+    first: int
+    by_shell: bool
+    layers: tuple[Layer, ...]
+    changes_folder: bool
+
+
+def simple_commands(tokens: Sequence[Token]) -> Iterator[SimpleCommand]:
+    """Split tokens at their operators; comments and what stands in `[[ .. ]]` do not count."""
+    words: list[Word] = []
+    redirections: list[Redirection] = []
+    opener = ""
+    for token in (*tokens, Operator(0, 0, "")):
+        if isinstance(token, Word):
+            words.append(token)
+        elif isinstance(token, Redirection):
+            redirections.append(token)
+        elif token.text != "#" and not (token.text and _is_open_condition(words)):
+            yield _simple_command(words, redirections, opener, token.text)
+            words, redirections, opener = [], [], token.text
+
+
+def _is_open_condition(words: list[Word]) -> bool:
+    return bool(words) and words[0].value == "[[" and words[-1].value != "]]"
+
+
+def _simple_command(words: list[Word], redirections: list[Redirection], opener: str, closer: str) -> SimpleCommand:
+    start = 0
+    while start < len(words) and _is_keyword(words[start], after_time=start > 0 and words[start - 1].value == "time"):
+        start += 1
+    end = start
+    while end < len(words) and is_assignment(words[end]):
+        end += 1
+    keywords = tuple(word.value for word in words[:start])
+    return SimpleCommand(tuple(words[start:end]), tuple(words[end:]), tuple(redirections), keywords, opener, closer)
+
+
+def _is_keyword(word: Word, after_time: bool) -> bool:
+    is_unquoted = word.end - word.start == len(word.value)
+    return is_unquoted and (word.value in KEYWORDS or (after_time and word.value == "-p"))
+
+
+def is_assignment(word: Word) -> bool:
+    """Tell whether a word in front of a program sets a variable for it."""
+    return bool(word.parts) and ASSIGNMENT.match(word.parts[0].value) is not None and word.parts[0].start == word.start
+
+
+def find_target(text: str, tokens: Sequence[Token] | None = None) -> Target:
+    """Find the training command of a shell text, or raise `CommandError` with the law that stands against it."""
+    commands = list(simple_commands(lex(text) if tokens is None else tokens))
+    candidates = _candidates(commands)
+    if len(candidates) != 1:
+        raise _not_one(candidates, commands)
+    [command] = candidates
+    before = commands[: commands.index(command)]
+    moves = any(earlier.words and earlier.words[0].value in FOLDER_CHANGES for earlier in before)
+    place = locate(command.words)
+    if isinstance(place, ShellText):
+        return _nested(command.words, place, moves)
+    return Target(text, command.words, command.words, place.first, place.by_shell, (), moves)
+
+
+def _nested(words: tuple[Word, ...], place: ShellText, moves: bool) -> Target:
+    layer = Layer(words[place.word], place.offset)
+    inner = find_target(layer.word.value[layer.offset :])
+    layers = (layer, *inner.layers)
+    return inner._replace(outer_words=words, layers=layers, changes_folder=moves or inner.changes_folder)
+
+
+def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:
+    """Return the commands that may be the training program: neither trivial nor fed by another candidate's pipe."""
+    found: list[SimpleCommand] = []
+    groups: list[int] = []
+    has_upstream = False
+    for command in commands:
+        _check_structure(command)
+        if command.opener == ")" or "}" in command.keywords:
+            has_upstream = len(found) > (groups.pop() if groups else 0)
+        elif command.opener not in ("|", "|&"):
+            has_upstream = False
+        if command.closer == "(" or "{" in command.keywords:
+            groups.append(len(found))
+        if command.words and not has_upstream and not _is_trivial(command.words):
+            _check_input(command)
+            found.append(command)
+            has_upstream = True
+    return found
+
+
+def _check_structure(command: SimpleCommand) -> None:
+    first = command.words[0].value if command.words else ""
+    if first in CONTROL_FLOW:
+        raise refusal("options cannot be added to control flow", first)
+    if command.closer == "&":
+        raise refusal("a training program must not run in the background", f"{first} ... &".strip())
+    if command.closer == "(" and first:
+        raise refusal("options cannot be added to a function", f"{first}()")
+    if command.closer in (";;", ";&", ";;&"):
+        raise refusal("options cannot be added to control flow", command.closer)
+
+
+def _check_input(command: SimpleCommand) -> None:
+    for redirection in command.redirections:
+        if redirection.operator in ("<<", "<<-"):
+            raise refusal("a training program must not be fed by a here-document", f"<<{redirection.target.value}")
+
+
+def _is_trivial(words: Sequence[Word]) -> bool:
+    name = program_name(words[0])
+    if name in TRIVIAL or (len(words) == 1 and name in TRIVIAL_ALONE):
+        return True
+    return starts_nothing(words)
+
+
+def _not_one(candidates: Sequence[SimpleCommand], commands: Sequence[SimpleCommand]) -> CommandError:
+    # Programs are named by their first words only: what follows may hold a secret.
+    shown = [repr(shown_text(command.words[:2])) for command in candidates or commands]
+    count = len(candidates) or "none"
+    part = f" ({', '.join(each for each in shown if each != repr(''))})".replace(" ()", "")
+    return CommandError(f"the training command must start one program that trains, but it starts {count}{part}: {CURE}")

@@ -1,0 +1,77 @@
+"""The environment variables that a command sets for its program: in front of it, behind `env`, or by `export`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from zenith_tune.command_line.shell_tokens import Word
+from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
+from zenith_tune.errors import CommandError
+from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.target import Layer, find_target, simple_commands
+
+_DECLARES = frozenset(("export", "declare", "typeset", "local", "readonly"))
+
+
+class _Text(NamedTuple):
+    """Hold the words of a shell text that may set a variable, and the words that the text is nested in."""
+
+    words: tuple[Word, ...]
+    layers: tuple[Layer, ...]
+
+
+def set_variables(command: str) -> dict[str, str]:
+    """Return the variables that a command sets, each with the last value as it is written, without its quotes.
+
+    >>> set_variables("export A=1 && env B='2 3' python train.py C=4")
+    {'A': '1', 'B': '2 3'}
+    """
+    pairs = (word.value.partition("=") for text in _texts(command) for word in text.words)
+    return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
+
+
+def with_variables(command: str, values: Mapping[str, str]) -> str:
+    """Return the command with these values, written for the shell, wherever it sets a variable of that name.
+
+    >>> with_variables("A=1 bash -c 'export B=2; python train.py'", {"B": '"$C"', "D": "4"})
+    'A=1 bash -c \\'export B="$C"; python train.py\\''
+    """
+    splices: list[Splice] = []
+    for text in _texts(command):
+        found = [
+            Splice(word.start, word.end, f"{name}={values[name]}")
+            for word in text.words
+            if (name := word.value.partition("=")[0]) in values and "=" in word.value
+        ]
+        for layer in reversed(text.layers):
+            moved = [Splice(start + layer.offset, end + layer.offset, new) for start, end, new in found]
+            found = splices_in_source(layer.word, moved)
+        splices += found
+    return apply_splices(command, splices)
+
+
+def _texts(command: str) -> Iterator[_Text]:
+    """Yield the command itself, and the shell texts that it goes through on the way to its program."""
+    layers: tuple[Layer, ...] = ()
+    program: Word | None = None
+    try:
+        target = find_target(command)
+        layers, program = target.layers, target.words[target.first - 1]
+    except CommandError:
+        pass  # what stands in front of its programs can be seen all the same
+    text = command
+    for depth, layer in enumerate(layers):
+        yield _Text(tuple(_setting_words(text, layer.word)), layers[:depth])
+        text = layer.word.value[layer.offset :]
+    yield _Text(tuple(_setting_words(text, program)), layers)
+
+
+def _setting_words(text: str, program: Word | None) -> Iterator[Word]:
+    """Yield the words that set variables in a text, in which `program` is what its launchers come down to."""
+    for command in simple_commands(lex(text)):
+        yield from command.assignments
+        if command.words and command.words[0].value in _DECLARES:
+            yield from command.words[1:]
+        elif program in command.words:
+            yield from command.words[1 : command.words.index(program)]

@@ -1,0 +1,132 @@
+"""Which layout to try next: the one with the most expected gain for the seconds that its trial takes.
+
+Expected improvement (Jones, Schonlau and Welch, J. Global Optimization 13 (1998)) of the logarithm of the step time,
+times the chance to fit, over the trial's expected cost: start-up and some steps, or start-up alone where it fails.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.guided.normal import normal_below, normal_density
+from zenith_tune.guided.pick import Pick
+from zenith_tune.guided.time_belief import TimeBelief
+from zenith_tune.guided.trial_cost import TrialCost
+from zenith_tune.planning.risk import RISK
+from zenith_tune.strategies.guided.posteriors import MemoryBelief
+from zenith_tune.strategies.guided.prior import Prior
+
+GAIN = 0.01
+"""A smaller gain is not worth a trial."""
+SMALL_CHANCE = 0.03
+"""Once no layout has a larger chance of such a gain, it is done."""
+
+HOPELESS = 0.02
+"""What has a smaller chance to run is not tried, also where nothing ran yet."""
+
+
+class Picker:
+    """Choose among the layouts of a prior, and learn from their trials."""
+
+    def __init__(self, prior: Prior, *, gain: float = GAIN, small_chance: float = SMALL_CHANCE) -> None:
+        self.prior = prior
+        self.time = TimeBelief(prior)
+        self.memory = MemoryBelief(prior)
+        self.cost = TrialCost()
+        self.best: int | None = None
+        """The fastest layout that ran."""
+        self.best_log_step = math.inf
+        self._gain, self._small_chance = -math.log1p(-gain), small_chance
+        self._closed = np.zeros(len(prior), np.bool_)
+        self._running: list[int] = []
+
+    def pick(self) -> Pick | None:
+        """Return the next layout to try, or None where none is worth it; it then counts as running."""
+        mean, sd = self.time.supposing(self._running)
+        open_ = ~self._closed & (self.memory.fits >= HOPELESS)
+        if not open_.any():
+            return None
+        found = self._first(mean, sd, open_) if self.best is None else self._next(mean, sd, open_)
+        if found is not None:
+            self._closed[found.index] = True
+            self._running.append(found.index)
+        return found
+
+    def taken(self, index: int) -> Pick:
+        """Return a layout that runs without having been picked, with what is believed of it."""
+        self._closed[index] = True
+        return Pick(index=index, why="", expected_s=math.exp(self.time.mean[index]), chance=1.0)
+
+    def done(self, index: int) -> None:
+        """Hear that a trial is over; what it taught is told apart."""
+        self._closed[index] = True
+        if index in self._running:
+            self._running.remove(index)
+
+    def tell_step(self, index: int, log_step: float, noise: float) -> None:
+        """Learn a step time."""
+        self.time.tell(index, log_step, noise)
+        if log_step < self.best_log_step:
+            self.best, self.best_log_step = index, log_step
+
+    def refuse(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+        """Never pick these rows; returns how many were still open."""
+        num_closed = int(np.sum(rows & ~self._closed))
+        self._closed |= rows
+        return num_closed
+
+    def chance_of_gain(self) -> float:
+        """Return the largest chance of any layout that is open to be faster than the best by more than counts."""
+        if self.best is None:
+            return 1.0 if (~self._closed & (self.memory.fits >= HOPELESS)).any() else 0.0
+        chance = np.where(self._closed, 0.0, self._chance(self.time.mean, self.time.sd))
+        return float(chance.max(initial=0.0))
+
+    def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Pick:
+        """Pick where nothing has run: the fastest that fits well enough, or else what fits best."""
+        fits = self.memory.fits
+        safe = open_ & (fits >= 1 - RISK)
+        index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
+        told = f"{_seconds(mean[index], sd[index])} a step expected, {_percent(self.memory.room[index])} to fit"
+        what = "fastest on paper" if not self._closed.any() else "fastest of those that should fit"
+        if not safe.any():
+            what = "nothing has run yet, and this is the likeliest to fit"
+        return Pick(index=index, why=f"{what}: {told}", expected_s=math.exp(mean[index]), chance=1.0)
+
+    def _next(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Pick | None:
+        chance = np.where(open_, self._chance(mean, sd), 0.0)
+        if chance.max() < self._small_chance:
+            return None
+        fits, ahead = self.memory.fits, (self.best_log_step - mean) / sd
+        improvement = sd * (ahead * normal_below(ahead) + normal_density(ahead))
+        # What may hardly gain is not picked for being cheap to try.
+        worth = open_ & (chance >= self._small_chance)
+        score = np.where(worth, fits * improvement / self.cost.expected_s(mean, fits), -1.0)
+        index = int(np.argmax(score))
+        return Pick(
+            index=index,
+            why=self._reason(index, mean, sd, chance),
+            expected_s=math.exp(mean[index]),
+            chance=float(chance[index]),
+        )
+
+    def _reason(self, index: int, mean: FloatArray, sd: FloatArray, chance: FloatArray) -> str:
+        ahead = math.expm1(self.best_log_step - mean[index])
+        against = f"{abs(ahead):.0%} {'faster' if ahead >= 0 else 'slower'} than the best"
+        told = f"{_seconds(mean[index], sd[index])} a step expected ({against})"
+        return f"{_percent(chance[index])} chance of a gain: {told}, {_percent(self.memory.room[index])} to fit"
+
+    def _chance(self, mean: FloatArray, sd: FloatArray) -> FloatArray:
+        result: FloatArray = self.memory.fits * normal_below((self.best_log_step - self._gain - mean) / sd)
+        return result
+
+
+def _seconds(log_step: float, sd: float) -> str:
+    return f"{math.exp(log_step):.3g} s ±{math.expm1(sd):.0%}"
+
+
+def _percent(chance: float) -> str:
+    return f"{chance:.0%}"

@@ -1,0 +1,109 @@
+"""What is kept from one study to the next on a machine: a calibration for each framework and kind of GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from zenith_tune.calibrate.calibrate import calibrate
+from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
+from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
+
+STUDIES = " + studies on this machine"
+FILE_NAME = "prior.json"
+"""In the study's folder: what it began with, so that a resumed study goes on as it would have."""
+
+MAX_NAME = 100
+
+
+def learned_path(subject: PlanSubject) -> Path | None:
+    """Return where the calibration of this machine is kept, ZENITHTUNE_HOME or else the user's data; None: nowhere."""
+    home = os.environ.get("ZENITHTUNE_HOME") or os.environ.get("XDG_DATA_HOME")
+    try:
+        folder = Path(home) if home else Path.home() / ".local" / "share"
+    except RuntimeError:  # a user without a home
+        return None
+    if not os.environ.get("ZENITHTUNE_HOME"):
+        folder /= "zenithtune"
+    # A GPU is named by whoever writes a cluster's file: nothing but a plain name becomes one.
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{subject.job.framework.name}-{subject.cluster.gpu.name}")
+    return folder / "learned" / f"{name[:MAX_NAME]}.json"
+
+
+def starting_calibration(
+    subject: PlanSubject, *, given: Path | None, learns: bool, folder: Path | None
+) -> tuple[Calibration, str]:
+    """Return what a study begins with, and where that comes from in words."""
+    if folder is not None and (kept := kept_calibration(folder)) is not None:
+        return kept, "as when the study began"
+    calibration, origin = _begin(subject, given, learns)
+    if folder is not None and folder.is_dir():
+        with contextlib.suppress(OSError):  # a study without it is resumed with what is known by then
+            save_calibration(calibration, folder / FILE_NAME)
+    return calibration, origin
+
+
+def kept_calibration(folder: Path) -> Calibration | None:
+    """Return what the study in a folder began with, if it began."""
+    path = folder / FILE_NAME
+    try:
+        return load_calibration(path) if path.is_file() else None
+    except UsageError as error:
+        law = str(error).partition(": ")[0]
+        raise UsageError(f"{law}: delete {path}, and the study goes on with what is known now") from None
+
+
+def keep(
+    subject: PlanSubject, calibration: Calibration, runs: Sequence[MeasuredRun], memory_error: float
+) -> Path | None:
+    """Refine `calibration` by the runs of a study and keep it for the next one; None where they are too few.
+
+    The runs are those that have taught nothing yet; `memory_error` is what was found of the error that all estimates of
+    memory share.
+    """
+    path = learned_path(subject)
+    if path is None:
+        return None
+    try:
+        # Another study may have taught meanwhile: what it found is refined, not forgotten.
+        start = _learned(path) or calibration
+        learned = calibrate(
+            runs,
+            framework=calibration.framework,
+            origin=start.origin.removesuffix(STUDIES) + STUDIES,
+            date=datetime.now(UTC).date().isoformat(),
+            start=start,
+        )
+        errors = tuple(error + memory_error for error in calibration.memory.log_errors)
+        learned = replace(learned, memory=replace(calibration.memory, log_errors=errors))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_calibration(learned, path)
+    except (UsageError, OSError):  # too few runs, or no room to keep them: the study itself is not worse for it
+        return None
+    return path
+
+
+def _begin(subject: PlanSubject, given: Path | None, learns: bool) -> tuple[Calibration, str]:
+    if given is not None:
+        return load_calibration(given), f"calibrated by {given}"
+    path = learned_path(subject)
+    learned = _learned(path) if learns and path is not None else None
+    if learned is not None:
+        return learned, "calibrated by earlier studies on this machine"
+    calibration = default_calibration(subject.job.framework.name)
+    return calibration, "calibrated by published runs" if calibration.num_runs else "not calibrated"
+
+
+def _learned(path: Path) -> Calibration | None:
+    try:
+        return load_calibration(path) if path.is_file() else None
+    except (UsageError, OSError):  # of another release, or not to be read: what comes with the package will do
+        return None

@@ -1,0 +1,209 @@
+"""Plan, try, learn, plan again: the planner's estimate guides the trials, and each trial corrects it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zenith_tune.describe.tensor_island import tensor_reason
+from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.strategies.trials_under_way import TrialsUnderWay
+from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.study.parameters import Parameter
+from zenith_tune.study.trial import Trial
+
+if TYPE_CHECKING:
+    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.guided.pick import Pick
+    from zenith_tune.strategies.guided.acquisition import Picker
+    from zenith_tune.strategies.guided.candidates import Candidates
+    from zenith_tune.strategies.guided.observer import Teacher
+
+NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
+EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
+
+
+@StrategyRegistry.register("guided")
+class GuidedStrategy(TuningStrategy):
+    """Try the layout with the most expected gain per second, until a gain above `min_gain` is unlikely.
+
+    `calibration` is a file to begin with in place of what earlier studies on this machine taught; `learn=false` keeps
+    nothing for the next one. Deterministic: the same values lead to the same picks.
+    """
+
+    ends_by_itself = True
+    plans = True
+
+    def __init__(
+        self,
+        *,
+        calibration: str | None = None,
+        learn: bool = True,
+        min_gain: float = 0.01,
+        small_chance: float = 0.03,
+    ) -> None:
+        for name, share in {"min_gain": min_gain, "small_chance": small_chance}.items():
+            if not 0 < share < 1:
+                raise UsageError(f"{name} must lie between 0 and 1, but got {share:g}: 0.01 is 1%")
+        self.min_gain, self.small_chance = min_gain, small_chance
+        self.learn = learn
+        self._given = Path(calibration) if calibration else None
+        self._job = TunedJob()
+        self._search: _Search | None = None
+
+    def prepare(self, job: TunedJob) -> None:
+        if job.subject is None:
+            raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
+        self._refuse_files(job)
+        if next(iter(job.points()), None) is None:
+            raise UsageError(NO_POINTS)
+        self._job = job
+
+    def _refuse_files(self, job: TunedJob) -> None:
+        """Tell of a file that is no calibration before anything starts."""
+        if self._given is not None:
+            from zenith_tune.calibrate.calibration_file import load_calibration
+
+            load_calibration(self._given)
+        if job.folder is not None and (job.folder / "prior.json").exists():
+            from zenith_tune.strategies.guided.learned import kept_calibration
+
+            kept_calibration(job.folder)
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        self._search = search = _Search(self._job, direction, self)
+        self._job.tell(search.opening)
+        if self._job.subject is not None and (reason := tensor_reason(self._job.subject.cluster)):
+            self._job.tell(reason)
+        try:
+            search.run(eval_fn)
+        finally:
+            search.keep()
+
+    def why_done(self) -> str | None:
+        return self._search.why_done() if self._search else None
+
+    def findings(self) -> Findings | None:
+        return self._search.findings() if self._search else None
+
+    def calibration(self) -> tuple[Calibration, str]:
+        """Return what the study begins with, and where it comes from."""
+        from zenith_tune.strategies.guided.learned import starting_calibration
+
+        assert self._job.subject is not None
+        return starting_calibration(self._job.subject, given=self._given, learns=self.learn, folder=self._job.folder)
+
+
+class _Search:
+    """Run one guided study."""
+
+    def __init__(self, job: TunedJob, direction: Direction, strategy: GuidedStrategy) -> None:
+        from zenith_tune.strategies.guided.acquisition import Picker
+        from zenith_tune.strategies.guided.candidates import Candidates
+        from zenith_tune.strategies.guided.observer import Teacher
+        from zenith_tune.strategies.guided.prior import prior_of
+
+        if job.subject is None:
+            raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
+        self._job, self._strategy, self._subject = job, strategy, job.subject
+        experts = bool(job.subject.model.num_experts)
+        self.candidates: Candidates = Candidates.of(job.points(), job.layout, has_experts=experts)
+        if not len(self.candidates):
+            raise UsageError(NO_POINTS)
+        self.calibration, origin = strategy.calibration()
+        prior = prior_of(job.subject, self.calibration, self.candidates.batch())
+        self.picker: Picker = Picker(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
+        self._teacher: Teacher = Teacher(self.picker, direction, float(job.subject.cluster.gpu.memory_bytes))
+        self._tried: list[tuple[Pick, Trial, float | None]] = []
+        self._is_over = False
+        self._learn_baseline()
+        name, cluster = job.subject.model.name, job.subject.cluster.name
+        self.opening = f"guided: {len(self.candidates)} layouts of {name} on {cluster} weighed on paper, {origin}"
+
+    def run(self, eval_fn: EvalFunction) -> None:
+        """Pick and learn until nothing is worth a trial."""
+        under_way: TrialsUnderWay[Pick] = TrialsUnderWay(eval_fn)
+        while True:
+            has_room, ended = under_way.look()
+            for pick, trial in ended:
+                self._learn(pick, trial)
+            if has_room and (pick_next := self.picker.pick()) is not None:
+                under_way.start(pick_next, self.candidates.points[pick_next.index], pick_next.why)
+            elif under_way:
+                under_way.wait()
+            else:
+                break
+        self._is_over = True
+
+    def keep(self) -> None:
+        """Keep what was learned for the next study on this machine."""
+        if not self._strategy.learn:
+            return
+        from zenith_tune.guided.study_runs import measured_run
+        from zenith_tune.guided.taught import Taught
+        from zenith_tune.strategies.guided.learned import keep
+
+        taught, layouts = Taught(self._job.folder), self.picker.prior.layouts
+        new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in taught.numbers]
+        runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
+        path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
+        if path is not None:
+            taught.add([trial.number for _, trial in new if trial.number is not None])
+            self._job.tell(f"learned: kept for the next study in {path}")
+
+    def why_done(self) -> str | None:
+        """Return why nothing more is tried."""
+        if not self._is_over:
+            return None
+        gain, chance = self._strategy.min_gain, self.picker.chance_of_gain()
+        if self.picker.best is None:
+            return "no layout is left that may run"
+        return f"no layout left has more than a {max(chance, 0.001):.1%} chance of a gain above {gain:.0%}"
+
+    def findings(self) -> Findings:
+        """Return predicted against measured."""
+        from zenith_tune.guided.review import COLUMNS, limits_of_best, mean_error, review_row
+
+        prior, layouts = self.picker.prior, self.candidates.layouts
+        rows = [
+            review_row(prior, pick.index, layouts[pick.index], pick.expected_s, log_step, trial)
+            for pick, trial, log_step in self._tried
+        ]
+        measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
+        errors = [math.expm1(log_step - math.log(expected_s)) for expected_s, log_step in measured]
+        lines = [mean_error(errors)]
+        if self.picker.best is not None:
+            lines.append(limits_of_best(prior, self.picker.best))
+        return Findings(
+            title="predicted against measured",
+            columns=COLUMNS,
+            rows=tuple(rows),
+            lines=tuple(lines),
+            predictions={
+                trial.number: Prediction(step_s=pick.expected_s, by=EXPECTED_BY)
+                for pick, trial, _ in self._tried
+                if trial.number is not None and math.isfinite(pick.expected_s)
+            },
+        )
+
+    def _learn_baseline(self) -> None:
+        """Take the run of the user's own command for a trial of its layout, which then needs no other."""
+        own, trial = self._job.own_point(), self._job.baseline()
+        layout = self._job.layout(own) if own is not None else None
+        if trial is None or layout is None or (index := self.candidates.index_of(layout)) is None:
+            return
+        self._learn(self.picker.taken(index), trial)
+
+    def _learn(self, pick: Pick, trial: Trial) -> None:
+        rule = self._teacher.tell(pick.index, trial)
+        log_step = self._teacher.log_step(pick.index, trial) if trial.ok else None
+        self._tried.append((pick, trial, log_step))
+        if rule:
+            self._job.tell(rule)

@@ -1,0 +1,165 @@
+"""One rung of the search over ZeRO stages: its largest micro-batch that runs, and its best one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from zenith_tune.direction import Direction
+from zenith_tune.strategies.zero_progressive.ladder import Rung
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import format_value
+from zenith_tune.zero.edge_search import EdgeSearch
+from zenith_tune.zero.growth import Growth
+
+RunPoint = Callable[[Rung, int, str], Trial]
+NOT_RUN = (Outcome.PRUNED, Outcome.DUPLICATE)
+
+
+class RungSearch:
+    """Search the micro-batch of one rung."""
+
+    def __init__(
+        self,
+        rung: Rung,
+        run: RunPoint,
+        direction: Direction,
+        plateau: float,
+        is_pressed: Callable[[Trial], bool] = lambda trial: False,
+    ) -> None:
+        self.rung, self.direction, self.plateau = rung, direction, plateau
+        self.trials: dict[int, Trial] = {}
+        self.is_flat = False
+        """Whether a larger micro-batch ran and gained less than the plateau."""
+        self.skipped: str | None = None
+        """Why nothing, or nothing more, was tried."""
+        self.num_inside = 0
+        """Runs that changed other keys than the micro-batch."""
+        self.best_inside: Trial | None = None
+        self._run, self._is_pressed = run, is_pressed
+
+    def profile(self, mbs: int) -> Trial:
+        """Run the smallest micro-batch, which tells the memory of activations and whether the rung runs at all."""
+        return self._try(mbs, "profiling run: the smallest micro-batch")
+
+    def probe(self, mbs: int) -> None:
+        """Run a rung that promises nothing once, where the best so far is."""
+        self._try(mbs, "a single run of a stage that would be skipped")
+
+    def find(self, micro_batches: Sequence[int], guess: int | None, why: str) -> None:
+        """Find the largest micro-batch that runs, unless growth ends before, then the best one around there."""
+        at = None if guess is None else max(sum(mbs <= guess for mbs in micro_batches) - 1, 0)
+        search = EdgeSearch(len(micro_batches), at)
+        while (index := search.next()) is not None and not self.is_flat:
+            trial = self._try(micro_batches[index], why)
+            search.tell(index, trial.ok)
+            self.is_flat = trial.ok and self._ends_growth()
+        self._refine(sorted({*micro_batches, *self.trials}))
+
+    @property
+    def growth(self) -> Growth:
+        """How the value grows with the micro-batch."""
+        values = {mbs: trial.value for mbs, trial in self.trials.items() if trial.value is not None}
+        return Growth(values, self.direction)
+
+    @property
+    def best(self) -> Trial | None:
+        """The best run."""
+        mbs = self.growth.best
+        found = self.trials[mbs] if mbs is not None else None
+        inside = self.best_inside
+        if inside is None or inside.value is None or found is None or found.value is None:
+            return found
+        return inside if self.direction.better(inside.value, than=found.value) else found
+
+    @property
+    def edge(self) -> int | None:
+        """The largest micro-batch that ran."""
+        return max((mbs for mbs, trial in self.trials.items() if trial.ok), default=None)
+
+    @property
+    def roomy_edge(self) -> int | None:
+        """The largest micro-batch that ran with memory to spare."""
+        return max(self.roomy_growth.values, default=None)
+
+    @property
+    def roomy_growth(self) -> Growth:
+        """How the value grows where memory does not slow it down."""
+        roomy = (trial for trial in self.trials.values() if not self._is_pressed(trial))
+        return Growth({int(t.params["mbs"]): t.value for t in roomy if t.value is not None}, self.direction)
+
+    @property
+    def has_ended_growing(self) -> bool:
+        """Whether a larger micro-batch gained nothing although there was memory to spare."""
+        return self.is_flat and self.edge == self.roomy_edge
+
+    @property
+    def num_experiments(self) -> int:
+        """Trials that were really run."""
+        return sum(trial.outcome not in NOT_RUN for trial in self.trials.values()) + self.num_inside
+
+    @property
+    def failure(self) -> str | None:
+        """Why no run went well, where none did."""
+        if self.edge is not None or not self.trials:
+            return None
+        smallest = min(self.trials)
+        trial = self.trials[smallest]
+        how = "is not run" if trial.outcome is Outcome.PRUNED else f"does not run ({trial.outcome})"
+        return f"micro-batch {smallest} {how}: {trial.cause or 'no cause is known'}"
+
+    def row(self) -> tuple[str, ...]:
+        """Return what the summary says of it."""
+        best = self.best
+        value = format_value(best.value, best.unit) if best and best.value is not None else "-"
+        at = f"{best.params['mbs']}" if best else "-"
+        edge = "-" if self.edge is None else str(self.edge)
+        return (self.rung.name, str(self.num_experiments), value, at, edge, self.skipped or self.failure or "")
+
+    def _try(self, mbs: int, why: str) -> Trial:
+        if mbs not in self.trials:
+            self.trials[mbs] = self._run(self.rung, mbs, why)
+        return self.trials[mbs]
+
+    def _ends_growth(self) -> bool:
+        gain = self.growth.last_gain()
+        return gain is not None and gain + self._doubt() < self.plateau
+
+    def _doubt(self) -> float:
+        """Return how far the last gain may be off; 0 where it is known better than the plateau asks."""
+        errors = [_relative_error(self.trials[mbs]) for mbs in self.growth.last_step() or ()]
+        doubt = math.hypot(*errors)
+        return doubt if doubt > self.plateau else 0.0
+
+    def _refine(self, micro_batches: Sequence[int]) -> None:
+        """Look at the neighbours of the best, as long as a step gains more than the plateau."""
+        closed: set[int] = set()
+        while (best := self.growth.best) is not None:
+            at = micro_batches.index(best)
+            steps = [step for step in (1, -1) if step not in closed and self._is_open(micro_batches, at + step)]
+            if not steps:
+                return
+            before = self.trials[best].value
+            trial = self._try(micro_batches[at + steps[0]], f"neighbour of the best micro-batch, {best}")
+            if trial.value is None or before is None or self._gain(trial.value, before) < self.plateau:
+                closed.add(steps[0])
+
+    def _is_open(self, micro_batches: Sequence[int], index: int) -> bool:
+        """Tell whether a neighbour may be better: larger ones up to the edge, smaller ones where growth has an end."""
+        if not 0 <= index < len(micro_batches) or micro_batches[index] in self.trials:
+            return False
+        best, mbs = self.growth.best, micro_batches[index]
+        if best is None or self.edge is None or mbs > best:
+            return self.edge is not None and mbs < self.edge
+        if self.is_flat or best != self.edge or self._is_pressed(self.trials[best]):
+            return True
+        gain = self.growth.expected_gain(mbs, best)
+        return gain is not None and gain < self.plateau
+
+    def _gain(self, value: float, over: float) -> float:
+        return self.direction.gain(value, over=over)
+
+
+def _relative_error(trial: Trial) -> float:
+    """Return how well a trial's value is known: its spread, and how many samples make up for it."""
+    return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))

@@ -1,0 +1,210 @@
+"""One search over ZeRO stages: which of them are tried, which are skipped and why, and what comes after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zenith_tune.direction import Direction
+from zenith_tune.strategies.base import EvalFunction
+from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile
+from zenith_tune.strategies.zero_progressive.inside import InsideRules, InsideSearch, own_keys
+from zenith_tune.strategies.zero_progressive.ladder import Rung, rungs
+from zenith_tune.strategies.zero_progressive.rung import RungSearch
+from zenith_tune.study.parameters import Params, Value
+from zenith_tune.study.trial import Trial
+from zenith_tune.units import format_gain, format_value
+from zenith_tune.zero.zero_subject import ZeroSubject
+
+HOPELESS = 1.25
+"""What is beyond the memory by this factor, by what runs have measured, is not tried."""
+PRESSED = 0.9
+"""A run that takes more of the memory than this is slowed down by want of it, and says nothing of larger ones."""
+UNSURE = 1.05
+"""By how much the arithmetic may be off: no stage is skipped for less."""
+CLOSE = 0.1
+"""A stage so close behind the best may be faster with other keys than those that it was tried with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRules:
+    """Hold when a direction ends."""
+
+    plateau: float
+    probe: bool
+    inside: InsideRules
+
+
+class ProgressiveSearch:
+    """Go up the rungs, then search the other keys of the best one."""
+
+    def __init__(
+        self,
+        eval_fn: EvalFunction,
+        choices: Mapping[str, tuple[Value, ...]],
+        direction: Direction,
+        job: TunedJob,
+        rules: SearchRules,
+    ) -> None:
+        self.rungs: list[RungSearch] = []
+        self.lines: list[str] = []
+        self._eval_fn, self._choices, self._direction, self._job, self._rules = eval_fn, choices, direction, job, rules
+        self._micro_batches = sorted(int(mbs) for mbs in choices["mbs"])
+        subject = job.subject
+        self._profile = ActivationProfile(subject) if isinstance(subject, ZeroSubject) else None
+        self._is_over = False
+
+    def run(self) -> None:
+        """Search until no stage is left that can be faster."""
+        for rung in rungs(self._choices):
+            self._try(rung)
+        self._search_inside()
+        self._is_over = True
+
+    def why_done(self) -> str | None:
+        """Return why nothing more is tried."""
+        if not self._is_over:
+            return None
+        return "no stage is left that can be faster" if self._best else "no stage runs at any micro-batch"
+
+    @property
+    def _best(self) -> RungSearch | None:
+        """The rung with the best run, the lowest of equals."""
+        best: RungSearch | None = None
+        for search in self.rungs:
+            if search.best is not None and (best is None or self._is_better(search.best, best.best)):
+                best = search
+        return best
+
+    @property
+    def _reach(self) -> int:
+        """The largest micro-batch that has run at any stage with memory to spare; 0 where none has."""
+        return max((search.roomy_edge or 0 for search in self.rungs), default=0)
+
+    def _try(self, rung: Rung) -> None:
+        search = RungSearch(rung, self._run_point, self._direction, self._rules.plateau, self._is_pressed)
+        search.skipped = self._why_skip(rung)
+        if rung.is_lean and search.skipped is not None:
+            return  # it is no stage of its own, and worth a word only where it helps
+        self.rungs.append(search)
+        if search.skipped is None:
+            self._explore(search)
+        if search.edge is None and not rung.is_lean and (self._rules.probe or self._has_keys_of_its_own(rung)):
+            self._probe(search)
+        self._tell(search)
+
+    def _why_skip(self, rung: Rung) -> str | None:
+        """Return why a rung cannot beat the best so far, or None where it may."""
+        best, reach, last = self._best, self._reach, self._micro_batches[-1]
+        if (too_large := self._why_too_large(rung, self._micro_batches[0])) is not None:
+            return f"it does not fit: {too_large}"
+        if best is None:
+            return None
+        if best.has_ended_growing:
+            return f"a larger micro-batch gains nothing: growth had ended at {best.edge}, {best.rung.name}"
+        if reach >= last:
+            return f"micro-batch {last}, the largest there is, runs without it"
+        following = next(mbs for mbs in self._micro_batches if mbs > reach)
+        if (too_large := self._why_too_large(rung, following)) is not None:
+            return f"its micro-batch is no larger than the {reach} that runs without it: {following} {too_large}"
+        largest = max(self._largest(rung) or last, following)
+        gain = best.roomy_growth.expected_gain(best.roomy_edge or following, largest)
+        if gain is not None and gain < self._rules.plateau:
+            return f"micro-batch {largest} promises no more than {format_gain(gain)}"
+        return None
+
+    def _explore(self, search: RungSearch) -> None:
+        smallest = self._micro_batches[0]
+        if self._best is None and not search.profile(smallest).ok:
+            return
+        floor = self._reach if search.edge is None else max(self._reach, smallest)
+        larger = [mbs for mbs in self._micro_batches if mbs > floor and not self._exceeds(search.rung, mbs, HOPELESS)]
+        if not larger:
+            return
+        why = "search of the largest micro-batch that runs"
+        if (largest := self._largest(search.rung)) is not None:
+            search.find(larger, largest, f"{why}, {largest} on paper")
+        else:
+            # Where nothing is known of memory, the next larger one tells whether the stage helps at all.
+            search.find(larger, larger[0] if search.edge is None else None, why)
+
+    def _has_keys_of_its_own(self, rung: Rung) -> bool:
+        """Tell whether keys are searched that have an effect at this stage, and none at the best so far."""
+        best = self._best
+        known = own_keys(self._choices, best.rung.stage) if best else {}
+        return bool(own_keys(self._choices, rung.stage).keys() - known.keys())
+
+    def _probe(self, search: RungSearch) -> None:
+        best = self._best.best if self._best else None
+        if best is not None and self._fits(search.rung.at(int(best.params["mbs"]))):
+            search.probe(int(best.params["mbs"]))
+
+    def _search_inside(self) -> None:
+        """Search the keys of the best stage, and of those that are close behind and have keys that it has not."""
+        best = self._best
+        if best is None or best.best is None or best.best.value is None:
+            return
+        inside = InsideSearch(self._eval_fn, self._rules.inside, self._job.num_slots, self._fits_like)
+        close = [search for search in self.rungs if search is not best and self._is_close(search, best.best.value)]
+        for search in [best, *(each for each in close if self._has_keys_of_its_own(each.rung))]:
+            if (line := inside.run(search, self._choices)) is not None:
+                self.lines.append(line)
+
+    def _is_close(self, search: RungSearch, best: float) -> bool:
+        value = search.best.value if search.best else None
+        return value is not None and self._direction.gain(best, over=value) < CLOSE
+
+    def _run_point(self, rung: Rung, mbs: int, why: str) -> Trial:
+        trial = self._eval_fn.run(rung.at(mbs), why)
+        if self._profile is not None:
+            self._profile.tell(trial)
+        return trial
+
+    def _largest(self, rung: Rung) -> int | None:
+        return self._profile.largest(rung.base, self._micro_batches) if self._profile else None
+
+    def _why_too_large(self, rung: Rung, mbs: int) -> str | None:
+        """Return the arithmetic against a micro-batch, where a run has measured what it rests on."""
+        return self._profile.why_not(rung.at(mbs)) if self._profile and self._exceeds(rung, mbs, UNSURE) else None
+
+    def _exceeds(self, rung: Rung, mbs: int, factor: float) -> bool:
+        """Tell whether a micro-batch is beyond the memory by a factor, by what runs have measured."""
+        profile = self._profile
+        if profile is None or not profile.is_measured(rung.base):
+            return False
+        return profile.needed(rung.at(mbs)) > factor * profile.subject.capacity_bytes
+
+    def _is_pressed(self, trial: Trial) -> bool:
+        if self._profile is None or not trial.peak_memory_bytes:
+            return False
+        return trial.peak_memory_bytes > PRESSED * self._profile.subject.capacity_bytes
+
+    def _fits(self, point: Params) -> bool:
+        if self._profile is None or not self._profile.is_measured(point):
+            return True
+        return self._profile.why_not(point) is None
+
+    def _fits_like(self, point: Params, other: Params) -> bool:
+        """Tell whether a point fits, given another that ran: what takes little more than that one is not ruled out."""
+        profile = self._profile
+        if profile is None:
+            return True
+        limit = max(profile.subject.capacity_bytes, UNSURE * profile.needed(other))
+        return profile.needed(point) <= limit
+
+    def _is_better(self, trial: Trial, than: Trial | None) -> bool:
+        if trial.value is None or than is None or than.value is None:
+            return trial.value is not None
+        return self._direction.better(trial.value, than=than.value)
+
+    def _tell(self, search: RungSearch) -> None:
+        best, name = search.best, search.rung.name
+        if search.skipped is not None:
+            once = " but for one run" if search.trials else ""
+            self._job.tell(f"{name} is skipped{once}: {search.skipped}")
+        elif best is None or best.value is None:
+            self._job.tell(f"{name}: {search.failure or 'no micro-batch beyond those before it runs'}")
+        else:
+            value = format_value(best.value, best.unit)
+            self._job.tell(f"{name}: best is micro-batch {best.params['mbs']} with {value}")

@@ -1,0 +1,104 @@
+"""ZeRO stages in order, each only if it can beat those before: DeepSpeed's autotuning as its paper has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import UsageError
+from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.random import checked_seed
+from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.strategies.zero_progressive.inside import InsideRules
+from zenith_tune.strategies.zero_progressive.ladder import rungs
+from zenith_tune.strategies.zero_progressive.search import ProgressiveSearch, SearchRules
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.zero.proposals import checked_kind
+
+NAME = "zero-progressive"
+COLUMNS = ("stage", "runs", "best", "at micro batch", "largest that ran", "skipped or ended, and why")
+
+
+@StrategyRegistry.register(NAME)
+class ZeroProgressiveStrategy(TuningStrategy):
+    """Find the largest micro-batch of each ZeRO stage, and go to the next stage only if it can be faster.
+
+    A profiling run at the smallest micro-batch measures the memory of activations. The largest micro-batch that runs is
+    found by bisection from what that memory says; growing it ends where a step gains less than `plateau`. The best
+    stage's other keys are then searched: `inside` is grid, random or model, with at most `inside_trials` runs, and
+    `patience` of them without gain are the end. A stage that would be skipped runs once, at the best micro-batch so
+    far, where it has keys to search that lower ones have not, or with `probe=true`. Deterministic for the same `seed`.
+    """
+
+    ends_by_itself = True
+    plans = True
+
+    def __init__(
+        self,
+        *,
+        plateau: float = 0.01,
+        probe: bool = False,
+        inside: str = "grid",
+        patience: int = 5,
+        inside_trials: int = 50,
+        seed: int = 0,
+    ) -> None:
+        if not 0 <= plateau < 1:
+            raise UsageError(f"plateau must lie between 0 and 1, but got {plateau:g}: 0.01 is 1%")
+        for name, value in {"patience": patience, "inside_trials": inside_trials}.items():
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}: correct it")
+        self.rules = SearchRules(
+            plateau=plateau,
+            probe=probe,
+            inside=InsideRules(
+                kind=checked_kind(inside), patience=patience, max_trials=inside_trials, seed=checked_seed(seed)
+            ),
+        )
+        self._job = TunedJob()
+        self._search: ProgressiveSearch | None = None
+
+    def prepare(self, job: TunedJob) -> None:
+        self._job = job
+
+    def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
+        self._search = ProgressiveSearch(eval_fn, _choices(search_space), direction, self._job, self.rules)
+        self._search.run()
+
+    def max_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        choices = _choices(search_space)
+        inside = prod(len(values) for values in choices.values())
+        num_rungs = sum(1 for _ in rungs(choices))
+        return num_rungs * (2 * len(choices["mbs"]) + min(inside, self.rules.inside.max_trials))
+
+    def why_done(self) -> str | None:
+        return self._search.why_done() if self._search else None
+
+    def findings(self) -> Findings | None:
+        if self._search is None:
+            return None
+        rows = tuple(search.row() for search in self._search.rungs)
+        return Findings(title="ZeRO stages", columns=COLUMNS, rows=rows, lines=tuple(self._search.lines))
+
+
+def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ...]]:
+    """Return each parameter's choices, or say which one the strategy lacks."""
+    for name in ("stage", "mbs"):
+        if name not in search_space:
+            raise _lack(f"{name!r} in the search space", "it is not there")
+    found = {}
+    for name, parameter in search_space.items():
+        if not isinstance(parameter, CategoricalParameter):
+            raise _lack(f"{name!r} to be a CategoricalParameter", f"it is a {type(parameter).__name__}")
+        found[name] = parameter.choices
+    for name, least in {"stage": 0, "mbs": 1}.items():
+        if any(type(value) is not int or value < least for value in found[name]):
+            raise _lack(f"{name!r} to hold whole numbers from {least}", f"its choices are {list(found[name])}")
+    return found
+
+
+def _lack(law: str, values: str) -> UsageError:
+    return UsageError(f"{NAME} needs {law}, but {values}: take --preset deepspeed, or --strategy optuna or grid")

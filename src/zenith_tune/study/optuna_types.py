@@ -1,0 +1,32 @@
+"""The parameters of a search space as Optuna knows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zenith_tune.errors import UsageError
+from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+def to_distribution(parameter: Parameter) -> BaseDistribution:
+    """Return the Optuna distribution over the same values as `parameter`.
+
+    >>> to_distribution(IntParameter(1, 8, step=2))
+    IntDistribution(high=7, log=False, low=1, step=2)
+    """
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    match parameter:
+        case IntParameter(low, high, step):
+            # Optuna warns where the last step falls short of `high`.
+            return IntDistribution(low, high - (high - low) % step, step=step)
+        case FloatParameter(low, high, log):
+            return FloatDistribution(low, high, log=log)
+        case CategoricalParameter(choices):
+            return CategoricalDistribution(choices)
+    kind = type(parameter).__name__
+    known = "IntParameter, FloatParameter, CategoricalParameter or BoolParameter"
+    raise UsageError(f"Optuna can search {known}, but got {kind}: use one of these, or --strategy grid or random")

@@ -1,0 +1,81 @@
+"""One run of the training command: what was asked, how it ended and what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from zenith_tune.study.parameters import Value
+
+
+class Outcome(StrEnum):
+    """Say how a trial ended."""
+
+    OK = "ok"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    PRUNED = "pruned"
+    DUPLICATE = "duplicate"
+    CANCELLED = "cancelled"
+
+
+YOUR_COMMAND = "your command"
+"""What the user's own command, run as it is, is called in place of a layout."""
+ALONE = " # alone"
+"""Ends the identity of a run that had the machine for itself, after it ran beside others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Hold one trial; `value` is None unless it went well, so that a failed trial is never best."""
+
+    params: Mapping[str, Value]
+    outcome: Outcome
+    value: float | None = None
+    cause: str | None = None
+    """Why it did not go well, in one line."""
+    failure: str | None = None
+    """What kind of failure it was, such as "out of memory" or "configuration"."""
+    number: int | None = None
+    """The trial's number in its study; None for a pruned point, which never ran."""
+    command: str = ""
+    """The exact command, with secrets masked."""
+    identity: str = ""
+    """What was run, apart from where: two points with the same identity are one run under two names."""
+    folder: Path | None = None
+    duration_s: float | None = None
+    unit: str = ""
+    """The unit of `value`, for people."""
+    spread: float | None = None
+    """Relative spread of the value over steady iterations, or over repeats: 0.01 is 1%."""
+    step_s: float | None = None
+    """Median seconds per training iteration, where the log tells."""
+    peak_memory_bytes: int | None = None
+    num_runs: int = 1
+    """How many runs it took; `duration_s` is that of one."""
+    num_samples: int | None = None
+    """How many steady iterations stand behind `value`."""
+    early: str | None = None
+    """Why it was ended before its end, "known ..." or "behind ..."; None of one that ran to its end."""
+    is_baseline: bool = False
+    why: str = ""
+    """Why the strategy picked it, in one line."""
+    extra: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """What goes behind the trial's label wherever it is shown."""
+        return " (alone)" if self.is_alone else ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether it ran another trial again, alone: it then stands for that one."""
+        return self.identity.endswith(ALONE)
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the trial went well, also where it repeats one that did."""
+        return self.value is not None

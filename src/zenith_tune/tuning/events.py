@@ -1,0 +1,99 @@
+"""What a study tells while it runs: whoever shows it, on a terminal or as JSON, subclasses StudyListener."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
+
+FIRST_STATE = "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """Hold what is known before the first trial."""
+
+    study_name: str
+    preset: str
+    strategy: str
+    evaluator: str
+    command: str
+    n_trials: int | None
+    """The budget; None: until the strategy ends by itself."""
+    max_trials: int | None
+    """An upper bound on the trials, for the time left."""
+    num_finished: int
+    """Trials found in the record when the study is resumed."""
+    notes: list[str]
+    labels: dict[int, str]
+    """What the finished trials are called."""
+    study: Study
+    """What is known of the study so far; it goes on changing."""
+    num_slots: int = 1
+    """How many trials run side by side."""
+    first_state: str = FIRST_STATE
+    """What a trial does until its runner tells its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyEnd:
+    """Hold what is known after the last trial."""
+
+    study: Study
+    why: str
+    best_command: str | None
+    """The fastest command, ready to paste, secrets masked."""
+    csv_path: Path
+    json_path: Path
+    trials_path: Path
+    database_url: str
+    best_command_path: Path
+    study_name: str
+    warnings: list[str]
+    """What was said at the start and may have been overlooked."""
+    findings: Findings | None = None
+    """What the strategy has found out besides the best point."""
+    diagnosis: list[str] = field(default_factory=list)
+    """What limits the fastest run, and what to change."""
+
+
+class StudyListener:
+    """Hear of everything that happens in a study; every method may be left out."""
+
+    def study_started(self, plan: StudyPlan) -> None:
+        """Hear of a study that begins or goes on."""
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        """Hear of a trial that starts, and why it was picked where the strategy says so."""
+
+    def trial_state(self, number: int, state: str) -> None:
+        """Hear what a trial waits for, or where it runs: `pending (Resources)`, `running on n1`."""
+
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        """Hear how far a trial is: its iterations, and its value by those that are steady."""
+
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        """Hear how much memory a trial that runs has taken at most, where its log tells."""
+
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        """Hear of a trial that ended."""
+
+    def trial_recalled(self, trial: Trial, label: str) -> None:
+        """Hear of a trial that an earlier run of this study finished."""
+
+    def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
+        """Hear of a point that is not worth a trial."""
+
+    def point_repeated(self, trial: Trial, label: str) -> None:
+        """Hear of a point that was tried before and is answered from the record."""
+
+    def noted(self, line: str) -> None:
+        """Hear of something that the user should know."""
+
+    def study_ended(self, end: StudyEnd) -> None:
+        """Hear of the end, whatever brought it."""

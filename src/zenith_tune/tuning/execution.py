@@ -1,0 +1,298 @@
+"""Runs one point: starts the command, waits for it, says how it ended and what it measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
+from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
+from zenith_tune.record.export import trial_as_json
+from zenith_tune.record.storage import disk_full, is_disk_full
+from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
+from zenith_tune.shell.secrets import mask, mask_file
+from zenith_tune.study.files import TrialFolder, write_atomically, write_json
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.resources import Resources
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial_log import TrialLog, clean_line
+from zenith_tune.tuning.watch import EarlyEnd, TrialWatch
+
+_FULL_DISK_BYTES = 64 * 1024
+_CANNOT_BE_JUDGED = (FailureKind.METRIC, FailureKind.DISK_FULL)
+_NOT_THE_COMMANDS_FAULT = {
+    End.LOST: (Outcome.ERROR, FailureKind.LOST),
+    # Cancelled, so that a study that is resumed runs it again.
+    End.REVOKED: (Outcome.CANCELLED, FailureKind.REVOKED),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """Hold what one trial is to run."""
+
+    number: int
+    params: Mapping[str, Value]
+    command: str
+    identity: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    is_baseline: bool = False
+    why: str = ""
+    best: Trial | None = None
+    """The best run so far; one that surely cannot beat it is ended early."""
+    resources: Resources = field(default_factory=Resources)
+    on_state: OnState = nobody_listens
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    limit_s: Callable[[], float | None] = lambda: None
+    """The limit as it is by now: it shrinks as better trials end."""
+
+
+class TrialExecution:
+    """Turn a request into a finished Trial."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        evaluator: TuningEvaluator,
+        secrets: list[str],
+        repeats: int,
+        early_stop: EarlyStop | None = None,
+    ) -> None:
+        if repeats < 1:
+            raise UsageError(f"repeats must be at least 1, but got {repeats}")
+        self._runner = runner
+        self._evaluator = evaluator
+        self._secrets = secrets
+        self._repeats = repeats
+        self._early_stop = early_stop
+
+    def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
+        """Run the command, as often as repeats are asked for, and write the trial's files."""
+        self._prepare(request, folder)
+        trials: list[Trial] = []
+        for index in range(1, self._repeats + 1):
+            files = folder.run(index, self._repeats)
+            files.path.mkdir(parents=True, exist_ok=True)
+            job = self._submit(request, files, timeout_s)
+            trials.append(self._followed(job, request, files, timeout_s))
+            if not trials[-1].ok:
+                return self._close(folder, trials[-1])
+        return self._close(folder, _merge(trials))
+
+    def find(self, folder: TrialFolder, timeout_s: float | None, on_state: OnState) -> Job | None:
+        """Return the job of a trial that a killed tuner left and that goes on; one of several repeats does not."""
+        if self._repeats > 1:
+            return None
+        return self._runner.find(folder.path, timeout_s=timeout_s, on_state=on_state)
+
+    def follow(self, job: Job, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
+        """Wait for a job that an earlier tuner started, and read it as if this one had."""
+        return self._close(folder, self._followed(job, request, folder, timeout_s))
+
+    def _submit(self, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Job:
+        return self._runner.submit(
+            request.command, files.path, request.resources, timeout_s=timeout_s, on_state=request.on_state
+        )
+
+    def _followed(self, job: Job, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Trial:
+        """Wait for a job and read what it left; one whose machine failed is started once more, elsewhere."""
+        result, early = self._wait(job, request)
+        if result.end is not End.LOST:
+            return self._read(request, files, result, early)
+        request.on_state(f"{result.reason}: starts once more")
+        files.forget_run("lost")
+        elsewhere = replace(request.resources, avoid=tuple(name for name in result.place.split(",") if name))
+        job = self._submit(replace(request, resources=elsewhere), files, timeout_s)
+        again, early = self._wait(job, request)
+        trial = self._read(request, files, again, early)
+        return replace(trial, extra={**trial.extra, "lost": result.reason})
+
+    def _wait(self, job: Job, request: TrialRequest) -> tuple[JobResult, EarlyEnd | None]:
+        watch = TrialWatch(
+            self._evaluator,
+            self._early_stop,
+            _metadata(request),
+            request.best,
+            on_progress=request.on_progress,
+            is_cancelled=request.is_cancelled,
+            # Where jobs wait for their machine first, the limit is the one that they were submitted with.
+            limit_s=request.limit_s if self._runner.shares_machine else lambda: None,
+        )
+        try:
+            return watch.wait(job)
+        except BaseException:
+            job.cancel()  # whatever went wrong, nothing may be left running
+            raise
+
+    def first_log(self, folder: TrialFolder) -> Path:
+        """Return where the log of a trial begins."""
+        return folder.run(1, self._repeats).log
+
+    def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
+        """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
+        ends = [(files, self._runner.recover(files.path)) for files in folder.runs()]
+        for files, result in ends:
+            if result is None:  # the others are masked as they are read
+                self._mask_log(files)
+        done = [(files, result) for files, result in ends if result is not None]
+        readings = [self._read_result(request, files, result) for files, result in done]
+        if any(failure is not None and failure.kind in _CANNOT_BE_JUDGED for _, failure in readings):
+            return None
+        failed = [trial for trial, _ in readings if not trial.ok]
+        if not failed and len(done) != self._repeats:
+            return None
+        return self._close(folder, failed[0] if failed else _merge([trial for trial, _ in readings]))
+
+    def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder.command, f"#!/usr/bin/env bash\n{mask(request.command, self._secrets)}\n")
+        write_json(folder.trial, {"number": request.number, "parameters": dict(request.params), "outcome": "running"})
+        for name, text in request.files.items():
+            path = folder.path / name
+            if not path.resolve().is_relative_to(folder.path.resolve()):
+                raise UsageError(f"a preset's files belong into the trial's folder, but got {name!r}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text, is_private=True)  # the user's own, which it is made of, may hold a secret
+
+    def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
+        trial, failure = self._read_result(request, files, result, early)
+        if failure is not None and _is_full(files):
+            raise disk_full(files.path)
+        return trial
+
+    def _read_result(
+        self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None = None
+    ) -> tuple[Trial, Failure | None]:
+        self._mask_log(files)
+        if result.end is End.CANCELLED:
+            return self._trial(request, files, result, Outcome.CANCELLED, cause="interrupted"), None
+        if result.end in _NOT_THE_COMMANDS_FAULT:
+            outcome, kind = _NOT_THE_COMMANDS_FAULT[result.end]
+            cause = mask(result.reason or str(result.end), self._secrets)
+            return self._trial(request, files, result, outcome, cause=cause, failure=str(kind)), None
+        text = TrialLog(files.log).text() if early is None else early.log
+        exit_code = result.exit_code if early is None else 0
+        failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT)
+        measured = self._measure(text, request, result) if failure is None else failure
+        if isinstance(measured, Failure):
+            told = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
+            return self._trial(request, files, result, measured.outcome, **told), measured
+        fields = {name: getattr(measured, name) for name in measured.__slots__}
+        reason = early.reason if early is not None else None
+        return self._trial(request, files, result, Outcome.OK, early=reason, **fields), None
+
+    def _measure(self, text: str, request: TrialRequest, result: JobResult) -> Measurement | Failure:
+        metadata = {**_metadata(request), "duration": result.duration_s}
+        try:
+            measured = _checked(self._evaluator.measure(text, metadata))
+        except ValueError as error:
+            return hidden_failure(text, has_value=False) or _metric_failure(str(error))
+        except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
+            raised = f"{type(error).__name__}: {error}"
+            return _metric_failure(f"evaluator {type(self._evaluator).__name__} raised {raised}")
+        return hidden_failure(text, has_value=True) or measured
+
+    def _mask_log(self, files: TrialFolder) -> None:
+        if not self._secrets:
+            return
+        try:
+            mask_file(files.log, self._secrets)
+        except PermissionError:
+            with contextlib.suppress(OSError):  # a trial may have changed the rights of its own log
+                files.log.chmod(0o600)
+                mask_file(files.log, self._secrets)
+
+    def _trial(
+        self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
+    ) -> Trial:
+        place = {"place": result.place} if result.place else {}
+        return Trial(
+            params=request.params,
+            outcome=outcome,
+            number=request.number,
+            command=mask(request.command, self._secrets),
+            identity=request.identity,
+            folder=files.path,
+            duration_s=result.duration_s,
+            is_baseline=request.is_baseline,
+            why=request.why,
+            **{**fields, "extra": {**fields.get("extra", {}), **place}},
+        )
+
+    def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
+        trial = replace(trial, folder=folder.path)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            write_json(folder.trial, trial_as_json(trial))
+        except OSError as error:
+            # A trial may do anything to its own folder; the record has all that this file would hold.
+            if is_disk_full(error):
+                raise
+        return trial
+
+
+def _metadata(request: TrialRequest) -> dict[str, Any]:
+    return {"trial_id": request.number, "command": request.command, "parameters": dict(request.params)}
+
+
+def _metric_failure(message: str) -> Failure:
+    return Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(message))
+
+
+def _checked(measured: Measurement) -> Measurement:
+    """Return what an evaluator measured, if the record can hold it: plain and finite numbers."""
+    value = float(measured.value)
+    if not math.isfinite(value):
+        raise ValueError(f"the value is {value}")
+    measured = replace(measured, value=value)
+    json.dumps({name: getattr(measured, name) for name in measured.__slots__}, allow_nan=False)
+    return measured
+
+
+def _is_full(files: TrialFolder) -> bool:
+    try:
+        disk = os.statvfs(files.path)
+    except OSError:  # the trial removed its own folder
+        return False
+    return disk.f_bavail * disk.f_frsize < _FULL_DISK_BYTES
+
+
+def _merge(trials: list[Trial]) -> Trial:
+    """Make one trial of several runs of the same command: the median, and the spread between the runs."""
+    if len(trials) == 1:
+        return trials[0]
+    values = [trial.value for trial in trials if trial.value is not None]
+    middle = statistics.median(values)
+    steps = [trial.step_s for trial in trials if trial.step_s is not None]
+    return replace(
+        trials[0],
+        value=middle,
+        spread=(max(values) - min(values)) / 2 / abs(middle) if middle else None,
+        step_s=statistics.median(steps) if steps else None,
+        num_samples=sum(trial.num_samples or 1 for trial in trials),
+        peak_memory_bytes=max(trial.peak_memory_bytes or 0 for trial in trials) or None,
+        num_runs=len(trials),
+        early=next((trial.early for trial in trials if trial.early is not None), None),
+        duration_s=statistics.fmean(trial.duration_s or 0.0 for trial in trials),
+        extra=_merge_extra(trials),
+    )
+
+
+def _merge_extra(trials: list[Trial]) -> dict[str, Value]:
+    """Return the medians of what is a number in every run, and the first run's word on the rest."""
+    merged: dict[str, Value] = dict(trials[0].extra)
+    for name in merged:
+        numbers = [value for trial in trials if isinstance(value := trial.extra.get(name), int | float)]
+        if len(numbers) == len(trials):
+            merged[name] = statistics.median(numbers)
+    return merged

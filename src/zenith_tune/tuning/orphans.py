@@ -1,0 +1,76 @@
+"""What a killed tuner left: trials that are in the record as running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from zenith_tune.record.record import StudyRecord
+from zenith_tune.runners.base import Job
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study_telling import StudyTelling
+from zenith_tune.tuning.execution import TrialExecution, TrialRequest
+
+
+class LeftTrials:
+    """End the trials of a killed tuner, keep those that had finished, and follow those whose jobs may go on."""
+
+    def __init__(
+        self, execution: TrialExecution, telling: StudyTelling, folder: Path, timeout_s: Callable[[], float | None]
+    ) -> None:
+        self._execution = execution
+        self._telling = telling
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._running: dict[str, tuple[Trial, Job]] = {}
+        """Jobs that go on, by identity: they are waited for when they are asked for."""
+
+    def recover(self, left: Trial, record: StudyRecord) -> bool:
+        """Deal with one trial; True where its job goes on, False where it has ended in the record."""
+        folder = TrialFolder(left.folder or self._folder)
+        if (job := self._find(left, folder)) is not None:
+            self._running[left.identity] = (left, job)
+            return True
+        command = folder.read(folder.command).partition("\n")[2].strip()
+        request = TrialRequest(
+            number=left.number or 0,
+            params=left.params,
+            command=command,
+            identity=left.identity,
+            is_baseline=left.is_baseline,
+            why=left.why,
+        )
+        trial = self._execution.recover(request, folder)
+        what = f"trial {left.number}, left by a tuner that was killed,"
+        self._telling.noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
+        record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
+        return False
+
+    def pop(self, identity: str) -> tuple[Trial, Job] | tuple[None, None]:
+        """Hand over the job of a run that goes on, if there is one."""
+        return self._running.pop(identity, (None, None))
+
+    def end(self, record: StudyRecord) -> None:
+        """End the jobs that were not asked for again."""
+        for left, job in self._running.values():
+            job.cancel()
+            cause = "the tuner was killed, and its run was not asked for again"
+            record.finish(replace(left, outcome=Outcome.CANCELLED, cause=cause, value=None))
+        self._running.clear()
+
+    def _find(self, left: Trial, folder: TrialFolder) -> Job | None:
+        number = left.number or 0
+        states: list[str] = []
+
+        def tell(state: str) -> None:
+            states.append(state)
+            self._telling.state(number, state)
+
+        job = self._execution.find(folder, self._timeout_s(), tell)
+        if job is not None:
+            waits = bool(states) and states[0].startswith("pending")
+            told = "still waits in the queue: it keeps its place" if waits else "still runs: it goes on"
+            self._telling.noted(f"trial {number}, left by a tuner that was killed, {told}")
+        return job

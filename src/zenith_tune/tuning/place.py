@@ -1,0 +1,87 @@
+"""Where a study lives: its folder, its database and its name."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from zenith_tune.errors import UsageError
+from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
+from zenith_tune.record.server.url import driver_url, is_server, refuse_misspelt, shown
+from zenith_tune.record.storage import check_database_file, database_path, database_url, expanded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlace:
+    """Hold where a study lives, and whether it may be there already."""
+
+    folder: StudyFolder
+    database_url: str
+    study_name: str
+    resume: bool
+    retry_failed: bool = False
+
+    @classmethod
+    def find(
+        cls, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, *, resume: bool, stem: str
+    ) -> StudyPlace:
+        """Fill in what the user left open; the output folder of a database file that is given is the file's own."""
+        if db:
+            refuse_misspelt(str(db))
+        server = str(db) if db and is_server(str(db)) else None
+        if server is not None:
+            driver_url(server)  # a driver that is missing is told now
+            check_text(server, "--db")
+        file = _database_file(db) if db and server is None else None
+        root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
+        name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)
+        folder = StudyFolder(root, name)
+        check_text(str(folder.path), "the output folder")
+        if server is not None:
+            return cls(folder=folder, database_url=server, study_name=name, resume=resume)
+        path = file.absolute() if file else folder.output_dir / DATABASE_NAME
+        # The output folder is made where it is missing, but not for a database alone.
+        will_be_made = path.parent == folder.output_dir and (output_dir or not db)
+        if path.parent.is_dir() or not will_be_made:
+            check_database_file(path)
+        return cls(folder=folder, database_url=database_url(path), study_name=name, resume=resume)
+
+
+def new_folder(output_dir: str | Path | None, stem: str) -> Path:
+    """Make a folder of its own for something that is no study, named after what it is and when."""
+    root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
+    folder = StudyFolder(root, _new_name(root, stem))
+    folder.create()
+    return folder.path
+
+
+def _database_file(db: str | Path) -> Path:
+    file = database_path(str(db)) if "://" in str(db) else expanded(db)
+    if file is None:
+        raise UsageError(f"--db must be an SQLite file or a postgresql:// address, but got {shown(str(db))}")
+    if str(file) in ("", ".", ":memory:"):
+        raise UsageError("a study must outlive its tuner, but this database is in memory: give --db a file")
+    return file
+
+
+def _new_name(root: Path, stem: str) -> str:
+    """Return a name for now, to the millisecond, because two tuners may start in one second."""
+    now = time.time()
+    while True:
+        name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+        if not (root / name).exists():
+            return name
+        now += 0.001
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse what no file and no database can hold."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{what} must be valid text without NUL, but got {text!r}")
+
+
+def _latest_study(root: Path) -> str | None:
+    """Return the study that ran last in `root`, for `--resume` without a name."""
+    studies = [path for path in root.glob("*/trials") if path.is_dir()]
+    return max(studies, key=lambda path: path.stat().st_mtime).parent.name if studies else None

@@ -1,0 +1,279 @@
+"""What a strategy is handed to try points with: prunes, recalls, limits, and only then runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from zenith_tune.errors import (
+    ConsecutiveDuplicateLimitExceeded,
+    ConsecutivePruneLimitExceeded,
+    TrialExhausted,
+    UsageError,
+    ZenithTuneError,
+)
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
+from zenith_tune.study.parameters import Params, Value
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.tuning.events import StudyListener
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Hold when a study stops."""
+
+    n_trials: int | None = None
+    consecutive_duplicates: int | None = 100
+    consecutive_prunes: int | None = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Hold what a strategy asks for, and why."""
+
+    params: Params
+    why: str = ""
+
+
+class Evaluation:
+    """Answer a strategy: from the rules, from the record, or by a real run.
+
+    `identify` names the run that a point stands for: two points with one identity are one run. `recorded` holds the
+    trials of earlier runs of this study by identity; they are answered without running, and their part of the budget
+    is spent already.
+    """
+
+    def __init__(
+        self,
+        preset: TuningPreset,
+        identify: Callable[[Mapping[str, Value]], str],
+        run_point: Callable[[Params, str, str], Trial],
+        study: Study,
+        listener: StudyListener,
+        limits: Limits,
+        recorded: Mapping[str, Trial],
+        num_slots: int = 1,
+        check_interrupted: Callable[[], None] = lambda: None,
+        others: OtherTuners | None = None,
+    ) -> None:
+        self._preset = preset
+        self._check_interrupted = check_interrupted
+        self._others = others
+        self._space = preset.get_search_space()
+        self._identify = identify
+        self._run_point = run_point
+        self._study = study
+        self._listener = listener
+        self._limits = limits
+        self._recorded = dict(recorded)
+        self._answered: dict[str, Future[Trial]] = {}
+        self._num_counted = sum(not trial.is_alone for trial in recorded.values())
+        self._duplicates = 0
+        self._prunes = 0
+        self._is_closed = False
+        self._lock = threading.RLock()
+        self._num_slots = num_slots
+        self._num_busy = 0
+        self._slots = threading.BoundedSemaphore(num_slots)
+        self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
+
+    def __call__(self, params: Mapping[str, Value]) -> float | None:
+        """Return the point's value, or None where it failed or is pruned."""
+        return self.run(params).value
+
+    def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
+        """Try a point and return its trial."""
+        return self._answer(Point(dict(params), why), run_now=True).result()
+
+    def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
+        """Start a trial and return at once."""
+        return self._answer(Point(dict(params), why), run_now=False)
+
+    def has_room(self) -> bool:
+        """Tell whether a point would start at once; by then every trial that made the room has its result."""
+        with self._lock:
+            return self._num_busy < self._num_slots
+
+    def drain(self) -> None:
+        """Wait for everything that was submitted; raises the first error that came of it."""
+        errors = []
+        for future in list(self._answered.values()):  # what another tuner runs may yet have to run here
+            with contextlib.suppress(CancelledError):
+                errors.append(future.exception())
+        self._pool.shutdown(wait=True)
+        for error in filter(None, errors):
+            raise error
+
+    def close(self) -> None:
+        """Drop what was submitted and did not start; whoever asks afterwards is told that the study is over."""
+        self._is_closed = True
+        for future in list(self._answered.values()):  # a thread may just be giving one back
+            future.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._others is not None:
+            self._others.catch_up_if_possible()
+
+    def _answer(self, point: Point, *, run_now: bool) -> Future[Trial]:
+        params = point.params
+        self._check_open()
+        self._check(params)
+        with self._lock:
+            reason = why_pruned(self._preset, params)
+            if reason is not None:
+                return _done(self._pruned(params, reason))
+            identity = self._identify(params)
+            if identity in self._answered:
+                return self._repeated(params, self._answered[identity])
+            if identity in self._recorded:
+                return self._recalled(identity)
+            self._prunes = self._duplicates = 0
+            if self._others is None:
+                self._take_from_budget()
+            elif (theirs := self._others.ask(identity, self._limits.n_trials)) is not None:
+                future = self._answered[identity] = Future()
+                self._pass_on(theirs, future, point, identity)
+                return future
+            future = self._answered[identity] = Future()
+            self._num_busy += 1
+        if run_now:
+            self._fulfil(future, point, identity)
+        else:
+            self._pool.submit(self._fulfil, future, point, identity)
+        return future
+
+    def _fulfil(self, future: Future[Trial], point: Point, identity: str) -> None:
+        if not (future.running() or future.set_running_or_notify_cancel()):
+            self._give_back(identity)
+            return
+        try:
+            with self._slots:  # also for a strategy that mixes `run` and `submit`
+                trial = self._run_point(point.params, identity, point.why)
+        except TakenOver:
+            self._leave_to_others(future, point, identity)
+            return
+        except BaseException as error:
+            with self._lock:
+                future.set_exception(error)
+                self._num_busy -= 1
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._lock:  # whoever sees the room must see the result that made it
+            future.set_result(trial)
+            self._num_busy -= 1
+
+    def _leave_to_others(self, future: Future[Trial], point: Point, identity: str) -> None:
+        """Answer with what another tuner makes of a run that it has taken from this one."""
+        with self._lock:
+            self._num_busy -= 1
+            try:
+                theirs = self._others.ask(identity, self._limits.n_trials) if self._others is not None else None
+            except ZenithTuneError as error:
+                future.set_exception(error)
+                return
+            self._pass_on(theirs or _done(None), future, point, identity)
+
+    def _pass_on(self, theirs: Future[Trial | None], future: Future[Trial], point: Point, identity: str) -> None:
+        """Answer with what another tuner makes of a run, which takes no slot here, or run it after all."""
+
+        def answer(theirs: Future[Trial | None]) -> None:
+            error = theirs.exception()
+            trial = None if error is not None else theirs.result()
+            with self._lock:
+                if error is None and trial is None and not self._is_closed:
+                    self._num_busy += 1
+                    self._pool.submit(self._fulfil, future, point, identity)
+                elif future.running() or future.set_running_or_notify_cancel():
+                    if trial is not None:
+                        future.set_result(trial)
+                    else:
+                        future.set_exception(error or TrialExhausted("the study is over"))
+
+        theirs.add_done_callback(answer)
+
+    def _pruned(self, params: Params, reason: str) -> Trial:
+        self._study.num_pruned += 1
+        self._prunes += 1
+        limit = self._limits.consecutive_prunes
+        if limit is not None and self._prunes > limit:
+            raise ConsecutivePruneLimitExceeded(f"{limit} pruned points in a row; the last: {reason}")
+        self._listener.point_pruned(params, self._preset.label(params), reason)
+        return Trial(params=params, outcome=Outcome.PRUNED, cause=reason)
+
+    def _repeated(self, params: Params, first: Future[Trial]) -> Future[Trial]:
+        self._prunes = 0
+        self._study.num_repeated += 1
+        self._duplicates += 1
+        limit = self._limits.consecutive_duplicates
+        if limit is not None and self._duplicates > limit:
+            raise ConsecutiveDuplicateLimitExceeded(f"{limit} points in a row had been tried before")
+        again: Future[Trial] = Future()
+        first.add_done_callback(lambda done: self._repeat(done, params, again))
+        return again
+
+    def _repeat(self, first: Future[Trial], params: Params, again: Future[Trial]) -> None:
+        if first.cancelled():
+            again.cancel()
+            return
+        if (error := first.exception()) is not None:
+            again.set_exception(error)
+            return
+        trial = replace(first.result(), params=params, outcome=Outcome.DUPLICATE)
+        self._listener.point_repeated(trial, self._preset.label(params))
+        again.set_result(trial)
+
+    def _take_from_budget(self) -> None:
+        limit = self._limits.n_trials
+        if limit is not None and self._num_counted >= limit:
+            raise TrialExhausted(f"the budget of {limit} trials is spent")
+        self._num_counted += 1
+
+    def _give_back(self, identity: str) -> None:
+        """Forget a trial that the strategy cancelled before it started."""
+        with self._lock:
+            self._num_counted -= 1
+            self._num_busy -= 1
+            self._answered.pop(identity, None)
+            if self._others is not None:
+                self._others.give_back(identity)
+
+    def _recalled(self, identity: str) -> Future[Trial]:
+        self._prunes = self._duplicates = 0
+        trial = self._recorded[identity]
+        future = self._answered[identity] = _done(trial)
+        self._listener.trial_recalled(trial, self._preset.label(trial.params))
+        return future
+
+    def _check_open(self) -> None:
+        self._check_interrupted()
+        if self._is_closed:
+            raise TrialExhausted("the study is over")
+
+    def _check(self, params: Params) -> None:
+        if params.keys() != self._space.keys():
+            raise UsageError(f"a point must give {', '.join(self._space)}, but got {', '.join(params) or 'nothing'}")
+        for name, value in params.items():
+            if not self._space[name].contains(value):
+                raise UsageError(f"{name} must lie in {self._space[name]}, but got {value!r}")
+
+
+def why_pruned(preset: TuningPreset, params: Mapping[str, Value]) -> str | None:
+    """Return why a point is pruned, also for a preset that only has `prune`."""
+    reason = preset.explain(params)
+    if reason is None and preset.prune(params):
+        return f"pruned by {type(preset).__name__}"
+    return reason
+
+
+def _done(trial: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(trial)
+    return future

@@ -1,0 +1,340 @@
+"""One study while it is tuned: holds its lock, its record and its folder, and runs its trials."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from zenith_tune.direction import Direction
+from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
+from zenith_tune.evaluators.failures.failures import FailureKind
+from zenith_tune.evaluators.hopeless_study import refuse_hopeless
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.control import StudyControl
+from zenith_tune.record.export import export
+from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.peek import peek_header
+from zenith_tune.record.record import HEADER_KEY, StudyHeader, StudyRecord
+from zenith_tune.record.search import StudySearch
+from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
+from zenith_tune.record.server.url import shown
+from zenith_tune.record.storage import database_path, full_disk_is_clear
+from zenith_tune.runners.base import Job
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.secrets import mask, mask_environment
+from zenith_tune.strategies.findings import Findings
+from zenith_tune.study.files import TrialFolder, write_atomically, write_json
+from zenith_tune.study.parameters import Params
+from zenith_tune.study.resources import Resources
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
+from zenith_tune.study_telling import StudyTelling
+from zenith_tune.timeouts import Timeouts
+from zenith_tune.tuning.events import StudyListener, StudyPlan
+from zenith_tune.tuning.execution import TrialExecution, TrialRequest
+from zenith_tune.tuning.interruption import Interruption
+from zenith_tune.tuning.orphans import LeftTrials
+from zenith_tune.tuning.place import StudyPlace
+
+_PAUSE_S = 0.5
+_FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
+
+
+class StudySession:
+    """Run the trials of one study and keep its record, from the lock to the last export."""
+
+    def __init__(
+        self,
+        place: StudyPlace,
+        header: StudyHeader,
+        direction: Direction,
+        preset: TuningPreset,
+        execution: TrialExecution,
+        timeouts: Timeouts,
+        secrets: list[str],
+        listener: Callable[[], StudyListener],
+        interruption: Interruption,
+        resources: Resources | None = None,
+    ) -> None:
+        self._resources = resources or Resources()
+        self.place = place
+        self.header = header
+        self.study = Study(direction)
+        with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
+            self.study.own_params = preset.own_point(header.command)
+        self.recorded: dict[str, Trial] = {}
+        """The finished trials of earlier runs of this study, by identity."""
+        self._preset = preset
+        self._space = preset.get_search_space()
+        self._execution = execution
+        self._timeouts = timeouts
+        self._secrets = secrets
+        self._interruption = interruption
+        self._telling = StudyTelling(listener)
+        self._control = StudyControl(place.folder.control)
+        database = database_path(place.database_url)
+        self._lock = StudyLock(database, place.study_name) if database is not None else None
+        self._record: StudyRecord | None = None
+        self._search = StudySearch()
+        self._left = LeftTrials(execution, self._telling, place.folder.path, lambda: timeouts.fixed_s)
+        self.others: OtherTuners | None = None
+        """Who else tunes this study; None where a file lock keeps everybody off."""
+
+    def open(self) -> None:
+        """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
+        folder = self.place.folder
+        self._look_first()
+        folder.create()
+        if self._lock is not None:
+            self._lock.acquire()
+            self._control.forget()
+        with full_disk_is_clear(folder.path):
+            url, name = self.place.database_url, self.place.study_name
+            record = self._record = StudyRecord(url, name, folder, self._telling.noted)
+            with record.opening():
+                is_new = not record.exists()
+                if is_new:
+                    folder.refuse_foreign(shown(url))
+                    if self.place.resume:
+                        self._telling.noted(f"there is no study {name!r} to resume: it begins now")
+                    record.create(self.header, self.study.direction)
+                elif self.place.resume:
+                    record.reopen(self.header)
+                else:
+                    raise self._exists_already()
+            self._take_up(record, is_new=is_new)
+
+    def _take_up(self, record: StudyRecord, *, is_new: bool) -> None:
+        """Deal with what killed tuners left, load what is finished, and join those who tune the study too."""
+        if record.claims is None:
+            for left in [] if is_new else record.unfinished():
+                self._left.recover(left, record)
+            self._load([] if is_new else record.finished(), record)
+            return
+        self.others = OtherTuners(
+            record,
+            take_in=lambda trial: self._telling.recalled(trial, self.label(trial), self.study),
+            recover=lambda left: self._left.recover(left, record),
+            check=self._interruption.check,
+        )
+        self.others.recover_left()
+        finished = record.finished()
+        self._load(finished, record)
+        self.others.begin(trial.number or 0 for trial in finished)
+
+    def _look_first(self) -> None:
+        """Tell what is wrong with the study, if anything is, before Optuna is loaded to open it."""
+        path = database_path(self.place.database_url)
+        if path is None:
+            return
+        exists, stored = peek_header(path, self.place.study_name, HEADER_KEY)
+        if exists and not self.place.resume:
+            raise self._exists_already()
+        if stored is not None:
+            self.header.check_same(StudyHeader.from_stored(stored, self.place.study_name), self.place.study_name)
+
+    def _exists_already(self) -> StudyError:
+        return StudyError(
+            f"study {self.place.study_name!r} is in {shown(self.place.database_url)} already: "
+            "go on with it by --resume, or choose another --study-name"
+        )
+
+    def close(self) -> None:
+        """Let go of the study."""
+        try:
+            if self._record is not None:
+                self._left.end(self._record)
+        finally:
+            if self.others is not None:
+                self.others.close()
+            if self._record is not None:
+                self._record.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def run_baseline(self, command: str) -> None:
+        """Run the user's own command, unless an earlier run of the study did."""
+        if self.study.baseline is not None:
+            return
+        identity = mask(command, self._secrets)
+        trial = self._elsewhere(identity, is_baseline=True)
+        if trial is None:
+            try:
+                trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True)
+            except TakenOver:
+                self.run_baseline(command)
+                return
+        if trial.failure == FailureKind.METRIC:
+            raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
+
+    def _elsewhere(self, identity: str, *, is_baseline: bool = False) -> Trial | None:
+        """Return a run as another tuner made it; None where this one has to."""
+        if self.others is None or self.others.holds(identity):
+            return None
+        answer = self.others.ask(identity, is_baseline=is_baseline)
+        if answer is not None and not answer.done():
+            what = "your own command" if is_baseline else "what comes next"
+            self._telling.noted(f"another tuner runs {what}: waiting for it")
+        return None if answer is None else answer.result()
+
+    def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
+        """Run a point that was never run."""
+        trial = self._elsewhere(identity) or self._run(params, command, identity, why=why)
+        refuse_hopeless(self.study)
+        return trial
+
+    def begin_search(self, plan: StudyPlan) -> None:
+        """Write by which strategy the study is searched, and for how many trials at most."""
+        record = self._require_record()
+        self._search = replace(
+            record.search(),
+            strategy=plan.strategy,
+            max_trials=plan.max_trials,
+            num_slots=plan.num_slots,
+            begun_s=time.time(),
+        )
+        record.keep_search(self._search)
+
+    def end_search(self, why: str, findings: Findings | None) -> None:
+        """Write why the study stops, and what its strategy has found."""
+        self._search = self._search.ended(time.time(), mask(why, self._secrets), findings)
+        # What keeps the database from being written is told elsewhere; study.json has it too.
+        with contextlib.suppress(StudyError, DiskFullError):
+            self._require_record().keep_search(self._search)
+
+    def export(self) -> None:
+        """Write CSV, JSON and the best command."""
+        with full_disk_is_clear(self.place.folder.path):
+            self.place.folder.create()  # a trial may have removed it
+            if self.others is not None:
+                self.others.catch_up_if_possible()
+            export(self.study, self.header, self.place.folder, self.best_command(), self._search)
+            if (params := self._best_params()) is not None:
+                for name, text in self._preset.result_files(params).items():
+                    write_atomically(self.place.folder.path / name, text, is_private=True)
+
+    def best_command(self) -> str | None:
+        """Return the command of the fastest run, or the one that needs nothing but what is left for it."""
+        fastest, params = self.study.fastest, self._best_params()
+        if fastest is None or params is None:
+            # A run of the user's own command may have had more to print than the command itself asks for.
+            return None if fastest is None else self.header.command if fastest.is_baseline else fastest.command
+        return self._preset.result_command(self.header.command, params, self.place.folder.path) or fastest.command
+
+    def _best_params(self) -> Params | None:
+        """Return the point of the fastest run, which may be the user's own."""
+        fastest = self.study.fastest
+        params = (fastest.params or self._preset.own_point(self.header.command)) if fastest else None
+        return dict(params) if params else None
+
+    def dump_environment(self) -> None:
+        """Write the environment, with the values of secrets masked."""
+        write_json(self.place.folder.environment, mask_environment(os.environ))
+
+    def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
+        self._interruption.check()
+        self._wait_while_paused()
+        record = self._require_record()
+        started, job = self._left.pop(identity)
+        if started is None:
+            started = Trial(
+                params=params, outcome=Outcome.CANCELLED, identity=identity, is_baseline=is_baseline, why=why
+            )
+            label = "" if is_baseline else self.label(started)
+            number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why, label=label)
+            if self.others is not None:
+                self.others.own(number)
+            started = replace(started, number=number, folder=self.place.folder.trial(number).path)
+        folder = TrialFolder(started.folder or self.place.folder.path)
+        limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
+        label = self.label(started)
+        self._telling.started(started, label, self._execution.first_log(folder), limit_s)
+        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
+        self._finish(record, trial, label)
+        if trial.outcome is Outcome.CANCELLED and trial.failure is None:
+            self._interruption.check()
+            raise TrialExhausted("the study is ending")
+        return trial
+
+    def _attempt(
+        self, started: Trial, command: str, folder: TrialFolder, limit_s: float | None, job: Job | None
+    ) -> Trial:
+        """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
+        try:
+            request = TrialRequest(
+                number=started.number or 0,
+                params=started.params,
+                command=fill_placeholders(command, {"trial_folder": str(folder.path)})[0],
+                identity=started.identity,
+                files=self._preset.files(started.params) if started.params else self._preset.baseline_files(),
+                is_baseline=started.is_baseline,
+                why=started.why,
+                best=None if started.is_baseline else self.study.fastest,
+                resources=self._resources,
+                on_state=lambda state: self._telling.state(started.number or 0, state),
+                on_progress=lambda progress: self._telling.progress(started.number or 0, progress),
+                is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
+                limit_s=lambda: None if started.is_baseline else self._timeouts.limit_s(self.study),
+            )
+            with full_disk_is_clear(folder.path):
+                if job is not None:
+                    return self._execution.follow(job, request, folder, limit_s)
+                return self._execution.run(request, folder, limit_s)
+        except OSError as error:
+            # The system could not start it, for one because its command is too long: that is the trial's failure.
+            cause = f"it could not be started: {error}"
+            return replace(started, outcome=Outcome.ERROR, cause=cause, failure=str(FailureKind.CRASH))
+        except DiskFullError:
+            raise  # there is no space to write more; resuming deals with it
+        except BaseException as error:
+            self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
+            raise
+
+    def _wait_while_paused(self) -> None:
+        """Start no trial while somebody asked for a pause; those that run go on."""
+        if not self._control.is_paused():
+            return
+        self._telling.noted("paused: no further trial starts until the study is told to go on")
+        while self._control.is_paused():
+            self._interruption.check()
+            time.sleep(_PAUSE_S)
+        self._telling.noted("the study goes on")
+
+    def _in_one_unit(self, trial: Trial) -> Trial:
+        """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""
+        first = next((each for each in (self.study.baseline, *self.study.trials) if each is not None and each.ok), None)
+        if not trial.ok or first is None or first.unit == trial.unit:
+            return trial
+        cause = f"its value is in {trial.unit or 'no unit'}, but those before it are in {first.unit or 'no unit'}"
+        return replace(trial, outcome=Outcome.ERROR, value=None, cause=cause, failure=str(FailureKind.METRIC))
+
+    def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
+        if not record.finish(trial):
+            law = f"trial {trial.number} was taken over by a tuner that had not heard of this one for too long"
+            self._telling.noted(f"{law}: what it measured is left out")
+            raise TakenOver(law)
+        counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
+        self._telling.finished(trial, label, self.study, counts=counts)
+
+    def label(self, trial: Trial) -> str:
+        """Return what a trial is called."""
+        return YOUR_COMMAND if trial.is_baseline else self._preset.label(trial.params) + trial.mark
+
+    def _load(self, finished: list[Trial], record: StudyRecord) -> None:
+        # Of a run that was tried again, the last time counts.
+        last = {(trial.is_baseline, trial.identity): trial for trial in finished if trial.outcome in _FINISHED}
+        for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
+            if self.place.retry_failed and trial.outcome is Outcome.ERROR:
+                record.free_failed(trial)
+                continue
+            self.study.add(trial)
+            if not trial.is_baseline:
+                self.recorded[trial.identity] = trial
+
+    def _require_record(self) -> StudyRecord:
+        if self._record is None:
+            raise StudyError("the study is not open")
+        return self._record

@@ -1,0 +1,114 @@
+"""Watches a trial while it runs, and ends it once it has told enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zenith_tune.evaluators.base import Progress, TuningEvaluator
+from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.runners.base import End, Job, JobResult
+from zenith_tune.study.trial import Trial
+from zenith_tune.study.trial_log import TrialLog
+
+FIRST_LOOK_S = 1.0
+"""A trial of a fraction of a second is over before anything is saved by ending it."""
+CANCELLED_BY_HAND = "cancelled by hand"
+_SLICE_S = 1.0
+_MIN_PAUSE_S = 0.2
+_MAX_PAUSE_S = 10.0
+_PAUSE_SHARE = 0.01
+"""The pause, as a share of the time the trial has run: what a late look may waste."""
+_LOOK_SHARE = 0.01
+"""The most of a trial's time that is spent on looking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """Hold why a trial was ended early, and what its log said then: what it prints while it is ended does not count."""
+
+    reason: str
+    log: str
+
+
+class TrialWatch:
+    """Wait for a job, looking at its log now and then."""
+
+    def __init__(
+        self,
+        evaluator: TuningEvaluator,
+        early_stop: EarlyStop | None,
+        metadata: Mapping[str, Any],
+        best: Trial | None = None,
+        *,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        limit_s: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_progress = on_progress
+        self._is_cancelled = is_cancelled
+        self._limit_s = limit_s
+        self._evaluator = evaluator
+        self._early_stop = early_stop
+        self._metadata = metadata
+        self._best = best
+        self._clock = clock
+
+    def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
+        """Block as `Job.wait` does; a job that has told enough is ended, and why is returned with its result."""
+        start, pause_s, looks = self._clock(), FIRST_LOOK_S, self._evaluator.shows_progress
+        while (result := self._pause(job, pause_s, start)) is None:
+            began = self._clock()
+            try:
+                early = self._look(job, began - start) if looks else None
+            except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are told
+                early, looks = None, False
+            if early is not None:
+                job.stop()
+                result = job.wait()
+                return result, early if result.end is End.STOPPED else None
+            pause_s = _pause_s(began - start, self._clock() - began)
+        return result, None
+
+    def _pause(self, job: Job, pause_s: float, start: float) -> JobResult | None:
+        """Wait between two looks, ready to end the job within a second of being asked to, or of a limit that shrank."""
+        until = self._clock() + pause_s
+        while (left_s := until - self._clock()) > 0:
+            result = job.wait(min(left_s, _SLICE_S))
+            if result is None and self._is_cancelled():
+                return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
+            limit_s = self._limit_s() if result is None else None
+            if limit_s is not None and self._clock() - start >= limit_s:
+                return _stopped(job, End.TIMED_OUT)
+            if result is not None:
+                return result
+        return None
+
+    def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
+        text = TrialLog(job.log_path).text()
+        log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
+        progress = self._evaluator.progress(log, {**self._metadata, "duration": elapsed_s})
+        if progress is None:
+            return None
+        self._on_progress(progress)
+        if self._early_stop is None:
+            return None
+        best = self._best if self._best is not None and self._best.unit == progress.unit else None
+        reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction)
+        return None if reason is None else EarlyEnd(reason=reason, log=log)
+
+
+def _stopped(job: Job, end: End, reason: str = "") -> JobResult:
+    """End a job for another reason than that it has told enough; one that was over by then keeps its result."""
+    job.stop()
+    result = job.wait()
+    return replace(result, end=end, reason=reason) if result.end is End.STOPPED else result
+
+
+def _pause_s(elapsed_s: float, look_s: float) -> float:
+    """Return the seconds until the next look: longer as the trial goes on, and where looking is dear."""
+    usual_s = min(max(elapsed_s * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
+    return max(usual_s, look_s / _LOOK_SHARE)
