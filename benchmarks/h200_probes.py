@@ -19,11 +19,11 @@ import numpy as np
 from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_rows import MemoryRows
+from zenith_tune.calibrate.memory_fit import MemoryRows
 from zenith_tune.calibrate.probed_runs import read_probes
-from zenith_tune.calibrate.run_table import RunTable
-from zenith_tune.describe.framework_catalog import load_framework
-from zenith_tune.estimate.stage_time import stage_time
+from zenith_tune.calibrate.time_fit import RunTable
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.estimate.time import stage_time
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
 from zenith_tune.units import GIB
 

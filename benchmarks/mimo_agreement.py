@@ -37,9 +37,8 @@ from pinned_cores import pin, whole_cores
 
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.mimo.measured_step import MeasuredStep
-from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates
 from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
-from zenith_tune.planning.mimo_candidates import mimo_candidates
 from zenith_tune.presets.mimo.example import example_options, read_example
 from zenith_tune.presets.mimo.job import Given
 from zenith_tune.shell import CommandLine

@@ -33,7 +33,7 @@ from zenith_tune.mimo.model.tensor_parallel import TensorParallel
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 from zenith_tune.mimo.optimizer.mimo_optimizer import get_mimo_optimizer
-from zenith_tune.mimo.optimizer_config import OptimizerConfig
+from zenith_tune.mimo.optimizer.module_optimizer import OptimizerConfig
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, random_samples
 from zenith_tune.mimo.trainer import Trainer
 

@@ -25,10 +25,10 @@ import numpy as np
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimate.estimate import Estimate
+from zenith_tune.estimate.workload import Estimate
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.search_space import SearchSpace

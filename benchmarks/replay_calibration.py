@@ -9,20 +9,15 @@ import numpy as np
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
-from zenith_tune.calibrate.folds import folds
-from zenith_tune.calibrate.holdout import families_of, interval, time_residuals
+from zenith_tune.calibrate.holdout import families_of, interval, predict, time_residuals
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import fit_memory
-from zenith_tune.calibrate.memory_holdout import predict
-from zenith_tune.calibrate.memory_rows import usable
-from zenith_tune.calibrate.run_table import RunTable, with_default_batch
+from zenith_tune.calibrate.memory_fit import fit_memory, usable
+from zenith_tune.calibrate.robust_fit import folds
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import TimeFit
-from zenith_tune.describe.framework_catalog import load_framework
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.time_calibration import TimeCalibration
+from zenith_tune.calibrate.time_fit import RunTable, TimeFit, with_default_batch
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration
+from zenith_tune.estimate.workload import FloatArray
 
 FALLBACK = "megatron"
 """Whose calibration that comes with the package stands for a framework of which no other landscape was measured."""

@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_rows import MEASURED_ON, forbidden, layout_columns
-from zenith_tune.calibrate.run_table import DEFAULTS, run_cluster
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.calibrate.memory_fit import MEASURED_ON, forbidden, layout_columns
+from zenith_tune.calibrate.time_fit import DEFAULTS, run_cluster
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu
-from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
-from zenith_tune.measured.csv_rows import csv_files, csv_rows
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.units import MIB
 

@@ -13,19 +13,17 @@ from replay_record import Find, Landscape, Recorded
 from replay_trials import ReplayTrials
 
 from zenith_tune.calibrate.calibration_file import save_calibration
-from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyLimitReached
 from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.base import TunedJob, TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.strategies.megatron_heuristic import FIXED, MegatronHeuristicStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
 from zenith_tune.strategies.random import RandomStrategy
-from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
 from zenith_tune.tuning.scheduler import Limits
 
 SEEDED: Mapping[str, Callable[[int], TuningStrategy]] = {

@@ -23,11 +23,10 @@ from scoreboard_choice import choice, folding_ranks
 from scoreboard_guide import size_guide
 from scoreboard_report import markdown
 
-from zenith_tune.calibrate.holdout import Judged, hold_out
+from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, hold_out, hold_out_memory
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_holdout import HeldOutMemory, hold_out_memory
-from zenith_tune.calibrate.run_table import unusable
+from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
 
 DATA = Path(os.environ.get("ZENITHTUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))

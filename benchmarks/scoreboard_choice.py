@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.holdout import Judged
+from zenith_tune.calibrate.holdout import HeldOutMemory, Judged
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_holdout import HeldOutMemory
-from zenith_tune.calibrate.run_table import run_cluster
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.calibrate.time_fit import run_cluster
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.planner.planner import RISK, Planner
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout

@@ -27,11 +27,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zenith_tune.direction import Direction
 from zenith_tune.record.folder import DATABASE_NAME, StudyFolder
 from zenith_tune.record.record import StudyHeader, StudyRecord
 from zenith_tune.record.storage import database_url
-from zenith_tune.study.parameters import CategoricalParameter, Parameter
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
 

@@ -23,19 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune import Direction, JobSpec, load_cluster, load_framework, load_model
-from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimate.model_flops import flops_per_token
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.layouts.layout import divisors
+from zenith_tune.strategies.base import EvalFunction, TunedJob
 from zenith_tune.strategies.zero_progressive.axes import matters
 from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
-from zenith_tune.strategies.zero_progressive.feasibility import why_surely_too_large
+from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
 from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
-from zenith_tune.zero.zero_subject import ZeroSubject
 
 OUTPUT = Path(__file__).with_name("zero_simulated.md")
 NEAR = 0.02

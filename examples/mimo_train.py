@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.model_flops import step_flops
-from zenith_tune.mimo.model_work import check_layout
+from zenith_tune.mimo.model_work import check_layout, step_flops
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
-from zenith_tune.mimo.optimizer_config import OptimizerConfig
+from zenith_tune.mimo.optimizer.module_optimizer import OptimizerConfig
 
 if TYPE_CHECKING:
     from zenith_tune.mimo.step_clock import StepClock

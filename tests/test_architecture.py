@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import zenith_tune
@@ -11,93 +14,100 @@ SOURCE = Path(zenith_tune.__file__).parent
 
 # From the ground up: a module may import from its own layer and from those above it in this list.
 LAYERS: list[list[str]] = [
-    ["errors", "direction", "units", "parameters", "regular_file", "secret_names", "resources"],
-    ["lazy_group", "registry", "command_line", "constructor_args", "distributions", "quiet_optuna"],
-    ["placeholders", "secrets"],
-    ["trial", "trial_folder", "trial_log", "study", "output_file"],
+    ["errors", "units"],
+    ["study", "registry"],
+    ["shell"],
     ["describe"],
-    ["checkpoint"],
-    ["layouts"],
-    ["mimo"],
-    ["estimate"],
-    ["measured"],
+    ["layouts", "checkpoint"],
+    ["mimo", "estimate"],
     ["calibrate"],
-    ["planning"],
     ["planner"],
-    ["guided"],
-    ["zero"],
-    ["emit"],
-    ["evaluators"],
-    ["strategies"],
+    ["evaluators", "strategies"],
     ["presets"],
-    ["events"],
     ["runners", "record"],
     ["probe", "doctor"],
-    ["trial_watch"],
-    ["interruption", "timeouts", "study_place", "trial_execution", "evaluation", "study_telling"],
-    ["left_trials"],
-    ["study_session"],
-    ["alone_check", "command_check"],
+    ["tuning"],
     ["tuner"],
-    ["dry_run"],
     ["report"],
-    ["serve", "exports"],
-    ["plan_request", "probe_command", "checkpoint_command", "doctor_command", "guide_command"],
-    ["report_command", "serve_command", "export_command"],
-    ["plan_command"],
-    ["calibrate_command"],
-    ["testing", "cli"],
+    ["serve", "exports", "testing", "cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # A registry names classes for the type checker only; a tuner without a listener prints to the terminal.
 ALLOWED_UPWARD = {("registry", plug) for plug in ("evaluators", "presets", "runners", "strategies")}
 ALLOWED_UPWARD |= {("tuner", "report")}
+MOST_FILES = 16
 
 
-def part(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
-
-
-def _home(name: str) -> str:
-    """Return the part that a name imported from the package itself stands for."""
-    return part(getattr(getattr(zenith_tune, name), "__module__", "")) if name in zenith_tune.__all__ else name
-
-
-def imports() -> list[tuple[str, str]]:
-    """Return every import between parts of the package, as (importer, imported)."""
-    found = []
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its name."""
+    found = {}
     for path in SOURCE.rglob("*.py"):
-        here = path.relative_to(SOURCE).with_suffix("").parts[0]
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def _imported(node: ast.ImportFrom) -> Iterator[str]:
+    """Yield the modules that one statement imports from."""
+    for alias in node.names:
+        home = getattr(getattr(zenith_tune, alias.name, None), "__module__", "") if node.module == "zenith_tune" else ""
+        within = f"{node.module}.{alias.name}"
+        yield home or (within if within in MODULES else str(node.module))
+
+
+def imports() -> set[tuple[str, str]]:
+    """Return every import between modules of the package, also those inside functions, as (importer, imported)."""
+    found = set()
+    for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: imports are written out"
-                if node.module == "zenith_tune":
-                    found += [(here, _home(alias.name)) for alias in node.names]
-                elif node.module and node.module.startswith("zenith_tune."):
-                    found.append((here, part(node.module)))
-            if isinstance(node, ast.Import):
-                found += [(here, part(alias.name)) for alias in node.names if alias.name.startswith("zenith_tune.")]
-    return [(a, b) for a, b in found if a not in ("__init__",) and a != b and b != "__version__"]
+                found |= {(name, other) for other in _imported(node) if other in MODULES}
+            elif isinstance(node, ast.Import):
+                found |= {(name, alias.name) for alias in node.names if alias.name in MODULES}
+    return {(a, b) for a, b in found if a != b and "zenith_tune" not in (a, b)}
+
+
+def part(module: str) -> str:
+    return module.split(".")[1]
+
+
+def upward() -> set[tuple[str, str]]:
+    return {(a, b) for a, b in imports() if (part(a), part(b)) in ALLOWED_UPWARD}
 
 
 def test_every_part_has_its_layer() -> None:
-    parts = {path.relative_to(SOURCE).with_suffix("").parts[0] for path in SOURCE.rglob("*.py")} - {"__init__"}
-    assert parts == set(RANK)
+    assert {part(name) for name in MODULES if "." in name} == set(RANK)
 
 
 def test_imports_run_one_way() -> None:
-    upward = {(a, b) for a, b in imports() if RANK[b] > RANK[a]} - ALLOWED_UPWARD
-    assert upward == set()
+    assert {(a, b) for a, b in imports() - upward() if RANK[part(b)] > RANK[part(a)]} == set()
 
 
 def test_parts_of_one_layer_do_not_import_one_another_in_circles() -> None:
-    edges = set(imports()) - ALLOWED_UPWARD
-    assert {(a, b) for a, b in edges if (b, a) in edges} == set()
+    edges = {(part(a), part(b)) for a, b in imports() - upward()}
+    assert {(a, b) for a, b in edges if a != b and (b, a) in edges} == set()
+
+
+def test_no_files_import_one_another_in_circles() -> None:
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for a, b in imports() - upward():
+        sorter.add(a, b)
+    sorter.prepare()  # raises CycleError, which names the files
 
 
 def test_runners_and_the_record_stand_side_by_side() -> None:
-    assert not {("runners", "record"), ("record", "runners"), ("evaluators", "record")} & set(imports())
+    parts = {(part(a), part(b)) for a, b in imports()}
+    assert not {("runners", "record"), ("record", "runners"), ("evaluators", "record")} & parts
+
+
+def test_no_folder_is_crowded() -> None:
+    sizes = Counter(path.parent for path in MODULES.values())
+    assert {str(folder.relative_to(SOURCE)): size for folder, size in sizes.items() if size > MOST_FILES} == {}
 
 
 def test_layouts_and_description_know_neither_torch_nor_optuna() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.constructor_args import construct, parse_pairs, typed
 from zenith_tune.errors import UsageError
+from zenith_tune.registry import construct, parse_pairs, typed
 
 
 class Gadget:

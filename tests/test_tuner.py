@@ -25,7 +25,7 @@ from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.study.parameters import Value
-from zenith_tune.timeouts import Timeouts
+from zenith_tune.tuning.watch import Timeouts
 
 
 def test_the_best_value_and_its_parameters_come_back(tmp_path: Path) -> None:

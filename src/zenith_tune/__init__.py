@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zenith_tune.calibrate.calibration_file import default_calibration as default_calibration
     from zenith_tune.describe.cluster_catalog import load_cluster as load_cluster
-    from zenith_tune.describe.framework_catalog import load_framework as load_framework
+    from zenith_tune.describe.framework_spec import load_framework as load_framework
     from zenith_tune.describe.job_spec import JobSpec as JobSpec
     from zenith_tune.describe.model_catalog import load_model as load_model
-    from zenith_tune.direction import Direction as Direction
     from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded as ConsecutiveDuplicateLimitExceeded
     from zenith_tune.errors import ConsecutivePruneLimitExceeded as ConsecutivePruneLimitExceeded
     from zenith_tune.errors import TrialExhausted as TrialExhausted
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from zenith_tune.strategies.base import TuningStrategy as TuningStrategy
     from zenith_tune.study.parameters import BoolParameter as BoolParameter
     from zenith_tune.study.parameters import CategoricalParameter as CategoricalParameter
+    from zenith_tune.study.parameters import Direction as Direction
     from zenith_tune.study.parameters import FloatParameter as FloatParameter
     from zenith_tune.study.parameters import IntParameter as IntParameter
     from zenith_tune.study.parameters import Parameter as Parameter
@@ -40,16 +40,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "zenith_tune.calibrate.calibration_file": ("default_calibration",),
     "zenith_tune.describe.cluster_catalog": ("load_cluster",),
-    "zenith_tune.describe.framework_catalog": ("load_framework",),
+    "zenith_tune.describe.framework_spec": ("load_framework",),
     "zenith_tune.describe.job_spec": ("JobSpec",),
     "zenith_tune.describe.model_catalog": ("load_model",),
-    "zenith_tune.direction": ("Direction",),
     "zenith_tune.errors": (*("ConsecutiveDuplicateLimitExceeded", "ConsecutivePruneLimitExceeded", "TrialExhausted"),),
     "zenith_tune.evaluators.base": ("TuningEvaluator",),
     "zenith_tune.evaluators.regex": ("RegexEvaluator",),
     "zenith_tune.layouts.layout": ("Layout",),
     "zenith_tune.study.parameters": (
-        *("BoolParameter", "CategoricalParameter", "FloatParameter", "IntParameter", "Parameter"),
+        *("BoolParameter", "CategoricalParameter", "Direction", "FloatParameter", "IntParameter", "Parameter"),
     ),
     "zenith_tune.planner.planner": ("Planner",),
     "zenith_tune.presets.base": ("TuningPreset",),

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.command_check import check_command, check_program, own_placeholders
-from zenith_tune.constructor_args import construct, typed
 from zenith_tune.errors import StudyLimitReached, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.recognition import recognised_preset
+from zenith_tune.presets.base import TuningPreset, recognised_preset
 from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.server.url import shown
-from zenith_tune.registry import PresetRegistry, StrategyRegistry
-from zenith_tune.runners.base import Runner
-from zenith_tune.runners.choice import check_runner, make_runner
+from zenith_tune.registry import PresetRegistry, StrategyRegistry, construct, typed
+from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.shell import CommandLine
-from zenith_tune.shell.placeholders import placeholder_names
+from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
 from zenith_tune.shell.secrets import find_secrets, mask
-from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.tuned_job import TunedJob
+from zenith_tune.strategies.base import TunedJob, TuningStrategy
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
-from zenith_tune.timeouts import Timeouts
 from zenith_tune.tuning.confirmation import AloneCheck
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution
@@ -37,6 +32,31 @@ from zenith_tune.tuning.interruption import Interruption, why_stopped
 from zenith_tune.tuning.place import StudyPlace, check_text
 from zenith_tune.tuning.scheduler import Evaluation, Limits
 from zenith_tune.tuning.session import StudySession
+from zenith_tune.tuning.watch import Timeouts
+
+TRIAL_FOLDER = "trial_folder"
+
+
+def own_placeholders(preset: TuningPreset) -> set[str]:
+    """Return the names that a command may hold in braces."""
+    return {*preset.placeholder_names(), TRIAL_FOLDER}
+
+
+def check_command(preset: TuningPreset, command: str, folder: Path) -> None:
+    """Refuse a command that holds a placeholder nobody fills, or that options find no place in."""
+    first = {name: parameter.grid(1)[0] for name, parameter in preset.get_search_space().items()}
+    if (misspelt := misspelt_placeholder(command, own_placeholders(preset))) is not None:
+        name, meant = misspelt
+        raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
+    fill_placeholders(preset.apply_parameters(command, first), {TRIAL_FOLDER: str(folder)})
+
+
+def check_program(line: CommandLine) -> None:
+    """Refuse a command whose program is not there."""
+    program = line.program
+    if program is not None and "{" not in program and shutil.which(program) is None:
+        raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")
+
 
 _EARLY_STOP = EarlyStop()
 
@@ -248,7 +268,7 @@ class PresetTuner:
         return mask(self.render(params), self.secrets) + (f" # files {digest}" if digest else "")
 
     def _end(self, session: StudySession, why: str) -> None:
-        from zenith_tune.doctor.study_diagnosis import study_diagnosis  # loads the planner
+        from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
 
         folder, findings = session.place.folder, self.strategy.findings()
         end = StudyEnd(

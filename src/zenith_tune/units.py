@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 GIB = 2**30
 MIB = 2**20
 
@@ -66,3 +68,15 @@ def format_gain(fraction: float) -> str:
     '+25.0%'
     """
     return f"{fraction * 100:+.1f}%"
+
+
+_WHOLE = re.compile(r"[0-9]{1,18}")
+
+
+def whole(text: str) -> int | None:
+    """Return the whole number that a text is, or None; other digits than ASCII's, and very many of them, are none.
+
+    >>> whole("16"), whole("-1"), whole("\u00b2"), whole("9" * 5000)
+    (16, None, None, None)
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None

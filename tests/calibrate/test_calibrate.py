@@ -15,9 +15,7 @@ from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.time_calibration import TimeCalibration
+from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration
 
 ABOUT: dict[str, Any] = {"framework": "megatron", "origin": "made up", "date": "2026-11-15"}
 DOUBTFUL = [replace(run, doubts=("PROXY",)) for run in made_runs(TRUTH)[:7]]

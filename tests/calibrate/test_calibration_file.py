@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
-from zenith_tune.describe.framework_catalog import known_frameworks
+from zenith_tune.describe.framework_spec import known_frameworks
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.time_calibration import TimeCalibration
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
 
 MINE = Calibration(
     framework="nanotron",

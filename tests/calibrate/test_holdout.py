@@ -7,10 +7,9 @@ import pytest
 
 from tests.calibrate.made_runs import SMALL, made_runs
 from tests.calibrate.test_time_fit import FAMILY, MEGATRON, TRUTH
-from zenith_tune.calibrate.folds import folds
 from zenith_tune.calibrate.holdout import hold_out, interval, time_residuals
-from zenith_tune.calibrate.run_table import RunTable
-from zenith_tune.calibrate.time_fit import TimeFit
+from zenith_tune.calibrate.robust_fit import folds
+from zenith_tune.calibrate.time_fit import RunTable, TimeFit
 
 
 def test_a_ninety_percent_interval_holds_nine_of_ten_new_runs() -> None:

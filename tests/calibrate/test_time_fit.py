@@ -7,12 +7,10 @@ import pytest
 
 from tests.calibrate.made_runs import LARGE, a_run, layouts, made_runs, timed
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.run_table import RunTable
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import TimeFit
-from zenith_tune.describe.framework_catalog import load_framework
-from zenith_tune.estimate.time_calibration import TimeCalibration
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.calibrate.time_fit import RunTable, TimeFit
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.estimate.calibration import TimeCalibration, TimeCoefficients
 
 MEGATRON = load_framework("megatron")
 TRUTH = TimeCoefficients(gemm_efficiency=0.6, fast_efficiency=0.45, slow_efficiency=0.8, hidden_passes=50.0)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.describe.smi_samples import listed, matrix, uniform
-from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.cluster_file import cluster_from_table, read_cluster
+from zenith_tune.describe.cluster_catalog import cluster_from_table, load_cluster, read_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec, LinkSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.units import GIB

@@ -16,7 +16,7 @@ from tests.requirements import need_module
 
 SCRIPT = """
 import sys
-from zenith_tune.describe.model_config import read_model_config
+from zenith_tune.describe.model_catalog import read_model_config
 from zenith_tune.errors import ModelConfigError
 try:
     print(read_model_config(sys.argv[1]))

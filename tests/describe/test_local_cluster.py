@@ -8,7 +8,7 @@ import pytest
 from tests.describe.fake_smi import install, install_machine
 from tests.describe.smi_samples import listed, matrix, uniform
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.local_cluster import local_cluster
+from zenith_tune.describe.machine import local_cluster
 from zenith_tune.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.describe.model_config import ModelConfig, read_model_config
+from zenith_tune.describe.model_catalog import ModelConfig, read_model_config
 from zenith_tune.errors import ModelConfigError
 
 QWEN3_8B = {"model_type": "qwen3", "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}

@@ -10,8 +10,7 @@ from urllib.parse import urlparse
 import pytest
 
 from tests.describe.smi_samples import Machine, reported_machines, reported_matrix
-from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.cluster_file import read_cluster
+from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
 from zenith_tune.describe.machine import machine_cluster
 from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
 from zenith_tune.describe.topology import cut_gpus, parse_topology

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.cluster_file import read_cluster
+from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
 from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
 from zenith_tune.describe.topology import Path as Way
 from zenith_tune.errors import UsageError

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tests.planning.planners import planner
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.doctor.measured import Measured
-from zenith_tune.doctor.run_origin import RunOrigin
-from zenith_tune.layouts.layout_name import parse_layout
+from tests.planner.planners import planner
+from zenith_tune.doctor.diagnosis_input import Case, Measured, RunOrigin
+from zenith_tune.layouts.layout import parse_layout
 
 
 def case(

@@ -9,10 +9,9 @@ import pytest
 from tests.command_runs import running
 from tests.doctor.cases import case
 from zenith_tune.doctor.advice.better_layout import better_layout, emit_command
-from zenith_tune.doctor.diagnosis import diagnose
-from zenith_tune.doctor.diagnosis_words import diagnosis_lines
-from zenith_tune.doctor.run_origin import RunOrigin
-from zenith_tune.layouts.layout_name import parse_layout
+from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
+from zenith_tune.doctor.diagnosis_input import RunOrigin
+from zenith_tune.layouts.layout import parse_layout
 
 FAR = "TP8 CP2 mbs1 SP Z1"
 MEGATRON = RunOrigin(emit="megatron")

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.cases import case
-from zenith_tune.doctor.diagnosis import diagnose
-from zenith_tune.doctor.diagnosis_words import diagnosis_lines
-from zenith_tune.doctor.measured import Measured
+from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
+from zenith_tune.doctor.diagnosis_input import Measured
 from zenith_tune.errors import UsageError
 from zenith_tune.units import GIB
 

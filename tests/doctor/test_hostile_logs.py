@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_doctor import GOOD, H100, LAUNCH, LINE
 from tests.command_runs import Run, as_json, running
-from tests.test_doctor_command import GOOD, H100, LAUNCH, LINE
 
 COMMAND = ("--", *LAUNCH, *GOOD, "--global-batch-size", "64")
 STEPS = "".join(LINE.format(number, "6500.0") for number in range(1, 6))

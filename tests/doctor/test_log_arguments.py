@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from zenith_tune.doctor.log_arguments import dumped_arguments, dumped_command, recompute_modules
+from zenith_tune.doctor.logged_run import dumped_arguments, dumped_command, recompute_modules
 from zenith_tune.presets.megatron_lm.job import Given, read_job
 
 VALUES = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.command_runs import Run, as_json, running
-from zenith_tune.doctor.diagnosed_run import Told
-from zenith_tune.doctor.megatron_run import megatron_run
+from zenith_tune.doctor.diagnosed_run import Told, megatron_run
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 

@@ -6,11 +6,8 @@ import pytest
 
 from tests.doctor.cases import case
 from zenith_tune.doctor.advice.batch import small_micro_batch
-from zenith_tune.doctor.diagnosis import diagnose
-from zenith_tune.doctor.diagnosis_words import diagnosis_lines
-from zenith_tune.doctor.measured import Measured
-from zenith_tune.doctor.plan_doubt import plan_doubt
-from zenith_tune.doctor.run_origin import RunOrigin
+from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines, plan_doubt
+from zenith_tune.doctor.diagnosis_input import Measured, RunOrigin
 from zenith_tune.errors import UsageError
 
 GOOD = "TP2 mbs1 SP Z1"

@@ -9,14 +9,11 @@ import pytest
 from tests.doctor.cases import case
 from zenith_tune.describe.tensor_island import read_topology, with_topology
 from zenith_tune.doctor.advice.batch import small_micro_batch
-from zenith_tune.doctor.advice.network import slow_tensor_link
-from zenith_tune.doctor.advice.recompute import needless_recompute
-from zenith_tune.doctor.data_parallel_traffic import data_parallel_traffic
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.doctor.full_memory import full_memory
-from zenith_tune.doctor.idle_recompute import idle_recompute
-from zenith_tune.doctor.measured import Measured
-from zenith_tune.doctor.single_change import single_change
+from zenith_tune.doctor.advice.memory import full_memory
+from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link
+from zenith_tune.doctor.advice.recompute import idle_recompute, needless_recompute
+from zenith_tune.doctor.diagnosis import single_change
+from zenith_tune.doctor.diagnosis_input import Case, Measured
 from zenith_tune.planner.planner import Planner
 
 TOPOLOGIES = Path(__file__).parents[1] / "describe" / "topologies"

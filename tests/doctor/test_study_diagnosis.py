@@ -3,13 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.doctor.cases import case
-from zenith_tune.describe.plan_subject import PlanSubject
-from zenith_tune.direction import Direction
-from zenith_tune.doctor.study_diagnosis import study_diagnosis, trial_diagnosis
-from zenith_tune.doctor.tried_layouts import tried_layouts
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.doctor.diagnosis import study_diagnosis, trial_diagnosis, tried_layouts
 from zenith_tune.presets.demo import DemoPreset
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.study.parameters import Params
+from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 

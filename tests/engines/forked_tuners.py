@@ -17,12 +17,13 @@ import psycopg  # noqa: F401
 import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401
 
 from tests.toy_preset import ToyPreset
-from zenith_tune import cli
-from zenith_tune.doctor import study_diagnosis  # noqa: F401
-from zenith_tune.record import study_record  # noqa: F401
+from zenith_tune.cli import main as cli
+from zenith_tune.doctor import diagnosis  # noqa: F401
+from zenith_tune.record import record  # noqa: F401
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.report import json_lines, terminal  # noqa: F401
-from zenith_tune.runners import local  # noqa: F401
+from zenith_tune.report import json_lines  # noqa: F401
+from zenith_tune.report.terminal import terminal  # noqa: F401
+from zenith_tune.runners.local import runner  # noqa: F401
 from zenith_tune.strategies import random  # noqa: F401
 from zenith_tune.study.parameters import Value
 

@@ -14,21 +14,21 @@ import pytest
 import yaml
 
 from tests.engines.conftest import ENGINE_ENV
-from tests.presets.accelerate_jobs import bound, command, point, write
+from tests.presets.accelerate.jobs import bound, command, point, write
 from tests.requirements import need_module
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.presets.accelerate.command import FILE_NAME
+from zenith_tune.presets.accelerate.emit import DS_FILE
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.presets.accelerate.settings import AccelerateSettings
-from zenith_tune.presets.accelerate_keys import (
+from zenith_tune.presets.accelerate.settings import (
     CHECKED_VERSION,
     FIELDS_OF_THE_JSON,
     ONLY_AS_OPTIONS,
     SECTIONS,
     SWITCHES,
     TOP,
+    AccelerateSettings,
 )
-from zenith_tune.presets.accelerate_trial import DS_FILE
 from zenith_tune.shell.launcher_catalog import LAUNCHERS
 from zenith_tune.study.parameters import Params
 

@@ -18,7 +18,7 @@ from tests.engines.ssh_hosts import SshHosts, ssh_hosts
 from tests.requirements import need_module, skip
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
-from zenith_tune.runners.host_shell import HostShell
+from zenith_tune.runners.hostfile.gang import HostShell
 from zenith_tune.runners.hostfile.runner import HostfileRunner
 from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.study.resources import Resources

@@ -29,9 +29,8 @@ from tests.requirements import need_module
 from tests.study_tools import PRINT_X, Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.errors import StudyError, TrialExhausted
-from zenith_tune.record.created_once import create_once
 from zenith_tune.record.record import StudyRecord
-from zenith_tune.record.server.claims import run_key
+from zenith_tune.record.server.claims import create_once, run_key
 from zenith_tune.record.server.other_tuners import Rhythm
 from zenith_tune.record.server.url import driver_url
 from zenith_tune.record.source import find_study

@@ -11,9 +11,9 @@ from tests.command_runs import as_json, running
 from tests.engines.postgresql_server import PASSWORD, PostgresqlServer, postgresql_programs
 from tests.report.studies import BEST, TRIALS, Recorded, header
 from tests.requirements import need_module
-from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.record.server.url import driver_url
+from zenith_tune.study.optuna_types import quiet_optuna
 
 pytestmark = pytest.mark.slow
 

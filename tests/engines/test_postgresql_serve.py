@@ -13,7 +13,7 @@ from tests.requirements import need_module
 from tests.serve.served import serving_of, wait_until
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
-from zenith_tune.record.study_rows import study_names
+from zenith_tune.record.reader import study_names
 from zenith_tune.serve.study_index import StudyShelf
 
 pytestmark = pytest.mark.slow

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.memory import MemoryEstimate, estimate_memory
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 

@@ -18,7 +18,7 @@ from zenith_tune.estimate.communication import (
     ranks_nearby,
     tensor_time,
 )
-from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.workload import Machine
 
 MACHINE = case(GPT3, "h100x64").machine
 FAST, SLOW = float(MACHINE.fast_bytes_per_s), float(MACHINE.slow_bytes_per_s)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.estimate.time_cases import GPT3, IDEAL, Case, case
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimate.data_parallel import LocalParams, data_time, exchange_time, local_params
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.calibration import TimeCoefficients
+from zenith_tune.estimate.communication import LocalParams, data_time, exchange_time, local_params
 
 PSI = 7.5e9
 

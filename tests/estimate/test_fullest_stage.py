@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.estimate.memory_cases import workload
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 

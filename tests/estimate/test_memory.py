@@ -8,13 +8,13 @@ from tests.data_folder import measured_data
 from tests.estimate.memory_cases import llama, memory_of
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_rows import MemoryRows
-from zenith_tune.describe.framework_catalog import known_frameworks, load_framework
+from zenith_tune.calibrate.memory_fit import MemoryRows
+from zenith_tune.describe.framework_spec import known_frameworks, load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UnknownNameError
+from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.units import MIB

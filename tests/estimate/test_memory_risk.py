@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.estimate.memory_cases import llama, memory_of, workload
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.estimate.calibration import MemoryCoefficients, even_quantiles
 from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients, even_quantiles
 from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles, memory_spread, oom_probability
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.units import GIB

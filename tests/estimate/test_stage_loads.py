@@ -6,7 +6,7 @@ import pytest
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_70B, LLAMA_405B, job
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.stage_loads import stage_loads
+from zenith_tune.estimate.stage import stage_loads
 from zenith_tune.estimate.workload import Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.stages import even_stage_layers

@@ -11,9 +11,9 @@ import pytest
 from tests.estimate.time_cases import IDEAL, Case, case
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.stage_time import stage_time
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.calibration import TimeCoefficients
+from zenith_tune.estimate.time import stage_time
+from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.layouts.layout_batch import RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
 
 LLAMA = load_model("llama3-8b")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.estimate.memory_cases import gpt, llama, memory_of, workload
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.stage import Stage

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.memory_pressure import slowdown
+from zenith_tune.estimate.calibration import Calibration, TimeCalibration
+from zenith_tune.estimate.memory_risk import slowdown
 from zenith_tune.estimate.step import estimate
-from zenith_tune.estimate.time_calibration import TimeCalibration
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 MODEL, CLUSTER = load_model("llama3-8b"), load_cluster("h100x8")

@@ -10,10 +10,11 @@ import pytest
 
 from tests.estimate.time_cases import GPT3, IDEAL, Case, case
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.calibrate.measured_rows import forward_flops_per_token
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.calibration import TimeCoefficients
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
@@ -22,7 +23,6 @@ from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_UNIFORM,
     LayoutBatch,
 )
-from zenith_tune.measured.stated_flops import forward_flops_per_token
 
 HEADLESS = replace(GPT3, vocab=0)
 """Without a vocabulary all stages of a pipeline have the same work."""

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.estimate.time_calibration import TimeCalibration, precision_class
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.calibration import TimeCalibration, TimeCoefficients, precision_class
 
 KNOWN = TimeCalibration(
     coefficients=TimeCoefficients(gemm_efficiency=0.5, expert_passes=40.0),

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 import numpy.typing as npt
 
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.framework_catalog import load_framework
-from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.machine import Machine
+from zenith_tune.estimate.calibration import TimeCoefficients
 from zenith_tune.estimate.time import TimeEstimate, estimate_time
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimate.workload import Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 GPT3 = replace(load_model("gpt3-175b"), vocab=51200, linear_bias=False)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.direction import Direction
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.registry import EvaluatorRegistry
+from zenith_tune.study.parameters import Direction
 
 
 def test_the_value_is_the_duration_in_seconds_and_smaller_is_better() -> None:

@@ -6,9 +6,7 @@ import statistics
 
 import pytest
 
-from zenith_tune.evaluators.location import locate
-from zenith_tune.evaluators.rank_trend import rank_trend
-from zenith_tune.evaluators.student_t import critical_t
+from zenith_tune.evaluators.early_stop import critical_t, locate, rank_trend
 
 
 @pytest.mark.parametrize(

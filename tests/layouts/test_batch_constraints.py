@@ -6,8 +6,7 @@ import pytest
 from tests.layouts.specs import MODELS, job
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.batch_constraints import BATCH_RULES, legal
-from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.layout_rows import batch_of, layout_at
+from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, layout_at
 from zenith_tune.layouts.layout_rules import RULES, broken_rules
 from zenith_tune.layouts.pipeline import chunk_layers, layers_per_chunk
 

@@ -12,7 +12,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.batch_constraints import legal
 from zenith_tune.layouts.candidates import PIECE, Candidates
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_rows import layout_at
+from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
 from zenith_tune.layouts.search_space import SearchSpace

@@ -7,9 +7,8 @@ from tests.layouts.specs import LLAMA_70B, MIXTRAL, job
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_name import layout_name, parse_layout, parse_values
-from zenith_tune.layouts.layout_rows import layout_at
+from zenith_tune.layouts.layout import Layout, layout_name, parse_layout, parse_values
+from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.layouts.search_space import SearchSpace
 
 

@@ -14,7 +14,7 @@ from zenith_tune.mimo.local_ranks import run_ranks
 from zenith_tune.mimo.model.modules import build_module
 from zenith_tune.mimo.model.tensor_parallel import TensorParallel
 from zenith_tune.mimo.model_config import MimoConfig
-from zenith_tune.mimo.optimizer_config import OptimizerConfig
+from zenith_tune.mimo.optimizer.module_optimizer import OptimizerConfig
 from zenith_tune.mimo.samples import Sample, collate, random_samples
 
 # Adam divides a gradient by its own size, so that rounding errors become whole steps where gradients are near 0. In

@@ -13,10 +13,10 @@ import pytest
 
 from tests.conftest import ROOT
 from zenith_tune.mimo.measured_step import MeasuredStep
+from zenith_tune.planner.mimo.candidate import mimo_candidates
 from zenith_tune.planner.mimo.plan import plan_mimo
 from zenith_tune.planner.mimo.prediction import predict
 from zenith_tune.planner.mimo.search import MimoSearch
-from zenith_tune.planning.mimo_candidates import mimo_candidates
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import Given
 from zenith_tune.shell import CommandLine

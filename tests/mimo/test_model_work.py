@@ -6,8 +6,7 @@ import pytest
 
 from tests.mimo.conftest import RunProgram
 from tests.mimo.small_models import LANGUAGE, TWO_ENCODERS, VISION
-from zenith_tune.mimo.model_flops import encoder_flops, language_flops
-from zenith_tune.mimo.model_work import module_work
+from zenith_tune.mimo.model_work import encoder_flops, language_flops, module_work
 
 
 @pytest.mark.slow

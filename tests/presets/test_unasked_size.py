@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.presets.accelerate_jobs import MEGATRON, bound, command, point, write
-from tests.presets.accelerate_jobs import SECTIONS as KINDS
+from tests.presets.accelerate.jobs import MEGATRON, bound, command, point, write
+from tests.presets.accelerate.jobs import SECTIONS as KINDS
 
 KEY = "megatron_lm_context_parallel_size"
 SMALL = MEGATRON.replace("tp_degree: 4", "tp_degree: 2")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.planning.planners import planner
+from tests.planner.planners import planner
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.probe.fake_rank import probed_micro_batches, probed_stages
-from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
-from zenith_tune.probe.stage_plan import StagePlan, stage_plans
-from zenith_tune.probe.stage_probe import StageProbe
+from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage, StagePlan, StageProbe, stage_plans
 from zenith_tune.study.trial import Outcome
 
 PIPELINE = Layout(num_gpus=64, tp=8, pp=4, global_batch=64, zero=1, sequence_parallel=True)

@@ -7,7 +7,6 @@ import pytest
 
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.megatron_constraints import check_interleaved_batches
-from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.probe.fake_rank import (
     HOOK,
     LEFT_OUT,
@@ -20,6 +19,7 @@ from zenith_tune.probe.fake_rank import (
     without,
 )
 from zenith_tune.shell import CommandLine
+from zenith_tune.shell.script import PretrainRun
 
 LAYOUT = Layout(num_gpus=64, tp=8, pp=4, cp=2, micro_batch=2, global_batch=64)
 

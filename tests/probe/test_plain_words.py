@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.probe.plain_words import plain_word
+from zenith_tune.probe.probe_job import plain_word
 
 HOME = Path("/home/me")
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.probe.probed import PIPELINE, as_planned, llama_planner, probed_layout
-from zenith_tune.planning.planned_layout import PRESSURE
-from zenith_tune.probe.probed_layout import MEASURED, SCALED, ranked
-from zenith_tune.probe.stage_plan import stage_plans
+from zenith_tune.planner.plan import PRESSURE
+from zenith_tune.probe.probed_layout import MEASURED, SCALED, ranked, stage_plans
 from zenith_tune.study.trial import Outcome
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.probe.step_record import MAX_BYTES, StepRecord, read_log, read_record
+from zenith_tune.probe.prober import MAX_BYTES, StepRecord, read_log, read_record
 from zenith_tune.units import MIB
 
 

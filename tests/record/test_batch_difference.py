@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.direction import Direction
-from zenith_tune.record.batch_difference import batch_note, trained_batch
+from zenith_tune.record.export import batch_note, trained_batch
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from zenith_tune.record.log_secrets import mask_lines
+from zenith_tune.record.view import mask_lines
 from zenith_tune.shell.secrets import find_secrets, mask
 
 STEP = " iteration {:8d}/     100 | elapsed time per iteration (ms): 512.5 | tokens/s: 9000 | lm loss: 2.0E+00 |"

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, header, multiplied, ok, recorded
-from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError, UnknownNameError
-from zenith_tune.record.lock import StudyLock
-from zenith_tune.record.reader import StudyReader
-from zenith_tune.record.study_rows import server_rows, study_names
+from zenith_tune.record.folder import StudyLock
+from zenith_tune.record.reader import StudyReader, server_rows, study_names
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome
 
 

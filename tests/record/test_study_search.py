@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from tests.study_tools import Asks, tune
-from zenith_tune.record.exported_study import ExportedStudy
+from zenith_tune.record.reader import ExportedStudy
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
 from zenith_tune.record.source import find_study
 from zenith_tune.record.view import StudyView
-from zenith_tune.strategies.findings import Findings
-from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.study.trial import Findings, Prediction
 
 FOUND = Findings(
     title="stages",

@@ -9,13 +9,12 @@ import pytest
 
 from tests.report.studies import BEST, TRIALS, header, recorded
 from tests.study_tools import tune
-from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
 from zenith_tune.record.export import export
-from zenith_tune.record.exported_study import ExportedStudy
 from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.reader import ExportedStudy, StudyReader
 from zenith_tune.record.source import find_study
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.report.studies import BASELINE, TRIALS, ok
-from zenith_tune.direction import Direction
-from zenith_tune.report.best_so_far import best_so_far
+from zenith_tune.report.search_digest import best_so_far
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import ALONE, Trial
 

@@ -16,14 +16,13 @@ from tests.doctor.test_study_diagnosis import COMMAND, POINT
 from tests.report.studies import Recorded
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
-from zenith_tune.direction import Direction
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.record.record import StudyHeader
 from zenith_tune.report.study_comparison import gain_words
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
 from zenith_tune.report.terminal.terminal import TerminalReporter
-from zenith_tune.study.parameters import CategoricalParameter, Params
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd

@@ -11,19 +11,17 @@ import pytest
 from rich.console import Console
 
 from zenith_tune import Direction, Outcome, Trial
-from zenith_tune.guided.review import COLUMNS as REVIEW
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.report.findings_lines import findings_lines
+from zenith_tune.presets.mimo.strategy import COLUMNS as MIMO
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.terminal.live_screen import LiveScreen
-from zenith_tune.report.terminal.terminal import TerminalReporter
-from zenith_tune.report.trial_line import trial_line
-from zenith_tune.strategies.findings import Findings
-from zenith_tune.strategies.mimo_gain import COLUMNS as MIMO
+from zenith_tune.report.terminal.terminal import TerminalReporter, findings_lines
+from zenith_tune.report.terminal.trial_table import trial_line
+from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
 from zenith_tune.strategies.zero_progressive.strategy import COLUMNS as ZERO
 from zenith_tune.study.study import Study
-from zenith_tune.study_telling import StudyTelling
-from zenith_tune.tuning.events import StudyEnd
+from zenith_tune.study.trial import Findings
+from zenith_tune.tuning.events import StudyEnd, StudyTelling
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.20 GiB. GPU 0 has 80.00 GiB of which 0.50 is free"

@@ -10,16 +10,13 @@ from typing import Any
 from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header, ok
 from tests.study_tools import Asks, tune
 from zenith_tune.presets.mimo.preset import MimoPreset
-from zenith_tune.record.exported_study import ExportedStudy
-from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.reader import ExportedStudy, StudyReader
 from zenith_tune.record.restored_preset import RemadePreset
 from zenith_tune.record.search import StudySearch
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
-from zenith_tune.strategies.findings import Findings
-from zenith_tune.strategies.prediction import Prediction
-from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial import Findings, Outcome, Prediction
 
 EXPECTED = Prediction(step_s=4.4, by="strategy guided, by what it had learned")
 FOUND = Findings(

@@ -14,9 +14,8 @@ from tests.report.hostile import write_hostile
 from tests.report.studies import BASELINE, BEST, TRIALS, Recorded, failed, header, ok, recorded
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_comparison import compared
-from zenith_tune.report.study_csv import study_csv
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.report.study_markdown import comparison_markdown, escaped, fenced, study_markdown
+from zenith_tune.report.study_markdown import comparison_markdown, escaped, fenced, study_csv, study_markdown
 from zenith_tune.study.trial import Outcome
 
 

@@ -131,7 +131,7 @@ def test_what_is_no_request_of_ours_is_one_line(root: Path, request_bytes: bytes
 
 
 def test_who_sends_slowly_is_left_and_keeps_nobody_waiting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zenith_tune.serve.request_handler.READ_S", 1.0)
+    monkeypatch.setattr("zenith_tune.serve.server.READ_S", 1.0)
     with served(root) as client:
         slow = [socket.create_connection(("127.0.0.1", client.server.port), timeout=10) for _ in range(20)]
         began = time.monotonic()
@@ -159,7 +159,7 @@ def _is_left(connection: socket.socket) -> bool:
 
 
 def test_more_connections_than_it_has_threads_for_are_turned_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zenith_tune.serve.request_handler.READ_S", 1.0)
+    monkeypatch.setattr("zenith_tune.serve.server.READ_S", 1.0)
     with served(root) as client:
         address = ("127.0.0.1", client.server.port)
         idle = [socket.create_connection(address, timeout=10) for _ in range(MAX_CONNECTIONS)]

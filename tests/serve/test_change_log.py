@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.serve.change_log import ChangeLog
+from zenith_tune.serve.live_study import ChangeLog
 
 
 def test_only_what_changed_since_a_marker_is_told() -> None:

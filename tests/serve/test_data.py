@@ -14,7 +14,7 @@ from tests.report.studies import BEST, TRIALS, Recorded, header, ok, recorded
 from tests.serve.served import served, wait_until
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
-from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.folder import StudyLock
 from zenith_tune.study.trial import Outcome
 
 ITERATION = " iteration {:8d}/     100 | elapsed time per iteration (ms): 500.0 | global batch size: 64 |\n"

@@ -13,7 +13,7 @@ from tests.report.hostile import write_hostile
 from tests.report.studies import TRIALS, Recorded, header, multiplied, recorded
 from tests.serve.served import Client, served, wait_until
 from zenith_tune.record.control import StudyControl
-from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.folder import StudyLock
 from zenith_tune.record.search import StudySearch
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.serve.served import Client, served, wait_until
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.control import StudyControl
-from zenith_tune.record.lock import StudyLock
+from zenith_tune.record.folder import StudyLock
 from zenith_tune.study.trial import Outcome
 
 SLOW = "sh -c 'sleep {x}; echo value: {x}'"

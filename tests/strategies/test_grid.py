@@ -2,11 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.grid import GridStrategy
-from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, FloatParameter, IntParameter, Parameter
+from zenith_tune.study.parameters import (
+    BoolParameter,
+    CategoricalParameter,
+    Direction,
+    FloatParameter,
+    IntParameter,
+    Parameter,
+)
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.presets.megatron.preset import MegatronPreset
 from zenith_tune.registry import StrategyRegistry
@@ -12,6 +11,7 @@ from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
+    Direction,
     FloatParameter,
     IntParameter,
     Parameter,

@@ -9,7 +9,6 @@ from typing import cast
 import optuna
 import pytest
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UnknownNameError, UsageError
 from zenith_tune.presets.megatron.preset import MegatronPreset
 from zenith_tune.registry import StrategyRegistry
@@ -17,6 +16,7 @@ from zenith_tune.strategies.optuna import NEEDS_PACKAGES, OptunaStrategy, sample
 from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
+    Direction,
     FloatParameter,
     IntParameter,
     Parameter,

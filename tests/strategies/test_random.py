@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.random import RandomStrategy
 from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
+    Direction,
     FloatParameter,
     IntParameter,
     Parameter,

@@ -7,15 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy, side_by_side, single
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.megatron_heuristic import FIXED, MegatronHeuristicStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
 from zenith_tune.strategies.random import RandomStrategy
-from zenith_tune.strategies.trials_under_way import side_by_side, single
-from zenith_tune.study.parameters import CategoricalParameter, Params, Value
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.testing import ScriptedTrials
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from zenith_tune.calibrate.calibration_fit import LEAST_MEMORY_RUNS, CalibrationFit, fit_calibration
 from zenith_tune.calibrate.holdout import families_of
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_rows import usable as usable_memory
-from zenith_tune.calibrate.run_table import RunTable, unusable
+from zenith_tune.calibrate.memory_fit import usable as usable_memory
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.calibrate.time_fit import RunTable, unusable
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
 

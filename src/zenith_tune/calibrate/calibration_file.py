@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.calibrate.time_family import family_of
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.time_calibration import TimeCalibration
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
-from zenith_tune.output_file import write_output
-from zenith_tune.regular_file import open_regular
+from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
+from zenith_tune.study.files import open_regular, write_output
 from zenith_tune.units import MIB
 
 FORMAT = 1

@@ -9,21 +9,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zenith_tune.calibrate.folds import folds, is_one_place
 from zenith_tune.calibrate.holdout import FEW, interval, time_residuals
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
-from zenith_tune.calibrate.memory_rows import usable as usable_memory
-from zenith_tune.calibrate.run_table import RunTable, unusable, with_default_batch
+from zenith_tune.calibrate.memory_fit import usable as usable_memory
+from zenith_tune.calibrate.robust_fit import folds, is_one_place
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import RELEASE, TimeFit
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.calibrate.time_fit import RELEASE, RunTable, TimeFit, unusable, with_default_batch
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.time_calibration import TimeCalibration
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
+from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
+from zenith_tune.estimate.workload import FloatArray
 
 LEAST_RUNS = 3
 """Fewer say less than what is known without them."""

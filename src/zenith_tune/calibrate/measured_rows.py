@@ -2,24 +2,94 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_run import MeasuredRun, measured_model, number
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout_batch import (
-    RECOMPUTE_BLOCK,
-    RECOMPUTE_NONE,
-    RECOMPUTE_SELECTIVE,
-    RECOMPUTE_UNIFORM,
-)
-from zenith_tune.measured.csv_rows import csv_files, csv_rows
-from zenith_tune.measured.measured_model import measured_model, number
-from zenith_tune.measured.stated_flops import step_from_rate
+from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
+from zenith_tune.study.files import open_regular
 from zenith_tune.units import GIB, MIB
+
+MAX_BYTES = 256 * MIB
+"""A million rows; what is larger is no table of runs."""
+
+
+def csv_files(place: Path) -> list[Path]:
+    """Return the file itself, or the CSV files of a folder, its `published` and its `h200`."""
+    try:
+        if not place.is_dir():
+            return [place]
+        folders = (place, place / "published", place / "h200")
+        return [path for at in folders for path in sorted(at.glob("*.csv")) if not path.name.startswith("_")]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"measured runs {str(place)!r} cannot be looked up ({error}): check the path") from None
+
+
+def csv_rows(path: Path) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of one file by column; a column that is not there is blank."""
+    rows = csv.DictReader(io.StringIO(_text(path), newline=""))
+    try:
+        for row in rows:
+            yield defaultdict(str, {name: value or "" for name, value in row.items() if name is not None})
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {rows.line_num} must be CSV, but {error}: mend or remove it") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        with open_regular(Path(os.path.realpath(path))) as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"measured runs {str(path)!r} cannot be read ({reason}): check the path") from None
+    if len(data) > MAX_BYTES:
+        law = f"a file of measured runs must be of at most {MAX_BYTES // MIB} MiB"
+        raise UsageError(f"{law}, but {path} is larger: split it")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def step_from_rate(
+    row: Mapping[str, str], model: ModelSpec, batch_tokens: float, num_gpus: int, peak_flops: float
+) -> float | None:
+    """Return the step time that a stated TFLOP/s/GPU or MFU stands for, or None where neither is stated."""
+    stated, utilization = row.get("tflops_per_gpu") or "", row.get("mfu_pct") or ""
+    try:
+        rate = float(stated) * 1e12 if stated else float(utilization) / 100 * peak_flops if utilization else 0.0
+    except ValueError:
+        return None
+    if not 0 < rate < math.inf:
+        return None
+    # The papers on Megatron-LM of 2021 count the forward pass that is run again as work done.
+    hardware = "incl" in row.get("notes", "") or row["source_id"].startswith("megatron_sc21")
+    passes = 4 if stated and hardware and row.get("recompute") == "full" else 3
+    return passes * forward_flops_per_token(model, float(row["seq_len"])) * batch_tokens / (rate * num_gpus)
+
+
+def forward_flops_per_token(model: ModelSpec, seq_len: float) -> float:
+    """Return the operations of one token's forward pass, every score counted.
+
+    For a dense GPT it is eq. 2 of Narayanan et al. 2021 (arXiv 2104.04473), 24*l*h^2*(1 + s/6h + V/12lh) a token.
+
+    >>> gpt3 = ModelSpec(name="gpt3", num_layers=96, hidden=12288, ffn_hidden=49152, num_heads=96, num_kv_heads=96,
+    ...                  head_dim=128, vocab=51200, gated_mlp=False, tied_embeddings=True)
+    >>> ours, theirs = forward_flops_per_token(gpt3, 2048), 24*96*12288**2*(1 + 2048/6/12288 + 51200/12/96/12288)
+    >>> abs(ours / theirs - 1) < 1e-3
+    True
+    """
+    active = model.num_active_params - model.num_positions * model.hidden
+    tables = model.embedding_params * (0 if model.tied_embeddings else 1)
+    scores = 2 * seq_len * (model.query_size + model.value_size) * model.num_layers
+    return 2 * (active - tables) + scores
+
 
 FLASH_YEAR = 2023
 """Runs of earlier years had neither flash attention nor, unless they say so, sequence parallelism."""

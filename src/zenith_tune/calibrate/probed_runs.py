@@ -8,15 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.calibrate.measured_run import MeasuredRun, is_memory, is_step
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
-from zenith_tune.measured.believable import is_memory, is_step
-from zenith_tune.regular_file import open_regular
+from zenith_tune.study.files import open_regular
 from zenith_tune.study.trial_log import clean_line
 from zenith_tune.units import MIB
 

@@ -20,8 +20,8 @@ from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_SELECTIVE,
     RECOMPUTE_UNIFORM,
 )
-from zenith_tune.regular_file import open_regular
 from zenith_tune.shell import CommandLine
+from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
 
 FILE_NAME = "study.json"

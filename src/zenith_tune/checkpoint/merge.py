@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from zenith_tune.checkpoint.bin_file import import_torch
 from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_vocab
-from zenith_tune.checkpoint.joined_tensor import JoinedTensor
-from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape
-from zenith_tune.checkpoint.needs_torch import import_torch
-from zenith_tune.checkpoint.output_place import beside, explained, publish, refuse_file, refuse_full_disk
+from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary
+from zenith_tune.checkpoint.output_place import Written, beside, explained, publish, refuse_file, refuse_full_disk
 from zenith_tune.checkpoint.shard_set import read_shards
-from zenith_tune.checkpoint.vocabulary import Vocabulary
-from zenith_tune.checkpoint.written import Written
+from zenith_tune.checkpoint.tensor_view import JoinedTensor
 from zenith_tune.errors import UsageError
 
 EXTENSIONS = (".safetensors", ".bin")
@@ -63,7 +61,7 @@ def _cut(model: JoinedModel, tp: int, vocab: int | None, divisor: int) -> tuple[
 
 def _write(path: Path, extension: str, tensors: list[JoinedTensor], model: JoinedModel) -> None:
     if extension == ".safetensors":
-        from zenith_tune.checkpoint.safetensors_file import write_safetensors
+        from zenith_tune.checkpoint.safetensors_shards import write_safetensors
 
         write_safetensors(path, tensors, model.metadata)
         return

@@ -5,16 +5,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from zenith_tune.checkpoint.shard_set import is_shard_name
 from zenith_tune.errors import DiskFullError, UsageError
-from zenith_tune.units import format_bytes
+from zenith_tune.units import count, format_bytes
 
+PREFIX = "pytorch_model_tp_"
+SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9]\d{0,8})_pp_(0|[1-9]\d{0,8})\.(bin|safetensors)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def shard_name(tp: int, pp: int, extension: str) -> str:
+    """Return the file name of one rank's shard.
+
+    >>> shard_name(1, 0, "bin")
+    'pytorch_model_tp_1_pp_0.bin'
+    """
+    return f"{PREFIX}{tp}_pp_{pp}.{extension}"
+
+
+def is_shard_name(name: str) -> bool:
+    """Tell whether a file is named like a shard."""
+    return SHARD_NAME.fullmatch(name) is not None
 
 
 def refuse_file(path: Path, source: Path, *, force: bool) -> None:
@@ -125,3 +143,33 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Hold what became of a checkpoint."""
+
+    source: str
+    target: str
+    paths: tuple[Path, ...]
+    num_tensors: int
+    num_layers: int
+    num_bytes: int
+    notes: tuple[str, ...]
+
+    def lines(self, place: Path) -> list[str]:
+        """Tell a person."""
+        size = f"{count(self.num_tensors, 'tensor')}, {count(self.num_layers, 'layer')}, {format_bytes(self.num_bytes)}"
+        return [f"{self.source} -> {self.target}: {size}", *self.notes, f"written: {place}"]
+
+    def as_object(self) -> dict[str, Any]:
+        """Return what a program reads."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "paths": [str(path) for path in self.paths],
+            "num_tensors": self.num_tensors,
+            "num_layers": self.num_layers,
+            "num_bytes": self.num_bytes,
+            "notes": list(self.notes),
+        }

@@ -148,7 +148,7 @@ def _fits(options: Options) -> Iterator[CalibrationFit]:
 
 def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
     """Return the framework, where it is given, and the runs."""
-    from zenith_tune.describe.framework_catalog import load_framework
+    from zenith_tune.describe.framework_spec import load_framework
 
     framework = load_framework(options["framework"]).name if options["framework"] else None
     if options["study"] is None:

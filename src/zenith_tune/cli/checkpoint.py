@@ -19,7 +19,7 @@ from zenith_tune.errors import StudyInterrupted, UsageError
 
 if TYPE_CHECKING:
     from zenith_tune.checkpoint.model_shape import ModelShape
-    from zenith_tune.checkpoint.written import Written
+    from zenith_tune.checkpoint.output_place import Written
 
 Options = dict[str, Any]
 COUNT = click.IntRange(min=1)
@@ -104,9 +104,9 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     \b
     zenithtune checkpoint reshard checkpoint-1000 --tp 4 --pp 2 --model llama3-8b
     """
-    from zenith_tune.checkpoint.layer_numbers import Numbering
     from zenith_tune.checkpoint.reshard import Target
     from zenith_tune.checkpoint.reshard import reshard as run
+    from zenith_tune.checkpoint.split_rules import Numbering
 
     numbering = options["numbering"]
     target = Target(

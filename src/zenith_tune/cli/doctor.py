@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zenith_tune.errors import UsageError
-from zenith_tune.planning.risk import RISK
+from zenith_tune.planner.limits import RISK
 
 if TYPE_CHECKING:
     from zenith_tune.describe.topology import Topology
@@ -113,8 +113,8 @@ def _diagnosis(
 
 
 def _told(options: Options) -> Told:
-    from zenith_tune.constructor_args import parse_pairs
     from zenith_tune.doctor.diagnosed_run import Told
+    from zenith_tune.registry import parse_pairs
 
     args = parse_pairs(",".join(options["args"]), "--args") if options["args"] else {}
     return Told(preset=options["preset"], args=args, cluster=options["cluster"])

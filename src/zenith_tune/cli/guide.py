@@ -14,8 +14,7 @@ from zenith_tune.planner.size_guide import GPU, SEQ_LEN
 
 if TYPE_CHECKING:
     from zenith_tune.planner.planner import Planner
-    from zenith_tune.planner.size_guide import SizeGuide
-    from zenith_tune.planning.guide_comparison import GuideComparison
+    from zenith_tune.planner.size_guide import GuideComparison, SizeGuide
 
 Options = dict[str, Any]
 MAX_GPUS = 1_000_000
@@ -56,11 +55,10 @@ def guide(size: str | None, **options: Any) -> int:
 
 def _comparison(size: str, options: Options) -> GuideComparison:
     from zenith_tune.describe.cluster_catalog import catalog_cluster
-    from zenith_tune.describe.framework_catalog import load_framework
+    from zenith_tune.describe.framework_spec import load_framework
     from zenith_tune.describe.gpu_catalog import has_bf16
     from zenith_tune.describe.job_spec import JobSpec
-    from zenith_tune.planner.size_guide import guide_row, size_guide
-    from zenith_tune.planning.sized_model import parse_size, sized_model
+    from zenith_tune.planner.size_guide import guide_row, parse_size, size_guide, sized_model
 
     billions = parse_size(size)
     cluster = catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus)
@@ -83,7 +81,7 @@ def _comparison(size: str, options: Options) -> GuideComparison:
 def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
     """Estimate the guide's layout, and plan the same job; tensor parallelism stays inside what NVLink joins."""
     from zenith_tune.layouts.search_space import SearchSpace
-    from zenith_tune.planning.guide_comparison import GuideComparison
+    from zenith_tune.planner.size_guide import GuideComparison
 
     explained = planner.explain(found.layout)
     assert explained.planned is not None, "the guide's sizes multiply to the GPUs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import traceback
@@ -13,12 +14,30 @@ import click
 
 from zenith_tune import __version__
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
-from zenith_tune.lazy_group import LazyGroup
 
 if TYPE_CHECKING:
     from zenith_tune.evaluators.early_stop import EarlyStop
     from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.events import StudyListener
+
+
+class LazyGroup(click.Group):
+    """Know commands by the module `<package>.<name>` that holds them."""
+
+    names: tuple[str, ...] = ()
+    package = "zenith_tune.cli"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*super().list_commands(ctx), *self.names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, loaded now if it was not yet."""
+        if cmd_name in self.names and cmd_name not in self.commands:
+            module = importlib.import_module(f"{self.package}.{cmd_name}")
+            self.add_command(getattr(module, cmd_name))
+        return super().get_command(ctx, cmd_name)
+
 
 SELECTORS = ("last", "first", "min", "max", "mean", "median")
 
@@ -173,9 +192,9 @@ def _masked(line: str, command: list[str]) -> str:
 
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
     from zenith_tune.shell import CommandLine
-    from zenith_tune.timeouts import Timeouts
     from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.scheduler import Limits
+    from zenith_tune.tuning.watch import Timeouts
 
     margin = options["timeout_margin"]
     if margin is not None and not options["timeout_dynamic"]:
@@ -233,7 +252,7 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
         return options["evaluator"], _pairs(options, "evaluator_args"), objective
     if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
         raise UsageError("--objective REGEX is an evaluator of its own: leave --evaluator and --evaluator-args out")
-    from zenith_tune.direction import Direction
+    from zenith_tune.study.parameters import Direction
 
     if "direction" in args:
         args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
@@ -244,7 +263,7 @@ _EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s
 
 
 def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
-    from zenith_tune.constructor_args import parse_pairs
+    from zenith_tune.registry import parse_pairs
 
     texts = options[name]
     return parse_pairs(",".join(texts), "--" + name.replace("_", "-"), *_EXAMPLES.get(name, ())) if texts else {}
@@ -264,13 +283,13 @@ def _tune_args(options: dict[str, Any]) -> dict[str, str]:
 
 def _where(options: dict[str, Any]) -> dict[str, Any]:
     """Return what the tuner is told of where trials run."""
-    from zenith_tune.runners.choice import named_runner, parallel_trials
+    from zenith_tune.runners.base import named_runner, parallel_trials
 
     name, args = named_runner(options, _pairs(options, "runner_args"), _pairs(options, "slurm"))
     where = {"parallel": parallel_trials(options["parallel"]), "needs": _needs(options)}
     if name != "local" or options["dry_run"]:
         return {"runner": name, "runner_args": args, **where}
-    from zenith_tune.constructor_args import construct
+    from zenith_tune.registry import construct
     from zenith_tune.runners.local.runner import LocalRunner
 
     if "owns_process" in args:
@@ -296,8 +315,7 @@ def _listener(options: dict[str, Any]) -> StudyListener:
 
 
 def _dry_run(tuner: PresetTuner, options: dict[str, Any]) -> int:
-    from zenith_tune.report.dry_run import DryRunJson, DryRunText
-    from zenith_tune.tuning.dry_run import dry_run
+    from zenith_tune.report.dry_run import DryRunJson, DryRunText, dry_run
 
     listener = DryRunJson(sys.stdout) if options["as_json"] else DryRunText(sys.stdout)
     dry_run(tuner, options["n_trials"], listener)

@@ -15,18 +15,16 @@ from click.core import ParameterSource
 from zenith_tune.cli.plan_request import Options, PlanRequest, read_request
 from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
-from zenith_tune.emit.format_frameworks import FRAMEWORKS
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
-from zenith_tune.planning.risk import RISK
+from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
+from zenith_tune.presets.formats import FRAMEWORKS
 
 if TYPE_CHECKING:
     from zenith_tune.describe.topology import Topology
     from zenith_tune.layouts.layout import Layout
-    from zenith_tune.planner.plan import Plan
+    from zenith_tune.planner.plan import Plan, PlannedLayout
     from zenith_tune.planner.planner import Planner
     from zenith_tune.planner.what_if import WhatIf
-    from zenith_tune.planning.planned_layout import PlannedLayout
     from zenith_tune.presets.emission import Emission
     from zenith_tune.report.plan.text import PlanReport
 
@@ -203,9 +201,9 @@ def _refuse_page(options: Options) -> None:
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
-    from zenith_tune.output_file import write_output
     from zenith_tune.report.html.page import render_page
-    from zenith_tune.report.plan_digest import plan_digest
+    from zenith_tune.report.plan.json import plan_digest
+    from zenith_tune.study.files import write_output
 
     digest = plan_digest(planner, plan, enough, emission=emission, form=options["emit"] or "")
     try:
@@ -219,7 +217,7 @@ def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emis
 def _plan_object(
     plan: Plan, what_if: WhatIf | None, points: list[PlannedLayout] | None, enough: int | None
 ) -> dict[str, Any]:
-    from zenith_tune.report import plan_json
+    from zenith_tune.report.plan import json as plan_json
 
     shown = plan_json.what_if_object(what_if) if what_if else plan_json.plan_object(plan, enough)
     return shown if points is None else {**shown, "pareto": [plan_json.planned_object(point) for point in points]}
@@ -268,7 +266,7 @@ def _emission(planner: Planner, layout: Layout, options: Options) -> Emission | 
         return None
     from zenith_tune.presets.emission import Target
     from zenith_tune.presets.formats import format_named
-    from zenith_tune.report.plan_emission import write_emission
+    from zenith_tune.report.plan.text import write_emission
 
     target = Target(layout=layout, model=planner.model, cluster=planner.cluster, job=planner.job)
     emission = format_named(options["emit"]).emit(target)
@@ -279,7 +277,7 @@ def _emission(planner: Planner, layout: Layout, options: Options) -> Emission | 
 
 def _print(emission: Emission | None, options: Options) -> None:
     if emission is not None:
-        from zenith_tune.report.plan_emission import print_emission
+        from zenith_tune.report.plan.text import print_emission
 
         print_emission(emission, options["output"])
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.emit.format_frameworks import FRAMEWORKS, refuse_framework
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.formats import FRAMEWORKS, refuse_framework
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -57,7 +57,7 @@ class PlanRequest:
 def read_request(options: Options) -> PlanRequest:
     """Return what the options of the command ask for."""
     from zenith_tune.describe.cluster_catalog import load_cluster
-    from zenith_tune.describe.framework_catalog import load_framework
+    from zenith_tune.describe.framework_spec import load_framework
     from zenith_tune.describe.job_spec import JobSpec
     from zenith_tune.describe.model_catalog import load_model
     from zenith_tune.planner.what_if import parse_changes
@@ -98,7 +98,7 @@ def _refuse_contradictions(options: Options) -> None:
 
 
 def _space(options: Options) -> SearchSpace:
-    from zenith_tune.layouts.layout_name import parse_values
+    from zenith_tune.layouts.layout import parse_values
     from zenith_tune.layouts.search_space import SearchSpace
 
     pinned = parse_values(options["pinned"], what="--fix") if options["pinned"] is not None else {}
@@ -121,6 +121,6 @@ def _framework(emit: str | None) -> str:
 def _layout(cluster: ClusterSpec, options: Options) -> Layout | None:
     if options["explain"] is None:
         return None
-    from zenith_tune.layouts.layout_name import parse_layout
+    from zenith_tune.layouts.layout import parse_layout
 
     return parse_layout(options["explain"], num_gpus=cluster.num_gpus, global_batch=options["gbs"])

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
-from zenith_tune.planner.limits import MAX_BATCH
-from zenith_tune.planning.risk import RISK
+from zenith_tune.planner.limits import MAX_BATCH, RISK
 
 if TYPE_CHECKING:
-    from zenith_tune.describe.plan_subject import PlanSubject
+    from zenith_tune.describe.job_spec import PlanSubject
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.planner.planner import Planner
     from zenith_tune.probe.probe_job import ProbeJob
@@ -68,7 +67,7 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
         raise UsageError("a probe needs your training command: give it after --")
     if options["layouts"] and options["top"]:
         raise UsageError("--layout names what is probed and --top leaves it to the plan: leave one of them out")
-    from zenith_tune.timeouts import Timeouts
+    from zenith_tune.tuning.watch import Timeouts
 
     Timeouts(fixed_s=options["timeout"])  # refuses what is none
     _refuse_files(options["output_dir"], options["calibration"])
@@ -88,7 +87,7 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
 def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
     """Refuse what cannot be written or read before minutes are spent on a probe."""
     from zenith_tune.record.storage import expanded
-    from zenith_tune.regular_file import open_regular
+    from zenith_tune.study.files import open_regular
 
     if output_dir is not None:
         place = expanded(output_dir).absolute()
@@ -190,8 +189,7 @@ def _probed(request: _Request, planner: Planner, layouts: list[Layout], options:
 
     from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
     from zenith_tune.calibrate.probed_runs import FILE_NAME
-    from zenith_tune.probe.leftovers import probe_lock
-    from zenith_tune.probe.probe_file import probe_object
+    from zenith_tune.probe.probe_file import probe_lock, probe_object
     from zenith_tune.probe.probed_layout import ranked
     from zenith_tune.probe.prober import Prober
     from zenith_tune.report.probe import ProbeReport
@@ -230,8 +228,7 @@ def _probed(request: _Request, planner: Planner, layouts: list[Layout], options:
 
 def _one_by_one(request: _Request, prober: Prober, layouts: list[Layout], report: ProbeReport) -> list[ProbedLayout]:
     """Probe the layouts, once nothing is left of a probe that was killed; each is shown and kept when it is done."""
-    from zenith_tune.probe.leftovers import end_leftovers
-    from zenith_tune.probe.probe_file import probe_object, write_probe
+    from zenith_tune.probe.probe_file import end_leftovers, probe_object, write_probe
     from zenith_tune.shell.secrets import find_secrets
     from zenith_tune.tuning.interruption import Interruption
 

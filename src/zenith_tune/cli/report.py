@@ -87,7 +87,7 @@ def _text(content: Json, form: str) -> str:
     if form == "json":
         return json.dumps(content, indent=2, allow_nan=False, default=str) + "\n"
     if form == "csv":
-        from zenith_tune.report.study_csv import study_csv
+        from zenith_tune.report.study_markdown import study_csv
 
         return study_csv(content)
     from zenith_tune.report.study_markdown import comparison_markdown, study_markdown
@@ -104,7 +104,7 @@ def _default_output(sources: list[StudySource]) -> Path:
 
 
 def _write(output: Path, text: str) -> None:
-    from zenith_tune.output_file import write_output
+    from zenith_tune.study.files import write_output
 
     try:
         write_output(output, text)

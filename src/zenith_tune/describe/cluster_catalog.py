@@ -1,16 +1,156 @@
-"""Clusters by name: so many GPUs of a kind that the catalog knows, the machine itself, or a file."""
+"""Clusters by name: so many GPUs of a kind that the catalog knows, the machine itself, or a file.
+
+A cluster in a file: TOML or JSON, or what nvidia-smi says of a machine.
+
+A TOML file, or JSON of the same form; what is left out is taken from the machine that the GPU usually comes in:
+
+    gpu = "h100"                                                  # of the catalog, or a table as below
+    num_gpus = 64
+    gpus_per_node = 8
+    fast_domain = 8                                               # GPUs that NVLink joins; 1 where there is none
+    fast_link = { bytes_per_s = 450e9, latency_s = 5e-6 }         # one GPU's share, one way
+    node_link = { bytes_per_s = 50e9, latency_s = 10e-6 }         # PCIe
+    network = { bytes_per_s = 50e9, latency_s = 10e-6 }           # between nodes
+
+    [gpu]                                                         # a GPU that the catalog does not know
+    name = "mine"
+    memory_gib = 64
+    bf16_flops = 400e12
+    memory_bytes_per_s = 2e12
+
+A machine's file is written by `(nvidia-smi -L; nvidia-smi topo -m) > FILE`.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
+import reprlib
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from zenith_tune.describe.cluster_file import is_node_file, read_cluster
-from zenith_tune.describe.cluster_spec import ClusterSpec
-from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, known_gpus, node_fields
-from zenith_tune.describe.local_cluster import local_cluster
-from zenith_tune.describe.node_counts import even_domain, refuse_counts
+from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec, LinkSpec, even_domain, refuse_counts
+from zenith_tune.describe.gpu_catalog import LINKS, find_gpu, gpu_name, gpu_spec, known_gpus, node_fields
+from zenith_tune.describe.machine import is_machine, listed_gpus, local_cluster, machine_cluster
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.study.files import open_regular
+from zenith_tune.units import GIB
+
+MAX_BYTES = 2**20
+"""A matrix of a hundred GPUs takes some fifty kilobytes."""
+MAX_COUNT = 10**7
+MAX_NUMBER = 1e30
+"""Beyond, sums and products would leave what floats can hold."""
+COUNTS = ("num_gpus", "gpus_per_node", "fast_domain")
+KEYS = ("name", "gpu", *COUNTS, *LINKS)
+GPU_RATES = ("bf16_flops", "memory_bytes_per_s")
+GPU_KEYS = ("name", "memory_gib", *GPU_RATES, "fp8_flops", "fp4_flops", "fp32_flops")
+LINK_KEYS = ("bytes_per_s", "latency_s")
+
+Table = dict[str, Any]
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """Read a cluster from a file."""
+    text = _text(path)
+    if is_machine(text):
+        return machine_cluster(text, str(path))
+    return cluster_from_table(_table(text, path), str(path), default_name=path.stem)
+
+
+def is_node_file(path: Path) -> bool:
+    """Tell whether a file lists the GPUs of one machine, as nvidia-smi does."""
+    return bool(listed_gpus(_text(path)))
+
+
+def cluster_from_table(table: Table, source: str, default_name: str) -> ClusterSpec:
+    """Return the cluster that a table of the form above describes."""
+    _refuse_unknown(table, KEYS, "cluster key")
+    known = isinstance(table.get("gpu"), str)
+    usual = node_fields(gpu_name(table["gpu"])) if known else {}
+    _refuse_missing(table, [key for key in KEYS[1:] if key not in usual], source)
+    gpu = gpu_spec(gpu_name(table["gpu"])) if known else _gpu(table["gpu"], source)
+    counts: Table = {key: _count(table.get(key, usual.get(key)), key, source) for key in COUNTS}
+    refuse_counts(source, **counts)
+    links: Table = {key: _link(table[key], key, source) if key in table else usual[key] for key in LINKS}
+    return ClusterSpec(name=str(table.get("name", default_name)), gpu=gpu, **counts, **links)
+
+
+def _gpu(value: object, source: str) -> GpuSpec:
+    table = _subtable(value, "gpu", source)
+    _refuse_unknown(table, GPU_KEYS, "GPU key")
+    _refuse_missing(table, ["name", "memory_gib", *GPU_RATES], f"{source}: gpu")
+    rates = {key: _number(table[key], key, source) for key in GPU_KEYS[2:] if key in table}
+    memory_bytes = round(_number(table["memory_gib"], "memory_gib", source) * GIB)
+    return GpuSpec(name=str(table["name"]), memory_bytes=memory_bytes, **rates)
+
+
+def _link(value: object, name: str, source: str) -> LinkSpec:
+    table = _subtable(value, name, source)
+    _refuse_unknown(table, LINK_KEYS, f"key of {name}")
+    _refuse_missing(table, LINK_KEYS, f"{source}: {name}")
+    return LinkSpec(**{key: _number(table[key], f"{name}.{key}", source) for key in LINK_KEYS})
+
+
+def _count(value: object, key: str, source: str) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        law = f"{source}: {key} must be a whole number from 1 to {MAX_COUNT}"
+        raise UsageError(f"{law}, but got {reprlib.repr(value)}: change it")
+    return value
+
+
+def _number(value: object, key: str, source: str) -> float:
+    # True is an int to Python, but no rate.
+    if not isinstance(value, int | float) or value is True or not 0 < value < MAX_NUMBER:
+        raise UsageError(f"{source}: {key} must be a number above 0, but got {reprlib.repr(value)}: change it")
+    return float(value)
+
+
+def _subtable(value: object, key: str, source: str) -> Table:
+    if not isinstance(value, dict):
+        raise UsageError(f"{source}: {key} must be a table, but got {reprlib.repr(value)}: change it")
+    return value
+
+
+def _refuse_unknown(table: Table, known: tuple[str, ...], kind: str) -> None:
+    for key in table:
+        if key not in known:
+            raise UnknownNameError(kind, key, known)
+
+
+def _refuse_missing(table: Table, needed: list[str] | tuple[str, ...], source: str) -> None:
+    missing = [key for key in needed if table.get(key) is None]
+    if missing:
+        raise UsageError(f"{source} must have {', '.join(missing)}, but has not: add what is missing")
+
+
+def _text(path: Path) -> str:
+    try:
+        with open_regular(Path(os.path.realpath(path))) as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES // 2**20} MiB")
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"cluster file {str(path)!r} must be text in UTF-8, but is not: save it so") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cluster file {str(path)!r} cannot be read ({reason}): check the path") from None
+
+
+def _table(text: str, path: Path) -> Table:
+    is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("{")
+    try:
+        table = json.loads(text) if is_json else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if is_json else "TOML, or what `nvidia-smi -L` and `nvidia-smi topo -m` print"
+        reason = " ".join(str(error).split())
+        raise UsageError(f"cluster file {str(path)!r} must be {kind}, but is not ({reason}): mend it") from None
+    return _subtable(table, "the cluster", str(path))
+
 
 LOCAL = "local"
 FILE_ENDINGS = (".toml", ".json", ".txt")

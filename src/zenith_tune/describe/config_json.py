@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import ModelConfigError
-from zenith_tune.regular_file import open_regular
+from zenith_tune.study.files import open_regular
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 QUERY_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")

@@ -2,14 +2,201 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import reprlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.describe.config_json import HEADS, LAYERS, ConfigJson, too_deep
-from zenith_tune.describe.expert_shape import expert_fields
-from zenith_tune.describe.families import FAMILIES, GATED, KEYS, PLAIN, UNKNOWN, Family
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
-from zenith_tune.describe.needed_keys import NeededKeys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Hold a family's parts; the defaults are Llama's."""
+
+    gated_mlp: bool | None = True
+    """None where the activation tells."""
+    tied_embeddings: bool = False
+    """Where the config has no tie_word_embeddings, which is written only where it differs from the family's."""
+    norm_bias: bool = False
+    linear_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    embedding_norm: bool = False
+    learned_positions: bool = False
+    ffn_ratio: int = 0
+    """Width of the feed-forward part over the hidden size where the config does not say it; 0 where it must."""
+    router_bias: bool = False
+    shared_gate: bool = False
+    shared_expert: bool = False
+    """One shared expert as wide as the others, without a key that says so."""
+    dense_ffn_key: str = "intermediate_size"
+    """What a dense layer's width is called where experts are many."""
+
+
+LLAMA = Family()
+QWEN2 = Family(qkv_bias=True)
+QWEN2_MOE = Family(qkv_bias=True, shared_gate=True)
+QWEN3 = Family(qk_norm=True)
+GEMMA = Family(tied_embeddings=True)
+GPT2 = Family(
+    gated_mlp=False,
+    tied_embeddings=True,
+    norm_bias=True,
+    linear_bias=True,
+    learned_positions=True,
+    ffn_ratio=4,
+)
+BLOOM = replace(GPT2, learned_positions=False, embedding_norm=True)
+NEOX = replace(GPT2, learned_positions=False, tied_embeddings=False, ffn_ratio=0)
+UNKNOWN = Family(gated_mlp=None)
+
+FAMILIES = {
+    "baichuan": LLAMA,
+    "bloom": BLOOM,
+    "chatglm": QWEN2,
+    "cohere": GEMMA,
+    "dbrx": LLAMA,
+    "deepseek_v2": LLAMA,
+    "deepseek_v3": LLAMA,
+    # Falcon has a key for its biases, and its wide layers are 4 h as in GPT.
+    "falcon": replace(GPT2, learned_positions=False, linear_bias=False),
+    "gemma": GEMMA,
+    "gemma2": GEMMA,
+    "gemma3_text": replace(GEMMA, qk_norm=True),
+    "glm4": LLAMA,
+    "glm4_moe": LLAMA,
+    "gpt2": GPT2,
+    "gpt_bigcode": GPT2,
+    "gpt_neo": GPT2,
+    "gpt_neox": NEOX,
+    "gpt_oss": Family(linear_bias=True, attention_sinks=True, router_bias=True),
+    "granite": LLAMA,
+    "internlm2": LLAMA,
+    "kimi_k2": LLAMA,
+    "llama": LLAMA,
+    "llama4_text": Family(shared_expert=True, dense_ffn_key="intermediate_size_mlp"),
+    "mistral": LLAMA,
+    "mixtral": LLAMA,
+    "mpt": replace(GPT2, linear_bias=False, norm_bias=False, learned_positions=False),
+    "nemotron": Family(gated_mlp=False, norm_bias=True),
+    "olmo": LLAMA,
+    "olmo2": QWEN3,
+    "olmoe": QWEN3,
+    "opt": GPT2,
+    "phi": NEOX,
+    "phi3": LLAMA,
+    "phimoe": Family(norm_bias=True, qkv_bias=True),
+    "qwen2": QWEN2,
+    "qwen2_5_omni_text": QWEN2,
+    "qwen2_5_vl": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen2_moe": QWEN2_MOE,
+    "qwen2_vl": QWEN2,
+    "qwen2_vl_text": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3,
+    "qwen3_omni_moe_text": QWEN3,
+    "qwen3_vl_moe_text": QWEN3,
+    "qwen3_vl_text": QWEN3,
+    "stablelm": Family(norm_bias=True),
+    "starcoder2": replace(GPT2, learned_positions=False, ffn_ratio=0),
+}
+
+KEYS = {
+    "tied_embeddings": ("tie_word_embeddings",),
+    "linear_bias": ("use_bias", "bias"),
+    "qkv_bias": ("qkv_bias", "add_qkv_bias", "use_qkv_bias", "attention_bias"),
+    "qk_norm": ("use_qk_norm", "qk_layernorm"),
+}
+"""Keys by which a config overrides its family."""
+
+GATED = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
+PLAIN = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "squared_relu")
+"""Activations that tell, in a family that is not listed, whether the feed-forward part has three matrices or two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededKeys:
+    """Ask a config for counts and note those that it does not have."""
+
+    config: ConfigJson
+    missing: list[str] = field(default_factory=list)
+
+    def need(self, *keys: str, otherwise: int = 0) -> int:
+        """Return the first of `keys` that the config has, or `otherwise`; where that is 0, note the key as missing."""
+        count = self.config.count(*keys)
+        if count is None and not otherwise:
+            self.missing.append(keys[0])
+        return count or otherwise
+
+    def refuse_missing(self) -> None:
+        """Raise one error that names every missing key."""
+        if self.missing:
+            raise self.config.refuse(f" must have {', '.join(self.missing)} for its language model, but has not")
+
+
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "num_selected_experts")
+WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
+NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period")
+
+
+def expert_fields(keys: NeededKeys, family: Family, num_experts: int) -> dict[str, Any]:
+    """Return the fields of ModelSpec that describe a mixture of experts."""
+    config = keys.config
+    width = keys.need(*WIDTH)
+    shared = config.count(*SHARED_WIDTH)
+    if shared is None:
+        shared = width * (num_shared_experts(config) or int(family.shared_expert))
+    return {
+        "num_experts": num_experts,
+        "top_k": keys.need(*TOP_K),
+        "moe_ffn_hidden": width,
+        "shared_ffn_hidden": shared,
+        "shared_gate": family.shared_gate,
+        "router_bias": family.router_bias,
+        "num_dense_layers": num_dense_layers(config),
+    }
+
+
+def num_shared_experts(config: ConfigJson) -> int:
+    """Return how many experts every token passes through."""
+    return max(config.size(key) for key in NUM_SHARED)
+
+
+def num_dense_layers(config: ConfigJson) -> int:
+    """Return how many layers without experts come first; a config that has others among the rest is refused."""
+    for key in STEPS:
+        if config.size(key, default=1) != 1:
+            raise _mixed(config, key)
+    return max(config.size("first_k_dense_replace"), _listed(config), _pattern(config))
+
+
+def _listed(config: ConfigJson) -> int:
+    """Return how many layers Qwen's list of dense layers names."""
+    layers = config.values.get("mlp_only_layers") or []
+    if not isinstance(layers, list) or layers != list(range(len(layers))):
+        raise _mixed(config, "mlp_only_layers")
+    return len(layers)
+
+
+def _pattern(config: ConfigJson) -> int:
+    """Return how many layers come before those with experts in a list of zeros and ones."""
+    pattern = config.values.get("moe_layer_freq", 1)
+    if pattern in (1, None):
+        return 0
+    if not isinstance(pattern, list) or pattern != sorted(pattern, key=str) or not set(map(str, pattern)) <= {"0", "1"}:
+        raise _mixed(config, "moe_layer_freq")
+    return pattern.count(0)
+
+
+def _mixed(config: ConfigJson, key: str) -> Exception:
+    value = reprlib.repr(config.values.get(key))
+    return config.refuse(f": {key} must leave layers without experts to the beginning alone, but is {value}")
+
 
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "hidden_dim")
 VOCAB = ("vocab_size", "padded_vocab_size")

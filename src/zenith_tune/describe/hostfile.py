@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
-from zenith_tune.regular_file import open_regular
+from zenith_tune.study.files import open_regular
 
 _HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?=\s|#|$)", re.ASCII)
 _MAX_SLOTS = 999_999

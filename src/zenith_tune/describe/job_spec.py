@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.describe.model_spec import ModelSpec
 
 DISPATCHERS = ("alltoall", "flex")
 """How tokens reach experts on other ranks: NCCL's all-to-all, or kernels that send a token to a node once (DeepEP)."""
@@ -20,3 +22,12 @@ class JobSpec:
     """bf16, fp16, fp32, or the low-precision recipes fp8..., mxfp8, nvfp4."""
     dispatcher: str = "alltoall"
     """One of DISPATCHERS; says nothing of a model without experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSubject:
+    """Hold all that an estimate needs besides the layout."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: JobSpec

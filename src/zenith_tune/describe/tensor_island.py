@@ -6,13 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.cluster_spec import ClusterSpec, refuse_counts
 from zenith_tune.describe.gpu_catalog import find_gpu
 from zenith_tune.describe.machine import links_of
-from zenith_tune.describe.node_counts import refuse_counts
 from zenith_tune.describe.topology import Topology, parse_topology
 from zenith_tune.errors import UsageError
-from zenith_tune.regular_file import open_regular
+from zenith_tune.study.files import open_regular
 
 MAX_BYTES = 2**20
 MAX_SHOWN = 8

@@ -9,8 +9,19 @@ import re
 import reprlib
 from dataclasses import dataclass
 
-from zenith_tune.describe.terminal_text import plain_text
 from zenith_tune.errors import UsageError
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+
+
+def plain_text(text: str) -> str:
+    """Return a text without colours, erased lines and titles of windows.
+
+    >>> plain_text("\\x1b]0;title\\x07\\x1b[1;31mred\\x1b[0m")
+    'red'
+    """
+    return _ESCAPES.sub("", text) if "\x1b" in text else text
+
 
 MAX_GPUS = 1024
 """More than any machine has; a matrix of more is not one that nvidia-smi wrote."""

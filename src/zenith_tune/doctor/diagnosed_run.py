@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zenith_tune.constructor_args import construct, typed
-from zenith_tune.describe.plan_subject import PlanSubject
-from zenith_tune.doctor.measured import Measured
-from zenith_tune.doctor.run_origin import RunOrigin
-from zenith_tune.errors import UsageError
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.megatron.args import MegatronArgs, shown
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.doctor.diagnosis_input import Measured, RunOrigin
+from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron.command import runs_ms_swift
-from zenith_tune.presets.megatron_lm.job import Given, read_job
+from zenith_tune.presets.base import TuningPreset, UnaskedSize, recognised_preset
+from zenith_tune.presets.launched_gpus import started_gpus
+from zenith_tune.presets.megatron.command import OPTIONS, runs_ms_swift
+from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
+from zenith_tune.presets.megatron.swift import (
+    CHUNKS,
+    LAYERS_PER_CHUNK,
+    MEGATRON_CHUNKS,
+    layout_in,
+    megatron_subject,
+    with_recompute,
+)
+from zenith_tune.presets.megatron_lm.job import Given, read_job, subject_of
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.presets.megatron_lm_subject import subject_of
-from zenith_tune.presets.recognition import recognised_preset
-from zenith_tune.presets.unasked_size import UnaskedSize
-from zenith_tune.registry import PresetRegistry
+from zenith_tune.registry import PresetRegistry, construct, typed
 from zenith_tune.shell import CommandLine
+from zenith_tune.study.parameters import Params
+from zenith_tune.units import whole
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
@@ -76,8 +86,6 @@ def from_command(command: str, told: Told) -> DiagnosedRun:
         if name == MEGATRON_LM:
             return megatron_lm_run(command, told)
         if name == MEGATRON:
-            from zenith_tune.doctor.megatron_run import megatron_run
-
             return megatron_run(command, told)
         preset = made_preset(name, told.all_args)
         preset.bind(command)
@@ -140,3 +148,78 @@ def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[
 def made_preset(name: str, args: Mapping[str, Any]) -> TuningPreset:
     """Return a preset with its arguments."""
     return construct(PresetRegistry.get(name), args, f"preset {name}")
+
+
+PRESET = "preset megatron"
+RECOMPUTE = ("full", "selective", "none")
+SWIFT_BATCH, SWIFT_MICRO_BATCH, SWIFT_RECOMPUTE = 16, 1, "selective"
+"""What ms-swift takes where nothing is said, by its documentation; Megatron-LM itself recomputes nothing then."""
+
+
+def megatron_run(command: str, told: Told) -> DiagnosedRun:
+    """Read a run from the options of its command; `--args` says the rest, and goes before the command."""
+    try:
+        said = MegatronArgs(CommandLine(command))
+        defaults = _told_by(command, said)
+    except CommandError as error:
+        raise UsageError(f"{PRESET} cannot tell the layout that the command has ({error}): write it out") from None
+    args = typed(MegatronPreset, told.all_args, PRESET, defaults={"n_gpus": 0, "gbs": 0, **defaults})
+    for name, option in (("n_gpus", "--nproc-per-node or NPROC_PER_NODE"), ("gbs", OPTIONS["gbs"])):
+        if name not in defaults and name not in told.all_args:
+            raise UsageError(f"{PRESET} must know {name}, but the command has no {option}: give --args {name}=8")
+    start = Layout(num_gpus=args["n_gpus"], global_batch=args["gbs"])
+    asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
+    subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)
+    layout = _layout(said, start, subject.model, is_swift=runs_ms_swift(command))
+    origin = told.origin(emitted(MEGATRON, command))
+    return DiagnosedRun(subject=subject, layout=layout_in(command, layout), origin=origin)
+
+
+def _told_by(command: str, said: MegatronArgs) -> dict[str, Any]:
+    """Return the preset's arguments that the command itself tells."""
+    is_swift = runs_ms_swift(command)
+    found: dict[str, Any] = {
+        "n_gpus": started_gpus(command) or _by_variables(said.line),
+        "gbs": said.count(OPTIONS["gbs"]) or (SWIFT_BATCH if is_swift else None),
+        "model": said.text("--model") if is_swift else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _by_variables(line: CommandLine) -> int | None:
+    """Return the GPUs that the variables of ms-swift's launcher tell."""
+    variables = {**os.environ, **line.assignments()}
+    per_node = whole(variables.get("NPROC_PER_NODE", ""))
+    return per_node * (whole(variables.get("NNODES", "")) or 1) if per_node else None
+
+
+def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bool) -> Layout:
+    tp, pp, cp, ep = (said.count(OPTIONS[name]) or 1 for name in ("tp", "pp", "cp", "ep"))
+    mbs = said.count(OPTIONS["mbs"]) or (SWIFT_MICRO_BATCH if is_swift else None)
+    if mbs is None:
+        law = f"{PRESET} must know the micro-batch, but the command has no {OPTIONS['mbs']}"
+        raise UsageError(f"{law}: add it to the command")
+    # Unset, Megatron-LM cuts experts as it cuts the dense layers, and ms-swift does not cut them.
+    etp = said.count(OPTIONS["etp"]) or (tp if model.num_experts and not is_swift else 1)
+    vp = _chunks(said, pp, model.num_layers)
+    layout = replace(start, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, vp=vp, micro_batch=mbs)
+    granularity = said.text(OPTIONS["recompute_granularity"]) or (SWIFT_RECOMPUTE if is_swift else "none")
+    if said.has(SELECTIVE_FLAG):
+        granularity = "selective"
+    if granularity not in RECOMPUTE:
+        law = f"{OPTIONS['recompute_granularity']} must be full or selective, but is {shown(granularity)}"
+        raise UsageError(f"{law}: correct it in the command")
+    if granularity == "none":
+        return replace(layout, recompute="none")
+    method = said.text(OPTIONS["recompute_method"]) or "uniform"
+    layers = said.count(OPTIONS["recompute_num_layers"]) or 1
+    point: Params = {"recompute_granularity": granularity, "recompute_method": method, "recompute_num_layers": layers}
+    return with_recompute(layout, point)
+
+
+def _chunks(said: MegatronArgs, pp: int, num_layers: int) -> int:
+    """Return the model chunks per pipeline rank."""
+    if chunks := said.count(CHUNKS) or said.count(MEGATRON_CHUNKS):
+        return chunks
+    per_chunk = said.count(LAYERS_PER_CHUNK)
+    return max(num_layers // (pp * per_chunk), 1) if per_chunk else 1

@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from zenith_tune.doctor.advice import Advice, Remedy
-from zenith_tune.doctor.advice.batch import small_micro_batch
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.doctor.advice.batch import UNASKED, small_micro_batch, unasked_size, unasked_words
 from zenith_tune.doctor.advice.better_layout import better_layout, fastest_planned
-from zenith_tune.doctor.advice.memory import remedies
-from zenith_tune.doctor.advice.network import slow_tensor_link
+from zenith_tune.doctor.advice.memory import full_memory, full_memory_words, has_whole_copies, remedies
+from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link
 from zenith_tune.doctor.advice.pipeline import pipeline_bubble
-from zenith_tune.doctor.advice.recompute import needless_recompute
-from zenith_tune.doctor.data_parallel_traffic import data_parallel_traffic
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.doctor.full_memory import full_memory, full_memory_words
-from zenith_tune.doctor.idle_recompute import idle_recompute
-from zenith_tune.doctor.plan_doubt import plan_doubt
-from zenith_tune.doctor.single_change import fastest_neighbour, single_change
-from zenith_tune.doctor.unasked_size import UNASKED, unasked_size, unasked_words
-from zenith_tune.planning.planned_layout import PlannedLayout
-from zenith_tune.units import format_gain
+from zenith_tune.doctor.advice.recompute import idle_recompute, needless_recompute
+from zenith_tune.doctor.diagnosed_run import emitted
+from zenith_tune.doctor.diagnosis_input import Advice, Case, Measured, Remedy, RunOrigin
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.neighbours import neighbours
+from zenith_tune.planner.plan import PlannedLayout, changes
+from zenith_tune.planner.planner import Planner
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
+
+MOST_OFF = 0.5
+"""By how much a measured step may differ from the planned one, as a fraction of it; no plan of the right model does."""
+MODEL, CLUSTER = "model= the one that was trained", "--cluster the one that it ran on"
+
+
+def plan_doubt(case: Case) -> str | None:
+    """Return why the plan cannot be that of the run, or None where nothing measured says so."""
+    step_s, planned = case.measured.step_s, case.planned
+    if step_s is None or case.measured.out_of_memory:
+        return None
+    off = step_s / case.step_s(planned) - 1
+    # A memory that was measured full makes a step longer than anybody can reckon.
+    is_explained = off > 0 and case.measured.peak_bytes is not None and full_memory_words(case) is not None
+    against = [f"is {abs(off):.0%} off"] if abs(off) > MOST_OFF and not is_explained else []
+    # A run that a plan errs about by a little may well fit: only what no such error explains speaks against the plan.
+    if planned.memory_interval_bytes[0] > planned.capacity_bytes:
+        needed = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
+        against.append(f"needs {needed}, although the run went well")
+    return f"the plan {' and '.join(against)}: is {_suspects(case)}?" if against else None
+
+
+def _suspects(case: Case) -> str:
+    """Return what the user said of the run, which may be mistaken; where nothing was said, what could be."""
+    said = [words for words, name in ((MODEL, case.origin.model), (CLUSTER, case.origin.cluster)) if name]
+    return ", and ".join(said or (MODEL, CLUSTER))
+
+
+LEAST_GAIN = 0.05
+"""More than for what has a cause of its own: a plan is not so sure of a rank of layouts."""
+
+
+def fastest_neighbour(case: Case) -> PlannedLayout | None:
+    """Return the fastest layout that fits among those one change away."""
+    around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
+    return max((each for each in case.legal(around) if case.fits(each)), key=case.gain, default=None)
+
+
+def single_change(case: Case) -> Advice | None:
+    """Return it, where it is worth a try."""
+    better = fastest_neighbour(case)
+    if better is None or case.gain(better) < LEAST_GAIN:
+        return None
+    return Advice(
+        name="single_change",
+        number=case.step_s(better),
+        unit="seconds a step",
+        finding=f"the step ({case.planned.bound}) is predicted to be shorter with one size changed",
+        change=changes(case.layout, better.layout),
+        planned=better,
+        gain=case.gain(better),
+    )
+
 
 ADVICE: tuple[Callable[[Case], Advice | None], ...] = (
     full_memory,
@@ -99,3 +156,118 @@ def _warnings(case: Case, advice: list[Advice]) -> Iterator[str]:
         yield from unasked_words(case)
     if (full := full_memory_words(case)) is not None and not any(given.name == "full_memory" for given in advice):
         yield f"{full}; no single change leaves room and gains: more GPUs would"
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
+    """Return what was found, line by line, without the run's own figures."""
+    if diagnosis.remedies:
+        return [*diagnosis.warnings, *_memory_lines(diagnosis)]
+    if diagnosis.is_healthy:
+        return [f"nothing is wrong: {diagnosis.all_clear}"]
+    advised = (_advice_lines(diagnosis.case, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
+    return [*diagnosis.warnings, *(line for lines in advised for line in lines)]
+
+
+def _advice_lines(case: Case, advice: Advice, number: int) -> list[str]:
+    before, after = format_seconds(case.step_s(case.planned)), format_seconds(case.step_s(advice.planned))
+    gain = f"{format_gain(advice.gain)} speed ({before} -> {after} a step on paper)"
+    found = [
+        f"{number}. {advice.finding}",
+        f"   change {advice.change}",
+        f"   predicted {gain}; {memory_words(advice.planned)}, {advice.planned.oom_probability:.0%} OOM",
+    ]
+    found += [f"   but {advice.caution}"] if advice.caution else []
+    return [*found, *([f"   written by: {advice.command}"] if advice.command else [])]
+
+
+def _memory_lines(diagnosis: Diagnosis) -> list[str]:
+    case = diagnosis.case
+    if case.measured.out_of_memory:
+        head = f"it ran out of memory ({case.measured.cause})" if case.measured.cause else "it ran out of memory"
+    else:
+        head = f"it is {case.planned.oom_probability:.0%} likely to run out of memory"
+    found = [f"{head}; what helps, and what it costs:", *map(_remedy, diagnosis.remedies)]
+    if (out := diagnosis.way_out) is not None:
+        change = changes(case.layout, out.layout)
+        figures = f"{format_seconds(out.step_s)} a step, {memory_words(out)}, {out.oom_probability:.0%} OOM"
+        found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
+    elif not any(remedy.fits for remedy in diagnosis.remedies):
+        found.append(f"no layout fits on these GPUs: {_larger_machine(case)}")
+    return found
+
+
+def _larger_machine(case: Case) -> str:
+    """Return what machine would do: more GPUs hold more of a model only where it is cut or sharded over them."""
+    if has_whole_copies(case):
+        law = "every GPU holds the whole model, however many there are"
+        return f"{law}: shard it with FSDP or ZeRO-3, or take larger ones"
+    return "take more of them, or larger ones (zenithtune plan says how many)"
+
+
+def _remedy(remedy: Remedy) -> str:
+    if remedy.planned is None or remedy.cost is None:
+        return f"  not to be had  {remedy.name}: {remedy.why_not}"
+    figures = (
+        f"{memory_words(remedy.planned)}, {remedy.planned.oom_probability:.0%} OOM, {format_gain(remedy.cost)} time"
+    )
+    return f"  {'fits' if remedy.fits else 'not enough':<14} {remedy.name}: {remedy.change} ({figures})"
+
+
+def memory_words(planned: PlannedLayout) -> str:
+    """Return what a layout needs of what a GPU has."""
+    return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
+
+
+OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, UsageError)
+"""What a preset may do with points that are not its own."""
+
+
+def tried_layouts(
+    preset: TuningPreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
+) -> frozenset[Layout]:
+    """Return the layouts of the points that a preset understands, without one; the user's own command is no point."""
+    found: set[Layout] = set()
+    for params in points:
+        try:
+            layout = preset.planned_layout(command, params) if params else None
+            found |= {layout} if layout not in (None, but) else set()
+        except OF_ANOTHER_RELEASE:
+            continue
+    return frozenset(found)
+
+
+def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[str]:
+    """Return what limits the fastest run of a study, or the first that ran out of memory where none went well."""
+    trial = study.fastest or next((each for each in study.trials if each.outcome is Outcome.OOM), None)
+    if trial is None:
+        return []
+    try:
+        subject = preset.subject(command)
+        point = trial.params or preset.own_point(command)
+        layout = preset.planned_layout(command, point) if point else None
+    except UsageError:  # model or cluster are not known, of which the study's own notes tell
+        return []
+    if subject is None or layout is None:
+        return []
+    origin = RunOrigin(
+        emit=emitted(PresetRegistry.name_of(type(preset)), command),
+        unasked=() if trial.params else tuple(preset.unasked_sizes(command)),
+        tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
+    )
+    return trial_diagnosis(subject, layout, trial, origin)
+
+
+def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: RunOrigin | None = None) -> list[str]:
+    """Return what limits a trial of a layout, and what to change; nothing where that cannot be reckoned."""
+    is_out = trial.outcome is Outcome.OOM
+    measured = Measured(
+        step_s=None if is_out else trial.step_s,
+        peak_bytes=None if is_out else trial.peak_memory_bytes,
+        out_of_memory=is_out,
+    )
+    try:
+        planner = Planner(subject.model, subject.cluster, subject.job)
+        case = Case.of(planner, layout, measured=measured, origin=origin)
+    except UsageError:  # the run is the user's own, and may break rules that a plan needs
+        return []
+    return diagnosis_lines(diagnose(case))

@@ -9,18 +9,55 @@ from typing import Self
 import numpy as np
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
-from zenith_tune.doctor.measured import Measured
-from zenith_tune.doctor.run_origin import RunOrigin
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.memory_pressure import slowdown
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.estimate.memory_risk import slowdown
+from zenith_tune.evaluators.failures.failures import FailedAllocation
+from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.limits import RISK
+from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
-from zenith_tune.planning.planned_layout import PlannedLayout
-from zenith_tune.planning.risk import RISK
+from zenith_tune.presets.base import UnaskedSize
 from zenith_tune.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Hold what a log or a trial says of a run; what it does not say is None."""
+
+    step_s: float | None = None
+    peak_bytes: float | None = None
+    """The most that any rank's allocator reserved."""
+    out_of_memory: bool = False
+    cause: str = ""
+    """Why it failed, in one line, where it did."""
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The memory of the GPU that ran out, where PyTorch says it.
+
+        >>> Measured(cause="CUDA out of memory. GPU 0 has a total capacity of 79.50 GiB").capacity_bytes / 2**30
+        79.5
+        """
+        return FailedAllocation.of(self.cause).capacity_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrigin:
+    """Hold what the layout itself does not tell."""
+
+    model: str = ""
+    """The model as the user named it by `model=`; empty: the command or the log tells it."""
+    cluster: str = ""
+    """The cluster as the user named it; empty: it is this machine."""
+    emit: str = ""
+    """The format of `plan --emit` that writes a layout for what runs it; empty: there is none."""
+    unasked: tuple[UnaskedSize, ...] = ()
+    """Sizes that the run has because nobody said otherwise."""
+    tried: frozenset[Layout] = frozenset()
+    """What else its study has run: that is known, and no advice."""
+
 
 ROOM = 0.9
 """What a change may need at most of a GPU that ran out although the plan had room: how much more, nobody knows."""
@@ -174,3 +211,44 @@ class Case:
         """Return the layout of the most tokens per second among those that are legal and fit."""
         fitting = [planned for planned in self.legal(layouts) if self.fits(planned)]
         return max(fitting, key=self.gain, default=None)
+
+
+LEAST_GAIN = 0.02
+"""A change that promises less speed than this is within what a plan can be wrong by, and not worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Hold a finding and its cure; the gain is always the planner's."""
+
+    name: str
+    """What kind it is, for programs."""
+    number: float
+    """The figure that the finding rests on."""
+    unit: str
+    """What that figure counts."""
+    finding: str
+    """The same for people, in one line."""
+    change: str
+    planned: PlannedLayout
+    """The changed layout."""
+    gain: float
+    """How much more speed, in tokens per second, as a fraction."""
+    caution: str = ""
+    """What else the change does."""
+    command: str = ""
+    """What writes the changed layout down for the framework, where the change is more than an option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Hold one way to need less memory, and what it costs."""
+
+    name: str
+    change: str
+    """Empty where there is no such layout."""
+    planned: PlannedLayout | None
+    fits: bool
+    cost: float | None
+    """How much longer a step takes than the run would with memory to spare, as a fraction; negative: less long."""
+    why_not: str = ""

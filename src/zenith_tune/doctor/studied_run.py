@@ -16,9 +16,9 @@ from zenith_tune.doctor.diagnosed_run import (
     made_preset,
     run_of_point,
 )
-from zenith_tune.doctor.measured import Measured
-from zenith_tune.doctor.run_file import positive, read_bytes
-from zenith_tune.doctor.tried_layouts import tried_layouts
+from zenith_tune.doctor.diagnosis import tried_layouts
+from zenith_tune.doctor.diagnosis_input import Measured
+from zenith_tune.doctor.logged_run import positive, read_bytes
 from zenith_tune.errors import UsageError
 
 STUDY_FILE = "study.json"

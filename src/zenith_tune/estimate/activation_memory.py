@@ -7,6 +7,12 @@ grouped queries, gated feed-forward parts, experts, and frameworks that keep mor
 bytes of each width.
 
 Legend: q/kv/v widths of queries, of keys and values together, and of the attention's output.
+
+What the output layer and the loss need: logits, their copies in fp32, and the gradient of both.
+
+Megatron's vocab-parallel cross entropy (tensor_parallel/cross_entropy.py) keeps the half-precision logits and one fp32
+copy that becomes softmax and gradient in place: 6 bytes per logit, going forward and backward. torch's cross entropy
+holds three fp32 tensors going backward (log-softmax, its gradient, that of the logits): 12 bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zenith_tune.describe.framework_spec import FrameworkSpec, LayerBytes
-from zenith_tune.estimate.estimate import FloatArray
+from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.stage import Stage
-from zenith_tune.estimate.workload import Number, Workload
+from zenith_tune.estimate.state_memory import StateMemory
+from zenith_tune.estimate.workload import FloatArray, Number, Workload
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
 
 HALF = 2.0
@@ -168,3 +175,66 @@ def _table(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
     rotary = np.asarray(w.position_params) == 0
     result: FloatArray = rotary * (f.table_bytes * w.query_size / w.num_heads) * w.seq_len / stage.layouts.cp
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMemory:
+    """Hold bytes per rank; 0 on stages without the output layer."""
+
+    forward: FloatArray
+    backward: FloatArray
+
+
+def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> HeadMemory:
+    """Return what the output layer and the loss need, going forward and going backward."""
+    head = framework.head
+    vocab = np.asarray(stage.padded_vocab)
+    hidden = head.hidden * workload.hidden / stage.sequence_split
+    loss = (hidden + head.backward_vocab * vocab) * stage.tokens
+    projection = (hidden + HALF * vocab) * stage.tokens + head.weight_gradient * vocab * workload.hidden
+    going_forward = (hidden + head.forward_hidden * workload.hidden + head.forward_vocab * vocab) * stage.tokens
+    # Multi-token prediction computes logits and loss once more for each of its layers.
+    sets = stage.is_last + stage.mtp_layers
+    return HeadMemory(forward=sets * going_forward, backward=sets * np.maximum(loss, projection))
+
+
+Parts = dict[str, FloatArray]
+
+CHANGING = ("gradients", "casts", "activations", "working", "logits", "step")
+"""Causes that come and go within a step; weights, optimizer and buffers stay."""
+
+
+def buffers(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> FloatArray:
+    """Return what stays allocated beside weights and optimizer."""
+    at = stage.layouts
+    scores = np.where(at.flash_attention, 0.0, f.score_buffer * w.num_heads * w.seq_len * stage.tokens / stage.tp)
+    gathered = np.where(stage.sequence_split > 1, f.gather_bytes * w.hidden * stage.tokens, 0.0)
+    return c.fixed_bytes + scores + gathered + state.buckets
+
+
+def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> list[Parts]:
+    """Return what each moment holds beside what stays."""
+    head = head_memory(w, stage, f)
+    acts = activation_memory(w, stage, f, c.imbalance)
+    full = stage.layouts.recompute >= RECOMPUTE_UNIFORM
+    mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens * stage.in_flight)
+    saved = c.activations * acts.saved + mask
+    gradients = _before_backward(stage, f, state)
+    kept_casts = state.head_casts + np.where(full, 0.0, state.layer_casts)
+    found = [
+        {"activations": saved, "logits": c.logits * head.forward, "casts": state.layer_casts + state.head_casts},
+        {"activations": saved, "logits": c.logits * head.backward, "casts": kept_casts},
+        {"activations": saved, "working": c.activations * acts.attention_peak, "casts": kept_casts},
+        {"activations": saved, "working": c.activations * acts.mlp_peak, "casts": kept_casts},
+    ]
+    found = [moment | {"gradients": gradients} for moment in found]
+    if f.frees_gradients:
+        found.append({"gradients": state.gradients, "working": c.activations * acts.one_layer})
+    return [*found, {"gradients": state.gradients, "step": state.step}]
+
+
+def _before_backward(stage: Stage, f: FrameworkSpec, state: StateMemory) -> FloatArray:
+    """Return the gradients that are there when a backward pass begins: those of the micro-batches before it."""
+    if not f.frees_gradients:
+        return state.gradients
+    return np.where(stage.layouts.num_micro_batches > 1, state.gradients, 0.0)

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.machine import Machine
-from zenith_tune.estimate.time_coefficients import TimeCoefficients
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimate.calibration import TimeCoefficients
+from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 WEIGHT_TRAFFIC = 14.0

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.describe.framework_spec import FrameworkSpec
-from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.estimate.memory_coefficients import MemoryCoefficients
-from zenith_tune.estimate.moments import CHANGING, Parts, buffers, moments
+from zenith_tune.estimate.activation_memory import CHANGING, Parts, buffers, moments
+from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.stage import Stage, first_moe_rank, is_mixed
 from zenith_tune.estimate.state_memory import state_memory
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimate.workload import FloatArray, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.stages import even_stage_layers
 from zenith_tune.units import GIB

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zenith_tune.describe.framework_spec import FrameworkSpec
-from zenith_tune.estimate.estimate import FloatArray
 from zenith_tune.estimate.stage import Stage
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimate.workload import FloatArray, Workload
 
 HALF = 2.0
 AHEAD = 2.0

@@ -8,12 +8,9 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.estimate import Estimate
-from zenith_tune.estimate.machine import Machine
-from zenith_tune.estimate.memory_pressure import slowdown
-from zenith_tune.estimate.memory_risk import layout_risk, memory_spread
+from zenith_tune.estimate.memory_risk import layout_risk, memory_spread, slowdown
 from zenith_tune.estimate.time import estimate_time
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimate.workload import Estimate, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 
@@ -100,3 +101,70 @@ class Workload:
     def take(self, chosen: npt.NDArray[np.bool_]) -> Self:
         """Return the rows that are chosen, of a workload of rows."""
         return type(self)(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Hold peak rates and link speeds; each field is a number, or an array with one number per layout."""
+
+    matrix_flops: Number
+    """Peak of the matrix units in the job's precision."""
+    attention_flops: Number
+    """Peak of the matrix units in bf16, in which attention runs whatever the precision."""
+    memory_bytes_per_s: Number
+    memory_bytes: Number
+    num_gpus: Number
+    gpus_per_node: Number
+    fast_domain: Number
+    fast_bytes_per_s: Number
+    slow_bytes_per_s: Number
+    """Outside a fast domain: the network, or PCIe in a single node without NVLink."""
+    fast_latency_s: Number
+    slow_latency_s: Number
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, precision: str) -> Self:
+        """Take the numbers of one cluster."""
+        gpu = cluster.gpu
+        slow = cluster.network if cluster.num_nodes > 1 else cluster.node_link
+        return cls(
+            matrix_flops=gpu.matrix_flops(precision),
+            attention_flops=gpu.bf16_flops,
+            memory_bytes_per_s=gpu.memory_bytes_per_s,
+            memory_bytes=float(gpu.memory_bytes),
+            num_gpus=float(cluster.num_gpus),
+            gpus_per_node=float(cluster.gpus_per_node),
+            fast_domain=float(cluster.fast_domain),
+            fast_bytes_per_s=cluster.fast_link.bytes_per_s,
+            slow_bytes_per_s=slow.bytes_per_s,
+            fast_latency_s=cluster.fast_link.latency_s,
+            slow_latency_s=slow.latency_s,
+        )
+
+    @classmethod
+    def stack(cls, machines: list[Self]) -> Self:
+        """Join the machines of many rows into one of arrays."""
+        return cls(**{f.name: np.array([getattr(m, f.name) for m in machines], np.float64) for f in fields(cls)})
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Hold one number per layout; the parts of a breakdown add up to its total."""
+
+    step_s: FloatArray
+    time_parts: dict[str, FloatArray]
+    """Seconds of a step by cause: compute, recompute, memory, tp, cp, ep, bubble, p2p, dp, optimizer, overhead."""
+    memory_bytes: FloatArray
+    """Peak of the fullest pipeline stage as the device sees it: allocated, allocator's reserve, CUDA context."""
+    memory_parts: dict[str, FloatArray]
+    """Bytes on the fullest stage by cause: weights, gradients, optimizer, activations, logits, buffers, reserve..."""
+    step_spread: FloatArray
+    """Standard deviation of the logarithm of measured over estimated step time."""
+    memory_spread: FloatArray
+    oom_probability: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.step_s)

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.study.parameters import Value
+from zenith_tune.study.parameters import Direction, Value
 
 BATCH = "global_batch_size"
 """Under `extra`: the samples of a step, where the log tells."""

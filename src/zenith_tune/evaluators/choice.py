@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zenith_tune.constructor_args import construct
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.registry import EvaluatorRegistry
+from zenith_tune.registry import EvaluatorRegistry, construct
 
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from zenith_tune.direction import Direction
 from zenith_tune.evaluators.base import Measurement, TuningEvaluator
 from zenith_tune.registry import EvaluatorRegistry
+from zenith_tune.study.parameters import Direction
 
 
 @EvaluatorRegistry.register("duration")

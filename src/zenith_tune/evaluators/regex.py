@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.regex_search import SearchError, search_apart
 from zenith_tune.registry import EvaluatorRegistry
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
 
 SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {

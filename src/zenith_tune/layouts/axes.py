@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.framework_limits import limits_of
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.layout_rules import RULES
 from zenith_tune.layouts.pipeline import is_even, is_laid_out
-from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.layouts.search_space import SearchSpace, limits_of
 
 TENSOR_RULES = ("heads", "query_groups", "ffn")
 

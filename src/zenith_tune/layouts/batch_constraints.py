@@ -11,7 +11,6 @@ import numpy as np
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.framework_limits import SIZES, limits_of
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_NAMES,
     RECOMPUTE_UNIFORM,
@@ -19,6 +18,7 @@ from zenith_tune.layouts.layout_batch import (
     LayoutBatch,
 )
 from zenith_tune.layouts.pipeline import accounted_splits, chunk_layers, even_splits, laid_out_splits
+from zenith_tune.layouts.search_space import SIZES, limits_of
 
 Holds = Callable[[ModelSpec, JobSpec, LayoutBatch], BoolArray]
 

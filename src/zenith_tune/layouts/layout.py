@@ -1,8 +1,17 @@
-"""A parallel layout: two factorizations of the same ranks, one for the dense layers and one for the experts."""
+"""A parallel layout: two factorizations of the same ranks, one for the dense layers and one for the experts.
+
+The short spelling of a layout, read and written: `TP8 PP4 VP2 DP2 Z1 mbs1 SP full/uniform1`.
+
+Order is free, what is left out is 1 or off, and `tp=8,pp=4,mbs=1,recompute=selective` says it as well.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
+
+from zenith_tune.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +55,169 @@ class Layout:
     def num_micro_batches(self) -> int:
         """Micro-batches per step and rank; only the dense data parallelism counts."""
         return self.global_batch // (self.micro_batch * self.dp)
+
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
+COUNTS = (*SIZES, "zero", "mbs")
+SWITCHES = ("sp", "flash")
+KINDS = ("none", "selective", "full/uniform", "full/block")
+EXAMPLE = "'TP8 PP4 mbs1 SP full/uniform1' or tp=8,pp=4,mbs=1,sp=on,recompute=full/uniform1"
+
+_ALIASES = {"z": "zero", "vpp": "vp", "sequence_parallel": "sp", "micro_batch": "mbs", "flash_attention": "flash"}
+_WORDS = {"sp": ("sp", 1), "flash": ("flash", 1), "unfused": ("flash", 0)}
+_TOKEN = re.compile(r"([a-z_]+)(\d+)")
+_RECOMPUTE = re.compile(r"(?:full/)?(uniform|block)(\d*)")
+_ON, _OFF = {"on", "true", "yes", "1"}, {"off", "false", "no", "0"}
+
+Values = dict[str, int | str]
+
+
+def layout_name(layout: Layout) -> str:
+    """Write a layout in a few words; what is 1 or off goes without saying.
+
+    >>> layout_name(Layout(num_gpus=64, tp=8, pp=4, zero=1, sequence_parallel=True, recompute="selective"))
+    'TP8 PP4 DP2 Z1 mbs1 SP selective'
+    """
+    words = [f"{name.upper()}{getattr(layout, name)}" for name in SIZES if getattr(layout, name) > 1]
+    words += [f"Z{layout.zero}"] * (layout.zero > 0) + [f"mbs{layout.micro_batch}"]
+    words += ["SP"] * layout.sequence_parallel + ["unfused"] * (not layout.flash_attention)
+    if layout.recompute != "none":
+        words.append(layout.recompute + (str(layout.recompute_layers) if layout.recompute_layers else ""))
+    return " ".join(words)
+
+
+def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
+    """Read a layout; its rules are not checked but for its sizes, which must multiply to the GPUs.
+
+    >>> parse_layout("tp=4,pp=2,recompute=selective", num_gpus=8, global_batch=16).recompute
+    'selective'
+    """
+    values = parse_values(text, what="layout")
+    ranks = values.pop("dp", None)
+    sizes = {name: int(values[name]) for name in SIZES if name in values}
+    layout = Layout(
+        num_gpus=num_gpus,
+        global_batch=global_batch,
+        micro_batch=int(values.get("mbs", 1)),
+        zero=int(values.get("zero", 0)),
+        recompute=str(values.get("recompute", "none")),
+        recompute_layers=int(values.get("recompute_layers", 0)),
+        sequence_parallel=bool(values.get("sp", 0)),
+        flash_attention=bool(values.get("flash", 1)),
+        **sizes,
+    )
+    model_ranks = layout.tp * layout.pp * layout.cp
+    if ranks is not None and model_ranks * int(ranks) != num_gpus:
+        product = f"{layout.tp} * {layout.pp} * {layout.cp} * {ranks} = {model_ranks * int(ranks)}"
+        raise UsageError(f"tp * pp * cp * dp must equal the GPUs, but got {product}, not {num_gpus}: leave DP out")
+    return layout
+
+
+def parse_values(text: str, *, what: str) -> Values:
+    """Read the values that a text names, by their short names.
+
+    >>> parse_values("TP8 mbs1 full/block4 SP", what="layout")
+    {'tp': 8, 'mbs': 1, 'recompute': 'full/block', 'recompute_layers': 4, 'sp': 1}
+    """
+    values: Values = {}
+    words = [word for word in re.split(r"[\s,]+", text.strip()) if word]
+    if not words:
+        raise UsageError(f"a {what} must name at least one size, but is empty: write e.g. {EXAMPLE}")
+    for word in words:
+        for name, value in _read(word, what).items():
+            if values.get(name, value) != value:
+                raise UsageError(f"the {what} gives {name} twice ({values[name]} and {value}): give it once")
+            values[name] = value
+    return values
+
+
+def _read(word: str, what: str) -> Values:
+    key, equals, value = word.lower().partition("=")
+    if not equals:
+        return _read_word(word, what)
+    key = _ALIASES.get(key, key)
+    if key == "recompute" and (kind := _recompute(value)) is not None:
+        return kind
+    if key in SWITCHES and value in _ON | _OFF:
+        return {key: int(value in _ON)}
+    if key in (*COUNTS, "recompute_layers") and value.isdecimal():
+        return {key: _count(key, int(value), what)}
+    raise _unknown(word, key, what)
+
+
+def _read_word(word: str, what: str) -> Values:
+    text = word.lower()
+    if text in _WORDS:
+        name, switch = _WORDS[text]
+        return {name: switch}
+    if (kind := _recompute(text)) is not None:
+        return kind
+    if match := _TOKEN.fullmatch(text):
+        name = _ALIASES.get(match[1], match[1])
+        if name in COUNTS:
+            return {name: _count(name, int(match[2]), what)}
+    raise _unknown(word, text, what)
+
+
+def _recompute(text: str) -> Values | None:
+    """Read `none`, `selective`, `full/block4`, `uniform`; uniform without a number is one layer."""
+    if text in ("none", "selective"):
+        return {"recompute": text, "recompute_layers": 0}
+    if text == "full":
+        return {"recompute": "full/uniform", "recompute_layers": 1}
+    match = _RECOMPUTE.fullmatch(text)
+    if match is None:
+        return None
+    kind = {"recompute": f"full/{match[1]}"}
+    return {**kind, "recompute_layers": int(match[2] or 1)}
+
+
+def _count(name: str, value: int, what: str) -> int:
+    least = 0 if name in ("zero", "recompute_layers") else 1
+    most = 3 if name == "zero" else 2**31 - 1
+    if least <= value <= most:
+        return value
+    raise UsageError(f"{name} in a {what} must be {least} to {most}, but got {value}: give another")
+
+
+def _unknown(word: str, key: str, what: str) -> UsageError:
+    known = [*COUNTS, *SWITCHES, "unfused", "recompute", *KINDS]
+    name = re.sub(r"\d+$", "", key)
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f" did you mean {close[0]!r}?" if close and close[0] != name else ""
+    return UsageError(f"a {what} cannot be read at {word!r};{guess} write e.g. {EXAMPLE}")
+
+
+WORDS = {
+    "tp": r"tensor[\s_-]*(?:model[\s_-]*)?parallel|\btp\b|num_attention_heads|query[\s_-]*groups|attention heads",
+    "pp": r"pipeline[\s_-]*(?:model[\s_-]*)?parallel|\bpp\b|num_layers|number of layers",
+    "vp": r"virtual|interleav",
+    "cp": r"context[\s_-]*parallel|\bcp\b",
+    "ep": r"expert[\s_-]*(?:model[\s_-]*)?parallel|\bep\b|num_experts|number of experts",
+    "etp": r"expert[\s_-]*tensor|\betp\b",
+    "mbs": r"micro[\s_-]*batch|\bmbs\b",
+    "dp": r"data[\s_-]*parallel|\bdp\b",
+    "recompute": r"recompute|checkpoint(?:ing)? activations",
+    "sequence_parallel": r"sequence[\s_-]*parallel",
+    "zero": r"distributed[\s_-]*optimizer|\bzero\b",
+}
+"""Words by which a message names an axis of the layout."""
+
+
+def named_axes(message: str) -> tuple[str, ...]:
+    """Return the axes of a layout that a framework's message speaks of.
+
+    >>> named_axes("number of query groups (4) must be divisible by tensor_model_parallel_size (8)")
+    ('tp',)
+    """
+    return tuple(axis for axis, words in WORDS.items() if re.search(words, message, re.IGNORECASE))
+
+
+def divisors(number: int) -> list[int]:
+    """Return every divisor in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

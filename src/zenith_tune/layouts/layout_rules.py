@@ -12,9 +12,9 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts import constraints as common
 from zenith_tune.layouts import megatron_constraints as megatron
-from zenith_tune.layouts.framework_limits import SIZES, check_recompute, check_size, limits_of
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import layers_per_chunk
+from zenith_tune.layouts.search_space import SIZES, check_recompute, check_size, limits_of
 
 Explain = Callable[[ModelSpec, JobSpec, Layout], str | None]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zenith_tune.mimo.channel import Channel
+from zenith_tune.mimo.comm.bridge import Channel
 from zenith_tune.mimo.comm.topology import Topology
 from zenith_tune.mimo.measured_step import LinkTime
 

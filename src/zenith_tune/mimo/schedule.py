@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zenith_tune.mimo.comm.bridge import HIDDEN, StageLinks, grad_of
 from zenith_tune.mimo.comm.colocated_bridge import ColocatedBridge
-from zenith_tune.mimo.language_model import LanguageModel
-from zenith_tune.mimo.model.modules import MimoModel
+from zenith_tune.mimo.model.modules import LanguageModel, MimoModel
 from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.samples import MicroBatch
-from zenith_tune.mimo.stage_links import HIDDEN, StageLinks, grad_of
 
 ReadMicroBatch = Callable[[str, int], MicroBatch]
 """Gives the micro-batch of that number that this rank's lane of that module reads."""

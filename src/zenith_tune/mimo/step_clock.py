@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zenith_tune.mimo.comm.topology import peers_expected
 from zenith_tune.mimo.link_probe import probe_links
-from zenith_tune.mimo.lost_peer import peers_expected
 from zenith_tune.mimo.measured_step import MeasuredStep, PassKey, TimedPass
 from zenith_tune.mimo.model.modules import MimoModel
 from zenith_tune.mimo.module_layout import LANGUAGE

@@ -4,3 +4,6 @@ from __future__ import annotations
 
 MAX_BATCH, MAX_SEQ = 10_000_000, 100_000_000
 """Larger than any job has; beyond, whole numbers of 32 bits run over."""
+
+
+RISK = 0.3

@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.machine import Machine
-from zenith_tune.estimate.stage_time import stage_time
-from zenith_tune.estimate.time import FORWARD
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimate.time import FORWARD, stage_time
+from zenith_tune.estimate.workload import Machine, Workload
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_rows import batch_of
-from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.layouts.layout_batch import batch_of
+from zenith_tune.planner.plan import PlannedLayout
 
 MAX_BARS = 1000
 """More are not told apart by an eye."""

@@ -2,14 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Cut
-from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.layouts.layout import Layout, layout_name
+
+PRESSURE = "memory"
+"""The part of a step that is lost for want of memory."""
+CAUSES = {
+    "compute": "compute",
+    "recompute": "memory (recompute)",
+    "tp": "TP",
+    "cp": "CP",
+    "ep": "EP",
+    "bubble": "PP bubble",
+    "p2p": "PP p2p",
+    "dp": "DP",
+    "optimizer": "optimizer",
+    "overhead": "overhead",
+    PRESSURE: "memory (nearly full)",
+}
+"""What a person calls the parts of a step; recomputation is time paid for memory."""
+SHORT = {"recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
+"""The same in a few letters, where the long name is too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLayout:
+    """Hold a layout and its estimate."""
+
+    layout: Layout
+    step_s: float
+    step_spread: float
+    """Standard deviation of the logarithm of measured over estimated time."""
+    step_interval_s: tuple[float, float]
+    """The interval that holds the step time with 90%."""
+    time_parts: dict[str, float]
+    memory_bytes: float
+    memory_interval_bytes: tuple[float, float]
+    """The interval that holds the peak memory with 90%."""
+    memory_parts: dict[str, float]
+    capacity_bytes: float
+    oom_probability: float
+    tokens_per_s: float
+    mfu: float
+    """Model operations over the peak of all GPUs."""
+
+    @property
+    def name(self) -> str:
+        """The short spelling."""
+        return layout_name(self.layout)
+
+    @property
+    def roomy_s(self) -> float:
+        """Step time if the GPU had memory to spare: without what a full one loses to its allocator."""
+        return self.step_s - self.time_parts.get(PRESSURE, 0.0)
+
+    def with_room(self) -> PlannedLayout:
+        """Return the same layout as it would run on a GPU with memory to spare."""
+        factor = self.roomy_s / self.step_s
+        low, high = self.step_interval_s
+        return replace(
+            self,
+            step_s=self.roomy_s,
+            step_interval_s=(low * factor, high * factor),
+            time_parts={name: part for name, part in self.time_parts.items() if name != PRESSURE},
+            tokens_per_s=self.tokens_per_s / factor,
+            mfu=self.mfu / factor,
+        )
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Speed of one GPU."""
+        return self.tokens_per_s / self.layout.num_gpus
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Memory left on the fullest GPU; negative where it is exceeded."""
+        return self.capacity_bytes - self.memory_bytes
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts of a step as fractions, the largest first."""
+        parts = sorted(self.time_parts.items(), key=lambda part: -part[1])
+        return {CAUSES.get(name, name): seconds / self.step_s for name, seconds in parts if seconds > 0}
+
+    @property
+    def bound(self) -> str:
+        """What takes most of a step, and where that is the work itself, what comes next.
+
+        A step is never all work, so that `compute` alone would not say what to look at.
+        """
+        parts = sorted(self.time_parts.items(), key=lambda part: -part[1])
+        names = [(SHORT.get(name, CAUSES.get(name, name)), seconds) for name, seconds in parts if seconds > 0]
+        shown = [f"{name} {seconds / self.step_s:.0%}" for name, seconds in names]
+        return ", ".join(shown[: 2 if names and names[0][0] == "compute" else 1])
 
 
 class Obstacle(StrEnum):
@@ -55,3 +147,66 @@ class Plan:
     def num_fitting(self) -> int:
         """Layouts that fit."""
         return self.num_considered - self.num_not_fitting
+
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero")
+
+
+def changes(old: Layout, new: Layout) -> str:
+    """Return what changes from one layout to another.
+
+    >>> changes(Layout(num_gpus=8, tp=2), Layout(num_gpus=8, tp=4, recompute="selective"))
+    'tp 2 -> 4, dp 4 -> 2, recompute none -> selective'
+    """
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in SIZES]
+    pairs += [("mbs", old.micro_batch, new.micro_batch), ("gbs", old.global_batch, new.global_batch)]
+    pairs += [("recompute", _recompute(old), _recompute(new))]
+    pairs += [("sp", _switch(old.sequence_parallel), _switch(new.sequence_parallel))]
+    pairs += [("flash", _switch(old.flash_attention), _switch(new.flash_attention))]
+    return ", ".join(f"{name} {a} -> {b}" for name, a, b in pairs if a != b) or "nothing"
+
+
+def _recompute(layout: Layout) -> str:
+    return layout.recompute + (str(layout.recompute_layers) if layout.recompute_layers else "")
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
+LEAST_SAVING = 0.1
+"""A slower layout must save so much memory, as a fraction, to be worth a line."""
+MAX_HALVINGS = 3
+
+
+def halvings(num_gpus: int) -> list[int]:
+    """Return a number of GPUs and its halves, down to an eighth.
+
+    >>> halvings(64), halvings(6)
+    ([64, 32, 16, 8], [6, 3])
+    """
+    sizes = [num_gpus]
+    while sizes[-1] % 2 == 0 and len(sizes) <= MAX_HALVINGS:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def thinned(front: Iterable[PlannedLayout]) -> list[PlannedLayout]:
+    """Return the fastest of a front, and of the others those that save much memory over the one before."""
+    kept: list[PlannedLayout] = []
+    for point in sorted(front, key=lambda point: point.step_s):
+        if not kept or point.memory_bytes <= (1 - LEAST_SAVING) * kept[-1].memory_bytes:
+            kept.append(point)
+    return kept
+
+
+def unbeaten(points: list[PlannedLayout]) -> list[PlannedLayout]:
+    """Return the points that no other beats, in their order."""
+    return [point for point in points if not any(beats(other, point) for other in points)]
+
+
+def beats(one: PlannedLayout, other: PlannedLayout) -> bool:
+    """Tell whether one layout is no worse in time, memory and GPUs, and better in one of them."""
+    a = (one.step_s, one.memory_bytes, one.layout.num_gpus)
+    b = (other.step_s, other.memory_bytes, other.layout.num_gpus)
+    return a != b and all(x <= y for x, y in zip(a, b, strict=True))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -15,31 +16,108 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.estimate import Estimate, FloatArray
 from zenith_tune.estimate.memory_risk import memory_quantiles
 from zenith_tune.estimate.model_flops import flops_per_token
 from zenith_tune.estimate.step import estimate
+from zenith_tune.estimate.workload import Estimate, FloatArray
 from zenith_tune.layouts.candidates import Candidates
-from zenith_tune.layouts.framework_limits import limits_of
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch
-from zenith_tune.layouts.layout_rows import batch_of, layout_at
+from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch_of, layout_at
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.pipeline import layers_per_chunk
-from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planner.explanation import Explanation, StageMemory
+from zenith_tune.layouts.search_space import SearchSpace, limits_of
+from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps, stage_memory
 from zenith_tune.planner.infeasible import DeadEnd
-from zenith_tune.planner.neighbours import neighbours
-from zenith_tune.planner.plan import NearMiss, Plan
+from zenith_tune.planner.limits import RISK as RISK
+from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
+from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
 from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resized
-from zenith_tune.planning.best_layouts import BestLayouts
-from zenith_tune.planning.near_misses import batch_misses, memory_misses, memory_reason
-from zenith_tune.planning.pareto import halvings, thinned, unbeaten
-from zenith_tune.planning.planned_layout import PRESSURE, PlannedLayout
-from zenith_tune.planning.risk import RISK as RISK
-from zenith_tune.planning.search import NUM_NEAR_MISSES, Search
-from zenith_tune.planning.stage_memory import stage_memory
-from zenith_tune.planning.steps import better_steps
+
+DISTINCT = ("tp", "pp", "ep", "etp")
+"""Two layouts that agree in these and in a rank's tokens per micro-batch are variants of one: the better is kept."""
+
+_MIX = np.random.default_rng(20240101).integers(1, 2**62, len(DISTINCT) + 1, dtype=np.uint64) | np.uint64(1)
+
+
+class BestLayouts:
+    """Keep the layouts of the lowest score, one per way to cut the model and its tokens.
+
+    >>> best = BestLayouts(1)
+    >>> best.add(LayoutBatch.of(tp=[1, 2, 4], gbs=8), np.array([3.0, 1.0, np.inf]))
+    >>> best.layouts.tp.tolist(), best.scores.tolist()
+    ([2], [1.0])
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.layouts = LayoutBatch.of().take(np.arange(0))
+        self.scores: FloatArray = np.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def add(self, layouts: LayoutBatch, scores: FloatArray) -> None:
+        """Take in a piece; a layout whose score is not finite is none of them."""
+        limit = self.scores[-1] if len(self.scores) == self._size else np.inf
+        better = np.flatnonzero(scores < limit)
+        if not len(better):
+            return
+        both = LayoutBatch.concatenate([self.layouts, layouts.take(better)])
+        all_scores = np.concatenate([self.scores, scores[better]])
+        order = np.argsort(all_scores, kind="stable")
+        _, first = np.unique(_keys(both)[order], return_index=True)
+        chosen = order[np.sort(first)[: self._size]]
+        self.layouts, self.scores = both.take(chosen), all_scores[chosen]
+
+
+class Front:
+    """Keep the layouts that no other beats in both time and memory."""
+
+    def __init__(self) -> None:
+        self.layouts = LayoutBatch.of().take(np.arange(0))
+        self._time: FloatArray = np.empty(0)
+        self._memory: FloatArray = np.empty(0)
+
+    def add(self, layouts: LayoutBatch, time: FloatArray, memory: FloatArray) -> None:
+        """Take in a piece; a layout whose time is not finite is none of them."""
+        finite = np.flatnonzero(np.isfinite(time))
+        both = LayoutBatch.concatenate([self.layouts, layouts.take(finite)])
+        all_time = np.concatenate([self._time, time[finite]])
+        all_memory = np.concatenate([self._memory, memory[finite]])
+        order = np.lexsort((all_memory, all_time))
+        sorted_memory = all_memory[order]
+        before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_memory)[:-1]])
+        chosen = order[sorted_memory < before]
+        self.layouts, self._time, self._memory = both.take(chosen), all_time[chosen], all_memory[chosen]
+
+
+def _keys(layouts: LayoutBatch) -> npt.NDArray[np.uint64]:
+    """Return one number per way to cut the model; two ways share one with a chance of 1 to 2**64."""
+    keys = np.zeros(len(layouts), np.uint64)
+    tokens = (layouts.mbs / layouts.cp).view(np.uint64)
+    columns = [*(getattr(layouts, name).astype(np.uint64) for name in DISTINCT), tokens]
+    for column, factor in zip(columns, _MIX, strict=True):
+        keys = (keys ^ column) * factor
+        keys ^= keys >> np.uint64(29)
+    return keys
+
+
+NUM_NEAR_MISSES = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """Hold the best of the layouts seen so far, by several measures."""
+
+    best: BestLayouts
+    too_large: BestLayouts = field(default_factory=lambda: BestLayouts(NUM_NEAR_MISSES))
+    """The fastest that fail by little."""
+    smallest: BestLayouts = field(default_factory=lambda: BestLayouts(1))
+    """Those that need the least memory, whether they fit or not."""
+    front: Front = field(default_factory=Front)
+    num_considered: int = 0
+    num_not_fitting: int = 0
+
 
 INTERVAL = (0.05, 0.95)
 """Levels between which 90% of measurements lie."""

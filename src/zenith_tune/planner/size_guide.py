@@ -10,15 +10,24 @@ The table is for bf16, sequences of 2,048 tokens and A100 GPUs with 80 GB. The r
 4. Another global batch changes the number of micro-batches alone. Each has one sample.
 
 Sequence parallelism goes with tensor parallelism, and the optimizer is sharded, without which 7B would not fit.
+
+A model like Llama of a given size: one of the catalog where it has that size, else a shape that comes to it.
+
+Legend: L layers, h hidden size, N parameters, V vocabulary. Llama-2 and GPT-3 have h = 102 L to 128 L, and a layer has
+12 h^2 parameters or a little more, so that N = 12 L (128 L)^2 gives L; the feed-forward width makes up for rounding.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from zenith_tune.describe.model_catalog import catalog_model
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.units import count
+from zenith_tune.planner.plan import CAUSES, Plan, PlannedLayout, changes
+from zenith_tune.units import count, format_seconds
 
 SEQ_LEN = 2048
 GPU = "a100"
@@ -113,3 +122,110 @@ def _size_rule(billions: float, row: GuideRow) -> str:
     if row in TABLE:
         return f"{billions:g}B is between two rows: that of {row.billions:g}B is taken"
     return f"{billions:g}B is beyond the table: the row of {TABLE[-1].billions:g}B with PP {TABLE[-1].pp} -> {row.pp}"
+
+
+CATALOG = {7: "llama2-7b", 8: "llama3-8b", 13: "llama2-13b", 70: "llama2-70b", 405: "llama3-405b"}
+LEAST, MOST = 1.0, 2000.0
+HEAD_DIM, VOCAB = 128, 32_000
+ASPECT = 128
+MULTIPLE = 8
+"""Layers and heads come in eights, so that any usual size of pipeline or tensor parallelism divides them."""
+GROUPED_FROM = 30.0
+"""Billions from which on keys and values are grouped, as in Llama-2 34B and 70B."""
+_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*([bt]?)", re.IGNORECASE | re.ASCII)
+
+
+def parse_size(text: str) -> float:
+    """Read a size in billions of parameters, or in trillions (T).
+
+    >>> parse_size("70B"), parse_size("1.5b"), parse_size("13"), parse_size("1T")
+    (70.0, 1.5, 13.0, 1000.0)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    billions = float(match[1]) * (1000.0 if match[2].lower() == "t" else 1.0) if match else 0.0
+    if not LEAST <= billions <= MOST:
+        law = f"a size must be {LEAST:g}B to {MOST:g}B, in billions of parameters"
+        raise UsageError(f"{law}, but got {text[:40]!r}: write e.g. 70B")
+    return billions
+
+
+def sized_model(billions: float) -> ModelSpec:
+    """Return the model of a size.
+
+    >>> model = sized_model(40)
+    >>> model.num_layers, model.hidden, round(model.num_params / 1e9, 1)
+    (56, 8192, 40.0)
+    """
+    if billions in CATALOG:
+        return catalog_model(CATALOG[int(billions)])
+    target = billions * 1e9
+    layers = _rounded((target / (12 * ASPECT**2)) ** (1 / 3), MULTIPLE)
+    hidden = _rounded((target / (12 * layers)) ** 0.5, MULTIPLE * HEAD_DIM)
+    heads = hidden // HEAD_DIM
+    groups = MULTIPLE if billions >= GROUPED_FROM else heads
+    attention = 2 * hidden * hidden + 2 * hidden * groups * HEAD_DIM
+    left = (target - 2 * VOCAB * hidden) / layers - attention
+    return ModelSpec(
+        name=f"llama-like {billions:g}B",
+        num_layers=layers,
+        hidden=hidden,
+        ffn_hidden=_rounded(left / (3 * hidden), 256),
+        num_heads=heads,
+        num_kv_heads=groups,
+        head_dim=HEAD_DIM,
+        vocab=VOCAB,
+    )
+
+
+def _rounded(number: float, multiple: int) -> int:
+    return max(round(number / multiple), 1) * multiple
+
+
+LEAST_SHARE = 0.01
+"""Parts of a step that differ by less than this share of it are not why a layout is chosen."""
+MAX_REASONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideComparison:
+    """Hold both."""
+
+    guide: SizeGuide
+    planned: PlannedLayout
+    """The guide's layout."""
+    broken: tuple[str, ...]
+    """The rules that the guide's layout breaks."""
+    verdict: str
+    """Why the guide's layout does not fit; nothing where it does."""
+    plan: Plan
+
+    @property
+    def best(self) -> PlannedLayout | None:
+        """The planner's own choice; None where nothing fits."""
+        return self.plan.best[0] if self.plan.best else None
+
+    @property
+    def gain(self) -> float | None:
+        """How much faster the planner's choice is, as a fraction; against the guide's with memory to spare."""
+        return self.planned.step_s / self.best.step_s - 1 if self.best else None
+
+    @property
+    def change(self) -> str:
+        """What the planner changes."""
+        return changes(self.planned.layout, self.best.layout) if self.best else ""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why the planner chooses otherwise: what must fit, and the parts of a step that differ most."""
+        found = [f"because the guide's layout {self.verdict}"] if self.verdict else []
+        if self.best is None:
+            return found
+        old, new = self.planned.time_parts, self.best.time_parts
+        differ = sorted(old.keys() | new.keys(), key=lambda name: -abs(old.get(name, 0.0) - new.get(name, 0.0)))
+        for name in differ[:MAX_REASONS]:
+            before, after = old.get(name, 0.0), new.get(name, 0.0)
+            if abs(before - after) >= LEAST_SHARE * self.planned.step_s:
+                word = "because" if after < before else "although"
+                times = f"{format_seconds(before)} to {format_seconds(after)} a step"
+                found.append(f"{word} {CAUSES.get(name, name)} goes from {times}")
+        return found

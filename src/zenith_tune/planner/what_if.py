@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zenith_tune.constructor_args import parse_pairs
 from zenith_tune.describe.cluster_catalog import catalog_cluster
-from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.cluster_spec import ClusterSpec, refuse_counts
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.node_counts import refuse_counts
 from zenith_tune.errors import UsageError
+from zenith_tune.registry import parse_pairs
 from zenith_tune.units import GIB, format_bytes
 
 if TYPE_CHECKING:

@@ -5,17 +5,58 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.prediction import Prediction
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
+from zenith_tune.study.trial import Prediction
+
+
+def recognised_preset(command: str) -> str:
+    """Return the name of the first preset that recognises the command."""
+    for name, cls in PresetRegistry.each_loadable():
+        if cls.recognises(command):
+            return name
+    known = ", ".join(PresetRegistry.names())
+    raise UsageError(
+        f"no preset recognises the command {mask(command, find_secrets(command))!r}: choose one by "
+        f"--preset ({known}), or write your own (docs/plugs.md)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnaskedSize:
+    """Hold such a size, and the line that says what was meant."""
+
+    name: str
+    """The size in short, such as "cp"."""
+    size: int
+    """What the framework takes."""
+    meant: int
+    """What a command that says nothing of it means."""
+    key: str
+    """Where it is said."""
+    taken_by: str
+    """Whose default it is."""
+
+    @property
+    def finding(self) -> str:
+        """What is wrong, in one line."""
+        return f"your file leaves {self.key} out, which {self.taken_by} takes for {self.size}"
+
+    @property
+    def cure(self) -> str:
+        """The line to write."""
+        return f"set {self.key}: {self.meant}"
+
 
 NUMERIC_POINTS = 5
 """How many values of a numeric parameter are points of their own."""
@@ -124,7 +165,7 @@ class TuningPreset(ABC):
 
     def resources(self, command: str) -> Resources:
         """Return what one run of `command` needs: nodes, and GPUs of each."""
-        from zenith_tune.presets.launched_resources import launched_resources
+        from zenith_tune.presets.launched_gpus import launched_resources
 
         return launched_resources(command)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.layout import Layout, layout_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

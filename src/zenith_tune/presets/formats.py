@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from zenith_tune.emit.format_frameworks import FRAMEWORKS, refuse_framework
-from zenith_tune.errors import UnknownNameError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.search_space import RECOMPUTE, SearchSpace
 from zenith_tune.presets.accelerate.emit import emit_accelerate
 from zenith_tune.presets.deepspeed.emit import SIZES, emit_deepspeed
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.presets.megatron.emit import emit_ms_swift
 from zenith_tune.presets.megatron_lm.emit import emit_megatron
+
+FRAMEWORKS = {
+    "megatron": ("megatron", "megatron-local", "megatron-ci"),
+    "ms-swift": ("megatron",),
+    "deepspeed": ("deepspeed",),
+    "accelerate": ("megatron", "fsdp", "deepspeed", "hf-accelerate"),
+}
+"""The first is the one that is planned for where none is given."""
+
+
+def refuse_framework(name: str, framework: str) -> None:
+    """Raise where a format would say another run than the one that was planned."""
+    known = FRAMEWORKS[name]
+    if framework in known:
+        return
+    others = [other for other, takes in FRAMEWORKS.items() if framework in takes]
+    cure = f", or take --emit {' or '.join(others)}" if others else ""
+    law = f"--emit {name} writes plans for {' or '.join(known)}"
+    raise UsageError(f"{law}, but the framework is {framework}: leave --framework out{cure}")
+
 
 DATA_PARALLEL_ONLY = ("deepspeed", "fsdp", "hf-accelerate")
 ONE_EACH = dict.fromkeys(SIZES, 1)

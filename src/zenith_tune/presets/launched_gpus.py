@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zenith_tune.describe.hostfile import read_hostfile
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.presets.deepspeed.command import LAUNCHERS, PRESET, launcher_option, launcher_words
-from zenith_tune.regular_file import open_regular
 from zenith_tune.shell import CommandLine
+from zenith_tune.shell.options import canonical
+from zenith_tune.shell.script import PretrainRun
+from zenith_tune.study.files import open_regular
+from zenith_tune.study.resources import Resources
+from zenith_tune.units import whole
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 """Where DeepSpeed's launcher looks unless it is told otherwise."""
@@ -107,3 +111,51 @@ def machine_gpus() -> int:
     except UsageError:
         law = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
         raise UsageError(f"{law}: give --args n_gpus=8, or --num_gpus 8 in the command") from None
+
+
+_NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")
+
+
+def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
+    """Return the nodes, and the GPUs of each where the launcher or else `num_gpus` tells.
+
+    >>> launched_resources("torchrun --nnodes 2 --nproc-per-node 4 train.py")
+    Resources(nodes=2, gpus_per_node=4, avoid=())
+    """
+    try:
+        started = started_gpus(command) or num_gpus
+    except UsageError:  # a hostfile that cannot be read is told by the preset that needs it
+        started = num_gpus
+    nodes = _num_nodes(command)
+    if started is None or started % nodes:
+        return Resources(nodes=nodes)
+    return Resources(nodes=nodes, gpus_per_node=started // nodes)
+
+
+def _num_nodes(command: str) -> int:
+    given = launcher_option(launcher_words(command), *_NODES) or ""
+    # torchrun also takes a range: an elastic job runs with its least number as well.
+    least = given.partition(":")[0]
+    return int(least) if least.isdecimal() and int(least[:6]) > 0 else 1
+
+
+PER_NODE, NODES = "--nproc-per-node", "--nnodes"
+VARIABLE = "WORLD_SIZE"
+
+
+def pretrain_gpus(run: PretrainRun) -> int | None:
+    """Return torchrun's processes, or WORLD_SIZE where the command or its script sets it; None where neither tells."""
+    per_node, nodes = _option(run.launcher, PER_NODE), _option(run.launcher, NODES)
+    num_here, num_nodes = whole(per_node or ""), whole(nodes or "1")
+    if num_here is not None and num_nodes is not None:
+        return num_here * num_nodes or None
+    return whole(run.variables.get(VARIABLE, "")) or None
+
+
+def _option(words: Sequence[str], option: str) -> str | None:
+    """Return the value of one of a launcher's options, in either spelling."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and canonical(name) == option:
+            return value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return None

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.shell import CommandLine
+from zenith_tune.shell.script import PretrainRun
 
 HOOK = Path(__file__).parent / "hook"
 RECORD = "ZENITHTUNE_PROBE_RECORD"

@@ -1,31 +1,56 @@
-"""The user's command as a job whose ranks can be run one by one: free of its launcher, its script and its GPUs."""
+"""The user's command as a job whose ranks can be run one by one: free of its launcher, its script and its GPUs.
+
+Words of a shell script that only a shell would know, made plain where it is clear what they come to.
+
+A probe runs the training by itself, without the script around it: `$(cd "$(dirname "$0")" && pwd)` is the folder of the
+script, but what `$(date +%F)` would be is not for it to say.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import shown
 from zenith_tune.describe.megatron.version import Release
-from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_name import parse_values
+from zenith_tune.layouts.layout import Layout, parse_values
+from zenith_tune.presets.launched_gpus import VARIABLE as WORLD_SIZE
+from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import written_command
-from zenith_tune.presets.megatron_lm.job import PRESET, Given, MegatronJob, read_job, recompute_name
+from zenith_tune.presets.megatron_lm.job import PRESET, Given, MegatronJob, read_job, recompute_name, subject_of
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MegatronLmSpace, SearchLimits
-from zenith_tune.presets.megatron_lm_gpus import VARIABLE as WORLD_SIZE
-from zenith_tune.presets.megatron_lm_gpus import started_gpus
-from zenith_tune.presets.megatron_lm_run import PretrainRun
-from zenith_tune.presets.megatron_lm_subject import subject_of
 from zenith_tune.probe.fake_rank import in_folder, interpreter
-from zenith_tune.probe.plain_words import plain_word
 from zenith_tune.shell import CommandLine
-from zenith_tune.shell.script import find_pretrain_run
+from zenith_tune.shell.script import PretrainRun, find_pretrain_run
 from zenith_tune.study.parameters import Params
+
+_SELF = r"\$(?:0|\{0\}|\{?BASH_SOURCE(?:\[0\])?\}?)"
+_FOLDER = rf"[\"']?\$\(\s*dirname\s+(?:--\s+)?[\"']?{_SELF}[\"']?\s*\)[\"']?"
+_HERE = re.compile(
+    rf"\$\(\s*cd\s+(?:--\s+|-P\s+)?{_FOLDER}(?:\s*>\s*/dev/null(?:\s+2>&1)?)?\s*(?:&&|;)\s*pwd(?:\s+-P)?\s*\)|{_FOLDER}"
+)
+_PWD = re.compile(r"\$\(\s*pwd\s*\)|\$\{?PWD\}?\b")
+_UNKNOWN = re.compile(r"\$[({\w]|`")
+
+
+def plain_word(word: str, *, script: str, folder: Path) -> str | None:
+    """Return a word with the folder of its script put in; None where only a shell knows what it is.
+
+    >>> plain_word('$(cd "$(dirname "$0")" && pwd)/data', script="jobs/train.sh", folder=Path("/home/me"))
+    '/home/me/jobs/data'
+    >>> plain_word("out-$(date +%F)", script="train.sh", folder=Path("/home/me"))
+    """
+    here = str((folder / script).parent) if script else str(folder)
+    word = _HERE.sub(lambda match: here, word)
+    word = _PWD.sub(lambda match: str(folder), word)
+    return None if _UNKNOWN.search(word) else word
+
 
 FAKE_GROUPS: Release = (0, 16)
 """--fake-process-group."""
@@ -56,7 +81,7 @@ class ProbeJob:
     def of(cls, command: str, given: Given, *, search: str = DEFAULT) -> Self:
         """Read a command; `given.n_gpus` may differ from what it starts, as no other rank is needed."""
         run = find_pretrain_run(command)
-        num_gpus = given.n_gpus or (started_gpus(run) if run is not None else None)
+        num_gpus = given.n_gpus or (pretrain_gpus(run) if run is not None else None)
         with in_words_of_a_probe():
             if run is None or num_gpus is None:
                 read_job(command, given)  # says what is missing

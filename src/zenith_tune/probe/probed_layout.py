@@ -5,9 +5,93 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zenith_tune.planning.planned_layout import PRESSURE, PlannedLayout
-from zenith_tune.probe.stage_plan import StagePlan
-from zenith_tune.probe.stage_probe import StageProbe
+import numpy as np
+
+from zenith_tune.estimate.memory import estimate_memory
+from zenith_tune.estimate.time import stage_time
+from zenith_tune.estimate.workload import Machine, Workload
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_batch import batch_of
+from zenith_tune.planner.plan import PRESSURE, PlannedLayout
+from zenith_tune.planner.planner import Planner
+from zenith_tune.study.trial import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProbe:
+    """Hold one stage of a pipeline as it ran alone."""
+
+    stage: int
+    rank: int
+    outcome: Outcome
+    cause: str = ""
+    """Why it failed, in one line."""
+    num_micro_batches: int
+    """Per step of the probe."""
+    step_s: float | None = None
+    """Seconds of a step of so many micro-batches."""
+    num_steps: int = 0
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    gpu: str = ""
+    source: str = ""
+    """Who told: the hook inside the process, its log, or nvidia-smi."""
+    duration_s: float = 0.0
+    command: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether it trained."""
+        return self.outcome is Outcome.OK
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The best figure of its peak: allocated, else reserved, else all that the device had in use."""
+        return self.allocated_bytes or self.reserved_bytes or self.device_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """Hold one stage as planned."""
+
+    stage: int
+    compute_s: float
+    """Seconds per step of the work alone."""
+    once_s: float
+    """What of that does not come with each micro-batch: the optimizer's step and what a step costs by itself."""
+    allocated_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+
+
+def stage_plans(planner: Planner, layout: Layout, stages: Sequence[int]) -> list[StagePlan]:
+    """Return these stages of a layout as the planner's model has them."""
+    job, cluster, calibration = planner.job, planner.cluster, planner.calibration
+    workload, machine = Workload.of(planner.model, job), Machine.of(cluster, job.precision)
+    layouts, ranks = batch_of([layout] * len(stages)), np.array(stages, dtype=np.float64)
+    memory = estimate_memory(workload, layouts, job.framework, calibration.memory, ranks)
+    coefficients = calibration.time.coefficients_for(
+        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
+    )
+    whole, one = (
+        stage_time(workload, machine, batch_of([at] * len(stages)), job.framework, coefficients, ranks)
+        for at in (layout, replace(layout, global_batch=layout.micro_batch * layout.dp))
+    )
+    others = layout.num_micro_batches - 1
+    once = one - (whole - one) / others if others else one * 0.0
+    return [
+        StagePlan(
+            stage=stage,
+            compute_s=float(whole[row]),
+            once_s=float(once[row]),
+            allocated_bytes=float(memory.allocated_bytes[row]),
+            reserved_bytes=float(memory.allocated_bytes[row] + memory.parts["reserve"][row]),
+            device_bytes=float(memory.device_bytes[row]),
+        )
+        for row, stage in enumerate(stages)
+    ]
+
 
 MEASURED = ("compute", "recompute", "optimizer", "overhead")
 """Parts of a step that every rank does alone."""

@@ -2,26 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from zenith_tune.calibrate.measured_run import is_memory, is_step
+from zenith_tune.describe.machine import nvidia_smi
+from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import classify
+from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
-from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
-from zenith_tune.probe.stage_plan import stage_plans
-from zenith_tune.probe.stage_probe import StageProbe
-from zenith_tune.probe.step_record import StepRecord, read_log, read_record
-from zenith_tune.probe.used_memory import UsedMemory
+from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage, StageProbe, stage_plans
 from zenith_tune.runners.base import End, Job, JobResult, Runner
+from zenith_tune.shell.script import PretrainRun
 from zenith_tune.shell.secrets import find_secrets, mask, mask_file
-from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.study.files import TrialFolder, open_regular, write_json
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome
-from zenith_tune.study.trial_log import TrialLog
+from zenith_tune.study.trial_log import TrialLog, clean_line
+from zenith_tune.units import MIB
+
+TIMEOUT_S = 10.0
+
+
+class UsedMemory:
+    """Ask again and again, and keep the most."""
+
+    def __init__(self) -> None:
+        self._answers = True
+        self._most: int | None = None
+
+    def look(self) -> None:
+        """Ask once; a machine without an answer is not asked again."""
+        if not self._answers:
+            return
+        # A rank under probe runs on the first GPU that it can see.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
+        query = (f"--id={first}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+        try:
+            used = int(nvidia_smi(*query, timeout_s=TIMEOUT_S).split()[0]) * MIB
+        except (UsageError, ValueError, IndexError):
+            self._answers = False
+            return
+        self._most = max(used, self._most or 0)
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The most that was seen, by whomever it was used; None where nobody could tell."""
+        return self._most
+
+
+MAX_BYTES = 4 * MIB
+MOST = 2**60
+"""No clock shows more."""
+MOST_LETTERS = 80
+"""Of the name of a GPU."""
+LOG_SKIPPED = 2
+"""Lines of a log that hold the start: Megatron prints its first iteration alone, and counts it again in the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """Hold the steps of one rank, and the most memory that it had until the last of them."""
+
+    steps_s: tuple[float, ...] = ()
+    """Seconds of each whole step after the first, which holds the start."""
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    """All that is taken of the device, the CUDA context included."""
+    gpu: str = ""
+    source: str = "nothing"
+    """hook, log or nothing."""
+
+    def cut_to(self, num_steps: int) -> StepRecord:
+        """Return the record with no more steps than were asked for: fast ones go on until somebody looks."""
+        return replace(self, steps_s=self.steps_s[:num_steps])
+
+    @property
+    def step_s(self) -> float | None:
+        """The usual step, or None where none was seen."""
+        return statistics.median(self.steps_s) if self.steps_s else None
+
+
+def read_record(path: Path) -> StepRecord:
+    """Read what the hook wrote; lines that are torn or none of its own are left out."""
+    lines = [line for line in _lines(path) if _seconds(line) is not None]
+    if not lines:
+        return StepRecord()
+    # A model with experts has two optimizers, which step one after the other: the first one's steps are counted.
+    ends = [_seconds(line) or 0.0 for line in lines if line.get("optimizer") == lines[0].get("optimizer")]
+    steps = [after - before for before, after in itertools.pairwise(ends)]
+    return StepRecord(
+        steps_s=tuple(step for step in steps if is_step(step)),
+        allocated_bytes=_most(lines, "allocated"),
+        reserved_bytes=_most(lines, "reserved"),
+        device_bytes=_most(lines, "device"),
+        gpu=clean_line(str(lines[-1].get("gpu", "")), MOST_LETTERS),
+        source="hook",
+    )
+
+
+def read_log(log: str) -> StepRecord:
+    """Read the iteration lines and memory reports of a rank that prints them."""
+    lines = read_megatron_lines(log)
+    if not lines:
+        return StepRecord()
+    reserved = peak_memory_bytes(log, lines)
+    return StepRecord(
+        steps_s=tuple(line.seconds for line in lines[LOG_SKIPPED:] if is_step(line.seconds)),
+        reserved_bytes=reserved if reserved is not None and is_memory(reserved) else None,
+        source="log",
+    )
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        with open_regular(path) as file:
+            text = file.read(MAX_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    found: list[Mapping[str, Any]] = []
+    for line in text.split("\n")[:-1]:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(line), dict):
+                found.append(value)
+    return found
+
+
+def _seconds(line: Mapping[str, Any]) -> float | None:
+    value = line.get("seconds")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MOST:
+        return None
+    return float(value)
+
+
+def _most(lines: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    values = (line.get(name) for line in lines)
+    return max((value for value in values if type(value) is int and is_memory(value)), default=None)
+
 
 LOOK_S = 0.5
 """How often a running rank is looked at."""

@@ -1,4 +1,9 @@
-"""Writes a study as CSV, as JSON, and its best command as a script."""
+"""Writes a study as CSV, as JSON, and its best command as a script.
+
+Whether the user's own command trains another global batch than the trials: then the gain is not the layout's alone.
+
+A larger batch has fewer gradients to sum and fewer bubbles for its samples, so it is faster whatever the layout.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,42 @@ import io
 from dataclasses import asdict
 from typing import Any
 
-from zenith_tune.record.batch_difference import batch_note
+from zenith_tune.errors import CommandError
+from zenith_tune.evaluators.base import BATCH
 from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.search import StudySearch
+from zenith_tune.shell import CommandLine
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
+
+OPTION = "--global-batch-size"
+_MOST_DIGITS = 12
+
+
+def batch_note(study: Study) -> str:
+    """Return a line to stand beside the gain; nothing where both train the same batch, or one is not known."""
+    base, best = study.baseline, study.best
+    if base is None or best is None or not base.ok:
+        return ""
+    own, theirs = trained_batch(base), trained_batch(best)
+    if own is None or theirs is None or own == theirs:
+        return ""
+    return f"your command trains batch {own}, the trials {theirs}: the gain is not of the layout alone"
+
+
+def trained_batch(trial: Trial) -> int | None:
+    """Return the samples of a trial's step: as its log told them, else as its command says."""
+    told = trial.extra.get(BATCH)
+    if isinstance(told, int) and not isinstance(told, bool) and told > 0:
+        return told
+    try:
+        said = CommandLine(trial.command).get(OPTION) or ""
+    except CommandError:
+        return None
+    return int(said) or None if said.isascii() and said.isdecimal() and len(said) <= _MOST_DIGITS else None
+
 
 _COLUMNS = (
     *("number", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes", "duration_s"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
 import re
+import sqlite3
 import threading
 from pathlib import Path
+from typing import IO, Any
 
 from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.record.storage import open_beside
 from zenith_tune.study.files import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
@@ -56,3 +62,60 @@ class StudyFolder:
     def trial(self, number: int) -> TrialFolder:
         """Return the folder of trial `number`."""
         return TrialFolder(self.path / "trials" / f"{number:04d}")
+
+
+_QUERY = """
+select value_json from studies left join study_user_attributes
+on studies.study_id = study_user_attributes.study_id and key = ? where study_name = ?
+"""
+
+
+def peek_header(database: Path, study_name: str, key: str) -> tuple[bool, dict[str, Any] | None]:
+    """Return whether the study is there, and its header; where nothing can be told, that it is not.
+
+    Only a first look: what is right or wrong is judged again when the study is opened.
+    """
+    if not database.is_file():
+        return False, None
+    with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
+        connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
+        with contextlib.closing(connection):
+            row = connection.execute(_QUERY, (key, study_name)).fetchone()
+        if row is not None:
+            header = json.loads(row[0]) if row[0] else None
+            return True, header if isinstance(header, dict) else None
+    return False, None
+
+
+class StudyLock:
+    """Hold a study for one tuner; the kernel lets go of it when the tuner dies, however it dies."""
+
+    def __init__(self, database: Path, study_name: str) -> None:
+        # Beside the database, not in the output folder: two tuners may share the one and not the other.
+        self._database = database.resolve()
+        self._study_name = study_name
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or name the process that holds it."""
+        file = open_beside(self._database, f".{self._database.name}.{self._study_name}.lock")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise StudyError(
+                f"study {self._study_name!r} is being tuned by process {holder}: wait for it, end it, choose another "
+                "--study-name, or keep the study on a server by --db postgresql://..., where several tuners share one"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let go of the study."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

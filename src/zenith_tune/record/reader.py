@@ -3,22 +3,178 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.direction import Direction
-from zenith_tune.errors import StudyError, UnknownNameError
-from zenith_tune.record.created_once import TWIN_OF
-from zenith_tune.record.exported_study import remembered
+from zenith_tune.errors import StudyError, UnknownNameError, UsageError
 from zenith_tune.record.record import HEADER_KEY, StudyHeader
-from zenith_tune.record.search import SEARCH_KEY, StudySearch
-from zenith_tune.record.server.url import shown
+from zenith_tune.record.search import NUMBERS, SEARCH_KEY, TEXTS, StudySearch, finite, measured
+from zenith_tune.record.server.claims import TWIN_OF
+from zenith_tune.record.server.url import connect_args, driver_url, is_server, shown
 from zenith_tune.record.storage import database_path
 from zenith_tune.record.stored_trial import parameter_value, stored_trial
-from zenith_tune.record.study_rows import Query, reading
 from zenith_tune.record.view import StudyView, TrialView, refuse_odd, study_of
+from zenith_tune.study.files import open_regular
+from zenith_tune.study.parameters import Direction
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import MIB
+
+Query = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]
+"""Answer a statement with `:names` in it."""
+BUSY_S = 10.0
+"""How long a reader waits for a writer that is in the middle of a commit."""
+
+
+@contextmanager
+def reading(url: str) -> Iterator[Query]:
+    """Open a database for reading, an SQLite file by itself and a server through its SQLAlchemy driver."""
+    path = database_path(url)
+    with _sqlite(path) if path is not None else server_rows(url) as query:
+        yield query
+
+
+def study_names(url: str) -> list[str]:
+    """Return the names of all studies of a database, those begun last first."""
+    with reading(url) as query:
+        return [str(name) for (name,) in query("select study_name from studies order by study_id desc", {})]
+
+
+@contextmanager
+def server_rows(url: str) -> Iterator[Query]:
+    """Read a database by SQLAlchemy, which Optuna brings along."""
+    from zenith_tune.record.storage import clear_errors
+
+    with clear_errors(url):
+        import sqlalchemy
+
+        options = {"poolclass": sqlalchemy.pool.NullPool, "connect_args": connect_args(url) if is_server(url) else {}}
+        engine = sqlalchemy.create_engine(driver_url(url), **options)
+        with engine.connect() as connection:
+
+            def query(sql: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+                return [tuple(row) for row in connection.execute(sqlalchemy.text(sql), dict(values))]
+
+            yield query
+
+
+@contextmanager
+def _sqlite(path: Path) -> Iterator[Query]:
+    if not path.is_file():
+        raise StudyError(f"there is no database {path}: give --output-dir or --db of the study, or its folder")
+    try:
+        with closing(_connected(path)) as connection:
+            yield lambda sql, values: connection.execute(sql, dict(values)).fetchall()
+    except sqlite3.Error as error:
+        law = f"the database {path} cannot be read ({error})"
+        raise StudyError(f"{law}: give the database of a study, or the folder of one") from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = _connect(path, "ro")
+    try:
+        connection.execute("select count(*) from sqlite_master")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # A tuner was killed in the middle of a commit: SQLite itself takes that back, for which it must write.
+        return _connect(path, "rw")
+    return connection
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_S)
+
+
+FILE_NAME = "study.json"
+MAX_BYTES = 256 * MIB
+
+Json = dict[str, Any]
+
+
+class ExportedStudy:
+    """Read a study.json."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / FILE_NAME if path.is_dir() else path
+        self.name = self.path.absolute().parent.name if self.path.name == FILE_NAME else self.path.stem
+
+    def view(self) -> StudyView:
+        """Return the study as it was when it was written."""
+        content = self._content()
+        try:
+            return self._view(content)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{self.path} must be what a study writes, but is not ({cause}): give another") from error
+
+    def _content(self) -> Json:
+        try:
+            with open_regular(Path(os.path.realpath(self.path))) as file:
+                content = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
+        except OSError as error:
+            raise UsageError(f"study {str(self.path)!r} cannot be read ({error.strerror}): check the path") from None
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict) or not isinstance(content.get("trials"), list):
+            raise UsageError(f"{self.path} must be what a study writes, but is not: give another")
+        return content
+
+    def _view(self, content: Json) -> StudyView:
+        direction = Direction(content["direction"])
+        header = StudyHeader(**{field.name: content[field.name] for field in fields(StudyHeader)})
+        refuse_odd(header, self.name)
+        trials = tuple(TrialView(trial=_trial(each)) for each in content["trials"])
+        return StudyView(
+            name=self.name,
+            header=header,
+            direction=direction,
+            trials=tuple(sorted(trials, key=lambda view: view.number)),
+            study=study_of(trials, direction),
+            folder=self.path.absolute().parent,
+            num_pruned=content.get("num_pruned"),
+            num_repeated=content.get("num_repeated"),
+            best_command=content.get("best_command"),
+            search=StudySearch.from_json(content.get("search")),
+        )
+
+
+def remembered(folder: Path | None, study: Study) -> Json:
+    """Return what a study's export says beyond its record: counts, and the best command if that is still the best."""
+    if folder is None or not (folder / FILE_NAME).is_file():
+        return {}
+    try:
+        content = ExportedStudy(folder)._content()
+    except UsageError:
+        return {}
+    best = content.get("best")
+    is_still = isinstance(best, dict) and study.best is not None and best.get("number") == study.best.number
+    kept = {name: content[name] for name in ("num_pruned", "num_repeated") if isinstance(content.get(name), int)}
+    return {**kept, **({"best_command": content.get("best_command")} if is_still else {})}
+
+
+def _trial(content: Json) -> Trial:
+    known = {"number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters", *TEXTS, *NUMBERS}
+    outcome, value = Outcome(content["outcome"]), content["value"]
+    return Trial(
+        params=dict(content["parameters"]),
+        outcome=outcome,
+        value=finite("value", value) if outcome is Outcome.OK else None,
+        number=int(finite("number", content["number"])),
+        command=content["command"] or "",
+        folder=Path(content["folder"]) if content["folder"] else None,
+        is_baseline=bool(content.get("is_baseline")),
+        why=content.get("why") or "",
+        extra={name: value for name, value in content.items() if name not in known},
+        **measured(content),
+    )
+
 
 PROGRESS_KEY = "zenithtune:progress"
 """The study's attribute in which a tuner may keep counts of points that never ran."""

@@ -10,20 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import StudyError
-from zenith_tune.quiet_optuna import quiet_optuna
-from zenith_tune.record.created_once import TWIN_OF, create_once
 from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.search import SEARCH_KEY, StudySearch
-from zenith_tune.record.server.claims import Claims, run_key
+from zenith_tune.record.search import NUMBERS, SEARCH_KEY, TEXTS, StudySearch, finite, measured
+from zenith_tune.record.server.claims import TWIN_OF, Claims, create_once, run_key
 from zenith_tune.record.server.patience import Patience
-from zenith_tune.record.server.url import is_server
-from zenith_tune.record.server_tables import one_at_a_time
+from zenith_tune.record.server.url import is_server, one_at_a_time
 from zenith_tune.record.storage import clear_errors, open_storage
-from zenith_tune.record.stored_values import NUMBERS, TEXTS, finite, measured
-from zenith_tune.study.optuna_types import to_distribution
-from zenith_tune.study.parameters import Parameter, Value
+from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
+from zenith_tune.study.parameters import Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from zenith_tune.study.parameters import Value
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout import Layout
+    from zenith_tune.planner.plan import PlannedLayout
     from zenith_tune.planner.planner import Planner
-    from zenith_tune.planning.planned_layout import PlannedLayout
     from zenith_tune.presets.base import TuningPreset
-    from zenith_tune.strategies.prediction import Prediction
+    from zenith_tune.study.trial import Prediction
 
 FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ZenithTuneError)
 """What a preset may do with points that are not its own, or with files that are gone: it then tells nothing."""
@@ -112,8 +112,7 @@ class RemadePreset:
 
 
 def _made(header: StudyHeader) -> TuningPreset:
-    from zenith_tune.constructor_args import construct
-    from zenith_tune.registry import PresetRegistry
+    from zenith_tune.registry import PresetRegistry, construct
 
     preset = construct(PresetRegistry.get(header.preset), header.args, f"preset {header.preset}")
     preset.bind(header.command)

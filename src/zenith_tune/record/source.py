@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from zenith_tune.errors import StudyError, UnknownNameError
-from zenith_tune.record.exported_study import FILE_NAME, ExportedStudy
 from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR
-from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.reader import FILE_NAME, ExportedStudy, StudyReader, study_names
 from zenith_tune.record.storage import database_url, expanded
-from zenith_tune.record.study_rows import study_names
 from zenith_tune.record.view import StudyView
 
 

@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zenith_tune.errors import DiskFullError, StudyError, UsageError
-from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.record.server.patience import in_one_line, is_momentary
-from zenith_tune.record.server.url import connect_args, driver_url, is_server, passwords, shown
-from zenith_tune.record.server_tables import make_tables, one_at_a_time
+from zenith_tune.record.server.url import (
+    connect_args,
+    driver_url,
+    is_server,
+    make_tables,
+    one_at_a_time,
+    passwords,
+    shown,
+)
 from zenith_tune.shell.secrets import find_secrets, mask
+from zenith_tune.study.optuna_types import quiet_optuna
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage

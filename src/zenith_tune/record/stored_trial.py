@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.stored_values import finite, measured
+from zenith_tune.record.search import finite, measured
 from zenith_tune.record.view import TrialView
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Trial

@@ -7,10 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from zenith_tune.doctor.advice import Advice, Remedy
-from zenith_tune.doctor.diagnosis import Diagnosis
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.doctor.diagnosis_words import diagnosis_lines, memory_words
+from zenith_tune.doctor.diagnosis import Diagnosis, diagnosis_lines, memory_words
+from zenith_tune.doctor.diagnosis_input import Advice, Case, Remedy
 from zenith_tune.report.plan.json import planned_object
 from zenith_tune.units import format_bytes, format_gain, format_seconds
 

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from zenith_tune.describe.tensor_island import tensor_reason
-from zenith_tune.planner.size_guide import GuideRow
-from zenith_tune.planning.guide_comparison import GuideComparison
-from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.planner.size_guide import GuideComparison, GuideRow
 from zenith_tune.report.plan.json import planned_object
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
 

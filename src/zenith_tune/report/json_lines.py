@@ -8,8 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
-from zenith_tune.record.batch_difference import batch_note
-from zenith_tune.record.export import trial_as_json
+from zenith_tune.record.export import batch_note, trial_as_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zenith_tune.describe.gpu_catalog import match_gpu
-from zenith_tune.planning.planned_layout import CAUSES, PlannedLayout
+from zenith_tune.planner.plan import CAUSES, PlannedLayout
 from zenith_tune.probe.probed_layout import MEASURED, ProbedLayout, ProbedStage
 from zenith_tune.units import GIB, format_gain, format_seconds
 

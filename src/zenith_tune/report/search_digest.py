@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from zenith_tune.record.view import StudyView
-from zenith_tune.report.study_pace import StudyPace
-from zenith_tune.strategies.findings import Findings
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import ALONE, Findings
+from zenith_tune.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPace:
+    """Hold what bounds a study."""
+
+    max_trials: int | None = None
+    num_slots: int = 1
+    """How many trials run side by side."""
+
+    def left_s(self, study: Study) -> float | None:
+        """Return the seconds that the trials which are left take at most; None where that cannot be told."""
+        if self.max_trials is None:
+            return None
+        num_left = max(self.max_trials - study.num_searched, 0)
+        return study.time_left_s(math.ceil(num_left / self.num_slots))
+
+    def words(self, study: Study) -> list[str]:
+        """Return it in words; nothing of a study without a bound."""
+        if self.max_trials is None:
+            return []
+        left_s = self.left_s(study)
+        done = f"{study.num_searched} of at most {self.max_trials}"
+        return [done, f"at most {format_seconds(left_s)} left"] if left_s else [done]
+
 
 Json = dict[str, Any]
 
@@ -32,3 +60,22 @@ def _table(findings: Findings) -> Json:
         "rows": [list(row) for row in findings.rows],
         "notes": list(findings.lines),
     }
+
+
+def best_so_far(study: Study) -> list[tuple[int, float]]:
+    """Return number and value of every run that was the fastest when it ended; the last of them is the study's."""
+    base = [study.baseline] if study.baseline is not None else []
+    runs = sorted([*base, *study.trials], key=lambda trial: trial.number or 0)
+    again = {trial.identity for trial in runs if trial.is_alone}
+    limit = study.fastest.value if study.fastest is not None else None
+    found: list[tuple[int, float]] = []
+    for trial in runs:
+        # What ran again alone counts as it ran then.
+        if trial.value is None or not math.isfinite(trial.value) or f"{trial.identity}{ALONE}" in again:
+            continue
+        # What only ran beside others, and was not believed in the end, does not count either.
+        if limit is not None and study.direction.better(trial.value, than=limit):
+            continue
+        if not found or study.direction.better(trial.value, than=found[-1][1]):
+            found.append((trial.number or 0, trial.value))
+    return found

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from zenith_tune import __version__
-from zenith_tune.direction import Direction
+from zenith_tune.study.parameters import Direction
 from zenith_tune.units import count, format_gain, format_seconds, format_value
 
 JOB = ("command", "model", "gbs", "seq", "cluster")

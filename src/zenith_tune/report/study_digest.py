@@ -9,23 +9,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zenith_tune import __version__
-from zenith_tune.doctor.study_diagnosis import study_diagnosis
-from zenith_tune.planning.planned_layout import PlannedLayout
-from zenith_tune.record.batch_difference import batch_note
+from zenith_tune.doctor.diagnosis import study_diagnosis
+from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.record.export import batch_note
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RemadePreset
 from zenith_tune.record.source import StudySource
-from zenith_tune.record.unfinished import unfinished
-from zenith_tune.record.view import StudyView, TrialView
-from zenith_tune.report.best_so_far import best_so_far
-from zenith_tune.report.layout_digest import best_layout_object
-from zenith_tune.report.resolved_args import resolved_args
-from zenith_tune.report.search_digest import search_object
-from zenith_tune.report.trial_digest import needed_memory, told_capacity
-from zenith_tune.report.trial_prediction import predicted_object
-from zenith_tune.strategies.prediction import Prediction
+from zenith_tune.record.view import StudyView, TrialView, unfinished
+from zenith_tune.report.search_digest import best_so_far, search_object
+from zenith_tune.report.trial_digest import (
+    best_layout_object,
+    needed_memory,
+    predicted_object,
+    resolved_args,
+    told_capacity,
+)
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial import Outcome, Prediction
 from zenith_tune.units import count
 
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5

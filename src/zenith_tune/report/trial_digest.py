@@ -1,12 +1,23 @@
-"""The memory that a trial which ran out of it would have needed: what its last words tell, or else a bound."""
+"""The memory that a trial which ran out of it would have needed: what its last words tell, or else a bound.
+
+What was predicted of a trial, and by whom: its strategy's own word goes before its preset's, and that before a plan.
+
+A strategy learns while it goes, so that what it expected of a trial is nearer than what the planner says on paper.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from zenith_tune.evaluators.failed_allocation import FailedAllocation
-from zenith_tune.evaluators.failures.failures import FailureKind
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.evaluators.failures.failures import FailedAllocation, FailureKind
+from zenith_tune.planner.pipeline_timeline import PipelineTimeline, pipeline_timeline
+from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.planner.planner import Planner
+from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.study.trial import Prediction
 
 Json = dict[str, Any]
 
@@ -34,3 +45,70 @@ def needed_memory(trials: Iterable[Json], capacity_bytes: float | None) -> dict[
             least = needed or max(bound or 0.0 for bound in bounds)
             found[trial["number"]] = {"bytes": least or None, "is_bound": needed is None}
     return found
+
+
+PLANNER = "the planner"
+
+
+def predicted_object(planned: PlannedLayout | None, *others: Prediction | None) -> Json | None:
+    """Return the first prediction there is, with what the planner knows beside it; None where nobody has any."""
+    known = [each for each in others if each is not None]
+    if planned is not None:
+        known.append(Prediction(step_s=planned.step_s, memory_bytes=planned.memory_bytes, by=PLANNER))
+    if not known:
+        return None
+    memory = next((each for each in known if each.memory_bytes is not None), None)
+    return {
+        "name": planned.name if planned is not None else None,
+        "step_s": known[0].step_s,
+        "by": known[0].by,
+        "memory_bytes": memory.memory_bytes if memory is not None else None,
+        "memory_by": memory.by if memory is not None else None,
+        "oom_probability": planned.oom_probability if planned is not None else None,
+    }
+
+
+def best_layout_object(planner: Planner, planned: PlannedLayout) -> Json:
+    """Return the stages and the timeline of a layout."""
+    subject = PlanSubject(model=planner.model, cluster=planner.cluster, job=planner.job)
+    timeline = pipeline_timeline(subject, planner.calibration, planned)
+    return {
+        "name": planned.name,
+        "step_s": planned.step_s,
+        "time_parts_s": planned.time_parts,
+        "stages": [{"stage": stage.stage, "parts": stage.parts} for stage in planner.stages(planned.layout)],
+        "timeline": _timeline_object(timeline) if timeline else None,
+    }
+
+
+def _timeline_object(timeline: PipelineTimeline) -> Json:
+    """Return a timeline; each bar as stage, chunk, micro-batch, whether it is forward, start and end."""
+    bars = [
+        [bar.stage, bar.chunk, bar.micro_batch, int(bar.is_forward), _rounded(bar.start_s), _rounded(bar.end_s)]
+        for bar in timeline.bars
+    ]
+    return {
+        "num_stages": timeline.num_stages,
+        "num_chunks": timeline.num_chunks,
+        "num_micro_batches": timeline.num_micro_batches,
+        "shown_micro_batches": timeline.shown_micro_batches,
+        "tail_s": timeline.tail_s,
+        "idle_share": timeline.idle_share,
+        "bars": bars,
+    }
+
+
+def _rounded(seconds: float) -> float:
+    """Cut what no screen shows, so that thousands of bars stay small."""
+    return float(f"{seconds:.6g}")
+
+
+def resolved_args(remade: RemadePreset) -> dict[str, str]:
+    """Return every argument that has a value, spelled as a header spells it; only those given where no preset is."""
+    given = remade.header.args
+    if remade.preset is None:
+        return dict(given)
+    named = inspect.signature(type(remade.preset)).parameters.values()
+    silent = (inspect.Parameter.empty, None)
+    defaults = {each.name: str(each.default) for each in named if each.default not in silent}
+    return {**defaults, **given}

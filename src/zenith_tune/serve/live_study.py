@@ -2,23 +2,191 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from zenith_tune.errors import UsageError
 from zenith_tune.record.source import StudySource
-from zenith_tune.record.view import StudyView
-from zenith_tune.serve.change_log import ChangeLog
+from zenith_tune.record.view import StudyView, unfinished
 from zenith_tune.serve.control import NotNow, StudyWishes
-from zenith_tune.serve.live_state import LiveState, live_state
-from zenith_tune.serve.study_look import StudyLook
+from zenith_tune.serve.running_progress import RunningProgress, SteadySource
+
+_TIMES = ("now_s",)
+"""What changes without anything happening."""
+
+Json = dict[str, Any]
+
+
+class StudyLook:
+    """Look again and again at a study that stays the same one."""
+
+    def __init__(self, source: StudySource) -> None:
+        from zenith_tune.report.study_digest import StudyDigest
+
+        self.source = SteadySource(source)
+        self._inode = self._inode_now()
+        self._digest = StudyDigest(self.source)
+        self._progress = RunningProgress()
+
+    @property
+    def is_of_another_file(self) -> bool:
+        """Tell whether the database was replaced: what is remembered of its trials would be of others."""
+        return self._inode_now() != self._inode
+
+    def view(self) -> StudyView:
+        """Return the study as it stands."""
+        return self.source.refresh()
+
+    def stamp(self, view: StudyView) -> object:
+        """Return what is the same as long as nothing has changed."""
+        return id(view), self._progress.stamps(view.running)
+
+    def told(self, view: StudyView) -> tuple[Json, dict[int, Json]]:
+        """Return what is shown of a study, apart from its trials, and those by their numbers."""
+        data = self._digest.object()
+        running = {each.number: each for each in view.running}
+        preset = self._digest.preset(view)
+        trials: dict[int, Json] = {trial["number"]: trial for trial in data.pop("trials")}
+        for number in running.keys() & trials.keys():
+            trials[number] = {**trials[number], "progress": self._progress.of(running[number], view, preset)}
+        return {name: value for name, value in data.items() if name not in _TIMES}, trials
+
+    def _inode_now(self) -> int | None:
+        try:
+            return self.source.database.stat().st_ino if self.source.database is not None else None
+        except OSError:
+            return None
+
+
+LOCKS = Path("/proc/locks")
+
+
+def is_tuned(database: Path, study_name: str) -> bool | None:
+    """Tell whether a tuner of this machine holds the study's lock; None where that cannot be seen.
+
+    The kernel's list is read, and the lock is not tried: a tuner that starts at that moment would find it taken.
+    """
+    file = database.resolve()
+    try:
+        inode = file.with_name(f".{file.name}.{study_name}.lock").stat().st_ino
+        lines = LOCKS.read_text().splitlines()
+    except OSError:
+        return None
+    # The device is left out: of some file systems the kernel lists another than it tells of the file.
+    return any("FLOCK" in line and f":{inode} " in line for line in lines)
+
+
+QUIET_S = 60.0
+"""A study whose tuner cannot be seen counts as ended when nothing has happened for so long."""
+
+
+class LiveState(StrEnum):
+    """Say what a study does."""
+
+    RUNNING = "running"
+    PAUSING = "pausing"
+    """It is to pause, and a trial still runs."""
+    PAUSED = "paused"
+    ENDED = "ended"
+    STOPPED = "stopped"
+    """Its tuner is gone, and left trials behind that had not ended, or was interrupted in the midst of them."""
+    UNREADABLE = "unreadable"
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nobody is there to ask anything of."""
+        return self in (LiveState.ENDED, LiveState.STOPPED, LiveState.UNREADABLE)
+
+
+def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> LiveState:
+    """Tell what a study does, by its tuner's lock, or else by its trials."""
+    if source.is_export:
+        return LiveState.ENDED
+    tuned = is_tuned(source.database, source.name) if source.database is not None else None
+    if tuned is None:
+        tuned = bool(view.running) or not view.trials or time.time() - (view.ended_s or 0) < QUIET_S
+    if not tuned:
+        return LiveState.STOPPED if unfinished(view) else LiveState.ENDED
+    if is_paused:
+        return LiveState.PAUSING if view.running else LiveState.PAUSED
+    return LiveState.RUNNING
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class ChangeLog:
+    """Number the looks at a study, and remember for each of its parts in which look that last changed.
+
+    A marker such as `9f31c2d4-17` names a look. One of another server, or of before a trial vanished, is answered with
+    everything.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = secrets.token_hex(4)
+        self._number = 0
+        self._fields: _Dated[str] = _Dated()
+        self._trials: _Dated[int] = _Dated()
+
+    @property
+    def marker(self) -> str:
+        """The name of the last look that brought something new."""
+        return f"{self._epoch}-{self._number}"
+
+    def take(self, fields: Mapping[str, Any], trials: Mapping[int, Json]) -> bool:
+        """Take in a look; tell whether anything is other than it was."""
+        if self._trials.lacks(trials) or self._fields.lacks(fields):
+            self._epoch, self._number = secrets.token_hex(4), 0
+            self._fields, self._trials = _Dated(), _Dated()
+        number = self._number + 1
+        # Both are asked: each also remembers.
+        is_new = [self._fields.take(fields, number), self._trials.take(trials, number)]
+        self._number = number if any(is_new) else self._number
+        return any(is_new)
+
+    def since(self, marker: str | None) -> Json:
+        """Return what is new since a look, under the marker of now."""
+        number = self._number_of(marker)
+        return {
+            "marker": self.marker,
+            "is_all": number == 0,
+            "fields": self._fields.since(number),
+            "trials": list(self._trials.since(number).values()),
+        }
+
+    def _number_of(self, marker: str | None) -> int:
+        match = re.fullmatch(r"([0-9a-f]{8})-(\d{1,12})", marker or "")
+        return int(match[2]) if match and match[1] == self._epoch and int(match[2]) <= self._number else 0
+
+
+class _Dated(Generic[Key]):
+    """Hold values by key, each with the number of the look that brought it."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, tuple[int, Any]] = {}
+
+    def lacks(self, values: Mapping[Key, Any]) -> bool:
+        """Tell whether something that was there is gone."""
+        return not self._values.keys() <= values.keys()
+
+    def take(self, values: Mapping[Key, Any], number: int) -> bool:
+        known = self._values
+        changed = {key: value for key, value in values.items() if key not in known or known[key][1] != value}
+        known |= {key: (number, value) for key, value in changed.items()}
+        return bool(changed)
+
+    def since(self, number: int) -> dict[Key, Any]:
+        return {key: value for key, (changed, value) in self._values.items() if changed > number}
+
 
 LOOK_S = 1.0
 """A study is not looked at more often than this, however many watch."""
-
-Json = dict[str, Any]
 
 
 class LiveStudy:

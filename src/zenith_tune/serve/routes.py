@@ -2,22 +2,100 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import re
 import threading
 from dataclasses import dataclass
 from email.message import Message
+from functools import cache
+from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.record.view import TrialView, mask_lines
+from zenith_tune.report.html.page import render_page
 from zenith_tune.serve.access import Access
 from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
 from zenith_tune.serve.control import NotNow
-from zenith_tune.serve.live_page import live_page, problem_page
 from zenith_tune.serve.live_study import LiveStudy
-from zenith_tune.serve.log_piece import log_piece
 from zenith_tune.serve.study_index import StudyShelf
+from zenith_tune.study.files import TrialFolder, open_regular
+
+Json = dict[str, Any]
+
+
+def live_page(data: Json, server: Json) -> str:
+    """Return the page of a study; `server` is what its script must know to ask for more."""
+    return render_page({**data, "server": server}, more_script=_script(), connect="'self'")
+
+
+def problem_page(problem: str) -> str:
+    """Return a page that says why a study cannot be shown, and looks again by itself."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>zenithtune</title></head>'
+        f'<body><main><h1>The study cannot be shown</h1><p role="alert">{html.escape(problem)}</p>'
+        "<p>This page looks again every five seconds.</p></main></body></html>\n"
+    )
+
+
+@cache
+def _script() -> str:
+    return f"const LIVE_STYLE = {json.dumps(_asset('live.css'))};\n{_asset('live.js')}"
+
+
+def _asset(name: str) -> str:
+    return resources.files("zenith_tune.serve").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """Hold a piece, and where the next one begins."""
+
+    text: str = ""
+    next_byte: int = 0
+    size_bytes: int = 0
+
+
+def log_piece(each: TrialView, start: int) -> LogPiece:
+    """Return what a trial's last run has logged from byte `start` on; of more than 64 KiB, the last.
+
+    A piece begins and ends with a line: the half of a secret is not known for one.
+    """
+    path = _log(each)
+    if path is None:
+        return LogPiece()
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = max(0, size - MAX_BYTES, min(start, size))
+            # With the byte before it, which tells whether a line begins here.
+            file.seek(max(begin - 1, 0))
+            data = file.read(min(size - max(begin - 1, 0), MAX_BYTES + 1))
+    except OSError:
+        return LogPiece()
+    if begin > 0:
+        dropped = data.find(b"\n") + 1 or len(data)
+        begin, data = begin - 1 + dropped, data[dropped:]
+    if each.is_running:
+        data = data[: data.rfind(b"\n") + 1]
+    text = data.decode("utf-8", errors="replace")
+    return LogPiece(text="\n".join(mask_lines(text.split("\n"))), next_byte=begin + len(data), size_bytes=size)
+
+
+def _log(each: TrialView) -> Path | None:
+    if each.trial.folder is None:
+        return None
+    logs = [folder.log for folder in TrialFolder(each.trial.folder).runs()]
+    return next((log for log in reversed(logs) if log.is_file()), None)
+
 
 MAX_ARGUMENTS = 20
 _LOG = re.compile(r"/trial/(\d{1,9})/log")

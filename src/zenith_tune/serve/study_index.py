@@ -9,10 +9,9 @@ from pathlib import Path
 
 from zenith_tune.errors import StudyError, UnknownNameError
 from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR
-from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.reader import StudyReader, study_names
 from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.storage import database_url, expanded
-from zenith_tune.record.study_rows import study_names
 from zenith_tune.serve.live_study import LOOK_S, LiveStudy
 
 NAMES_S = 5.0

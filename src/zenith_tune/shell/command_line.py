@@ -10,15 +10,22 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.shell_vocabulary import BUILTINS
-from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
-from zenith_tune.regular_file import open_regular
 from zenith_tune.shell.launchers import ASSIGNMENT
-from zenith_tune.shell.lexer import lex
-from zenith_tune.shell.options import OptionWord, Spelling, canonical, own_words, read_options, spelling_of
+from zenith_tune.shell.lexer import BUILTINS, Word, lex
+from zenith_tune.shell.options import (
+    OptionWord,
+    Spelling,
+    Splice,
+    apply_splices,
+    canonical,
+    own_words,
+    read_options,
+    spelling_of,
+    splices_in_source,
+)
 from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands
+from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
 
 _EMPTY = "the training command is empty: give it after --"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zenith_tune.command_line.shell_tokens import Word
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
+from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.secret_names import shown_words
 
 CURE = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"

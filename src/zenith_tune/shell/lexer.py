@@ -3,9 +3,71 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
+from typing import NamedTuple
 
-from zenith_tune.command_line.shell_tokens import Operator, Part, Quote, Redirection, Token, Word
 from zenith_tune.errors import CommandError
+
+# The tokens are named tuples: a command is read in tens of microseconds, and frozen dataclasses would double that.
+
+
+class Quote(Enum):
+    """Say what surrounds a part of a word."""
+
+    NONE = "none"
+    SINGLE = "'"
+    DOUBLE = '"'
+    ANSI = "$'"
+
+
+class Part(NamedTuple):
+    """Hold a stretch of a word: its source span, and what the shell makes of it.
+
+    A value is as long as its span, character for character, or it is the one character of an escape, or nothing.
+    """
+
+    quote: Quote
+    dynamic: bool
+    """Whether the shell expands it; `value` is then the source."""
+    start: int
+    end: int
+    value: str
+
+
+class Word(NamedTuple):
+    """Hold a word: its span with quotes, its value without, and how much of that value is known before it runs."""
+
+    start: int
+    end: int
+    value: str
+    static: int
+    parts: tuple[Part, ...]
+
+    @property
+    def is_static(self) -> bool:
+        """Tell whether the shell expands nothing in it."""
+        return self.static == len(self.value)
+
+
+class Redirection(NamedTuple):
+    """Hold a redirection with the word it points at, such as `2>&1` or `> log`."""
+
+    start: int
+    end: int
+    operator: str
+    target: Word
+
+
+class Operator(NamedTuple):
+    """Hold a control operator, a newline, or a comment (as `#`)."""
+
+    start: int
+    end: int
+    text: str
+
+
+Token = Word | Redirection | Operator
+
 
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
@@ -274,3 +336,37 @@ def _joined(start: int, end: int, parts: tuple[Part, ...]) -> Word:
                 static = brace
         value += part.value
     return Word(start, end, value, len(value) if static < 0 else static, parts)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+KEYWORDS = _names("! { } time")
+"""What may stand in front of a command and leave it a simple one."""
+
+CONTROL_FLOW = _names("for while until if then elif else fi do done case esac select function coproc")
+
+FOLDER_CHANGES = _names("cd pushd popd")
+
+BUILTINS = CONTROL_FLOW | _names(
+    """
+    . : [ [[ alias bg bind break builtin cd command compgen complete continue declare dirs disown enable eval exec exit
+    export fc fg getopts hash help history jobs let local logout mapfile popd pushd read readarray readonly return set
+    shift shopt source suspend test times trap type typeset ulimit umask unalias unset wait
+    """
+)
+"""What only a shell can run."""
+
+TRIVIAL = FOLDER_CHANGES | _names(
+    """
+    . : [ [[ alias awk cat chmod clear cp curl cut date declare df du echo exit export false free getopts git grep gzip
+    hash head hostname kill ln local logger ls mkdir ml module mv nvidia-smi pip pip3 pkill printf ps pwd read readonly
+    return rm rmdir rocm-smi rsync sed set shift shopt sleep sort source spack sync tail tar tee test touch tr trap true
+    type typeset ulimit umask uname uniq unset unzip wait wc wget which whoami
+    """
+)
+"""What prepares, cleans up or shows, and is passed over in search of the program that trains."""
+
+TRIVIAL_ALONE = _names("conda mamba micromamba exec env time command")
+"""What is trivial only without arguments, such as an `exec` that redirects the rest of the script."""

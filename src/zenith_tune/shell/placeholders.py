@@ -7,10 +7,9 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 
-from zenith_tune.command_line.shell_tokens import Operator, Part, Quote, Token, Word
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import CommandLine, plain_value
-from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.lexer import Operator, Part, Quote, Token, Word, lex
 from zenith_tune.study.parameters import Value
 
 # ${name} is the shell's own, and {{name}} belongs to templates of other programs.

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS
 from zenith_tune.shell.launchers import program_name
-from zenith_tune.shell.options import canonical
+from zenith_tune.shell.lexer import Word
+from zenith_tune.shell.options import Splice, apply_splices, canonical, splices_in_source
 from zenith_tune.shell.target import Target, find_target
 
 TORCHRUN, DEEPSPEED, ACCELERATE = "torchrun", "deepspeed", "accelerate"

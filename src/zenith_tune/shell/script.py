@@ -3,29 +3,66 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.shell_vocabulary import BUILTINS, CONTROL_FLOW, TRIVIAL
-from zenith_tune.describe.megatron.args import whole
 from zenith_tune.errors import CommandError
-from zenith_tune.presets.megatron_lm_budget import MAX_BYTES
-from zenith_tune.presets.megatron_lm_condition import MAYBE, RUN, SKIP, Branch, Truth, holds, inverse
-from zenith_tune.presets.megatron_lm_run import MODULE, PROGRAM, PretrainRun
-from zenith_tune.regular_file import open_regular
-from zenith_tune.shell.interpreter import REST, ShellVariables
+from zenith_tune.shell.interpreter import MAX_BYTES, REST, ShellVariables
 from zenith_tune.shell.launchers import ShellText, locate, program_name
-from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.lexer import BUILTINS, CONTROL_FLOW, TRIVIAL, Word, lex
 from zenith_tune.shell.structure import (
+    MAYBE,
+    RUN,
+    SKIP,
+    Branch,
+    Truth,
     arithmetic_names,
     function_at,
+    holds,
+    inverse,
     names_set,
     set_by_env,
     without_comments,
 )
 from zenith_tune.shell.target import SimpleCommand, is_assignment, simple_commands
+from zenith_tune.study.files import open_regular
+from zenith_tune.units import whole
+
+PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
+MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
+"""The same script as a module, behind -m."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainRun:
+    """Hold one run of a pretrain script, its variables put in."""
+
+    launcher: tuple[str, ...]
+    """The words in front of the script, such as torchrun and its options."""
+    program: str
+    arguments: tuple[str, ...]
+    added_at: int | None = None
+    """Where among the arguments those arrive that are added to the command; None where they do not."""
+    script: str = ""
+    """The shell script that runs it; empty where the command itself does."""
+    variables: Mapping[str, str]
+    """What is set in front of it."""
+    folder: Path | None = None
+    """Where it runs, seen from here; None where only a shell knows."""
+    extended: tuple[str, ...] = ()
+    """Lists that a condition which cannot be followed may have made longer."""
+    is_guarded: bool = False
+    """Whether a condition that cannot be followed decides if it runs."""
+
+    @property
+    def kind(self) -> str:
+        """Return what the script trains, such as gpt."""
+        match = PROGRAM.search(self.program) or MODULE.search(self.program)
+        return match[1] if match else ""
+
 
 MAX_DEPTH = 8
 LOOPS = ("for", "select", "while", "until")

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, quote_plus
 
-from zenith_tune.command_line.shell_tokens import Operator, Quote, Word
 from zenith_tune.errors import CommandError
-from zenith_tune.regular_file import open_regular
-from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.lexer import Operator, Quote, Word, lex
 from zenith_tune.shell.secret_names import MASK, MIN_SECRET_CHARS, Secrecy, is_placeholder, secrecy_of, shaped_secrets
+from zenith_tune.study.files import open_regular
 
 __all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file"]
 

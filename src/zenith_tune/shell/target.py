@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from zenith_tune.command_line.shell_tokens import Operator, Redirection, Token, Word
-from zenith_tune.command_line.shell_vocabulary import CONTROL_FLOW, FOLDER_CHANGES, KEYWORDS, TRIVIAL, TRIVIAL_ALONE
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launchers import (
     ASSIGNMENT,
@@ -18,7 +16,18 @@ from zenith_tune.shell.launchers import (
     shown_text,
     starts_nothing,
 )
-from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.lexer import (
+    CONTROL_FLOW,
+    FOLDER_CHANGES,
+    KEYWORDS,
+    TRIVIAL,
+    TRIVIAL_ALONE,
+    Operator,
+    Redirection,
+    Token,
+    Word,
+    lex,
+)
 
 
 class SimpleCommand(NamedTuple):

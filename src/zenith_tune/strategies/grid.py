@@ -6,12 +6,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy
-from zenith_tune.strategies.trials_under_way import side_by_side, single
-from zenith_tune.study.parameters import Parameter, Value
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy, side_by_side, single
+from zenith_tune.study.parameters import Direction, Parameter, Value
 
 
 @StrategyRegistry.register("grid")

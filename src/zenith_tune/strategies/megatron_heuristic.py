@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy
-from zenith_tune.strategies.trials_under_way import side_by_side, single
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy, side_by_side, single
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Trial
 
 SEARCHED = ("tp", "ep", "mbs")

@@ -13,15 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.quiet_optuna import quiet_optuna
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, TrialsUnderWay, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
-from zenith_tune.strategies.trials_under_way import TrialsUnderWay
-from zenith_tune.study.optuna_types import to_distribution
-from zenith_tune.study.parameters import Parameter
+from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
+from zenith_tune.study.parameters import Direction, Parameter
 
 if TYPE_CHECKING:
     import optuna

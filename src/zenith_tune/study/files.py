@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 class TrialFolder:
@@ -74,3 +76,30 @@ def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file as a whole."""
     write_atomically(path, json.dumps(content, indent=2, default=str, allow_nan=False) + "\n")
+
+
+def write_output(path: Path, text: str) -> None:
+    """Replace a regular file as a whole, also behind a link; write into anything else, such as a pipe or a device."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        with path.open("w", encoding="utf-8") as file:
+            file.write(text)
+    else:
+        write_atomically(target, text)
+
+
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def open_regular(path: Path, *, writable: bool = False) -> BinaryIO:
+    """Open a regular file without following a link or waiting for anybody; raise OSError for anything else."""
+    descriptor = os.open(path, _FLAGS | (os.O_RDWR if writable else os.O_RDONLY))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(code, "not a regular file", str(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "r+b" if writable else "rb")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from zenith_tune.errors import UsageError
@@ -30,3 +33,15 @@ def to_distribution(parameter: Parameter) -> BaseDistribution:
     kind = type(parameter).__name__
     known = "IntParameter, FloatParameter, CategoricalParameter or BoolParameter"
     raise UsageError(f"Optuna can search {known}, but got {kind}: use one of these, or --strategy grid or random")
+
+
+@contextmanager
+def quiet_optuna(level: int = logging.WARNING) -> Iterator[None]:
+    """Let through only what is at least as grave as `level`, and leave the user's settings as they were."""
+    logger = logging.getLogger("optuna")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -7,8 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 
-from zenith_tune.direction import Direction
-from zenith_tune.study.parameters import Value
+from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial import ALONE, Outcome, Trial
 
 MIN_DIFFERENCE = 0.03

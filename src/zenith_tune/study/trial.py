@@ -79,3 +79,27 @@ class Trial:
     def ok(self) -> bool:
         """Tell whether the trial went well, also where it repeats one that did."""
         return self.value is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Hold the step time, and the memory where that was reckoned too."""
+
+    step_s: float
+    by: str
+    """Whose prediction it is, in a few words."""
+    memory_bytes: float | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    """What is worth telling beside the step, by name: such as the stages whose pace it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Hold what is shown under the trials."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[str, ...] = ()
+    predictions: Mapping[int, Prediction] = field(default_factory=dict)
+    """What was expected of trials, by their numbers, where that differs from what the planner says of them."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from zenith_tune.regular_file import open_regular
+from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
 
 LINE_LENGTH = 300

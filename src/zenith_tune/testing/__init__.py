@@ -8,7 +8,6 @@ class TestMyStrategy(StrategyContract):
 from zenith_tune.testing.evaluator_contract import EvaluatorContract
 from zenith_tune.testing.preset_contract import PresetContract
 from zenith_tune.testing.runner_contract import RunnerContract
-from zenith_tune.testing.scripted_trials import ScriptedTrials
-from zenith_tune.testing.strategy_contract import StrategyContract
+from zenith_tune.testing.strategy_contract import ScriptedTrials, StrategyContract
 
 __all__ = ["EvaluatorContract", "PresetContract", "RunnerContract", "ScriptedTrials", "StrategyContract"]

@@ -6,8 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from zenith_tune.direction import Direction
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.study.parameters import Direction
 
 
 class EvaluatorContract(ABC):

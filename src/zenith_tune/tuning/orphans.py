@@ -10,7 +10,7 @@ from zenith_tune.record.record import StudyRecord
 from zenith_tune.runners.base import Job
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.study_telling import StudyTelling
+from zenith_tune.tuning.events import StudyTelling
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 
 

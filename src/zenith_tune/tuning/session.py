@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
-from zenith_tune.evaluators.failures.failures import FailureKind
-from zenith_tune.evaluators.hopeless_study import refuse_hopeless
+from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeless
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
-from zenith_tune.record.lock import StudyLock
-from zenith_tune.record.peek import peek_header
+from zenith_tune.record.folder import StudyLock, peek_header
 from zenith_tune.record.record import HEADER_KEY, StudyHeader, StudyRecord
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
@@ -25,19 +22,17 @@ from zenith_tune.record.storage import database_path, full_disk_is_clear
 from zenith_tune.runners.base import Job
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
-from zenith_tune.strategies.findings import Findings
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
-from zenith_tune.study.parameters import Params
+from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
-from zenith_tune.study_telling import StudyTelling
-from zenith_tune.timeouts import Timeouts
-from zenith_tune.tuning.events import StudyListener, StudyPlan
+from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.tuning.events import StudyListener, StudyPlan, StudyTelling
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import LeftTrials
 from zenith_tune.tuning.place import StudyPlace
+from zenith_tune.tuning.watch import Timeouts
 
 _PAUSE_S = 0.5
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)

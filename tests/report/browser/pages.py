@@ -11,12 +11,12 @@ from typing import Any
 from tests.report.hostile import write_hostile
 from tests.report.studies import BASELINE, TRIALS, Recorded, failed, header, multiplied, ok, recorded
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.describe.framework_catalog import load_framework
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.planner.planner import Planner
 from zenith_tune.record.reader import StudyReader
-from zenith_tune.report.plan_digest import plan_digest
+from zenith_tune.report.plan.json import plan_digest
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.study.trial import Outcome

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.shell import CommandLine
 
@@ -20,19 +22,8 @@ MOST_OF = {
     "--max-position-embeddings": 100_000_000,
 }
 """Larger than any model or job has: a slip of the keyboard must not be planned for hours."""
-MOST_DIGITS = 18
 SHOWN = 40
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_]\w*\}")
-_WHOLE = re.compile(rf"[0-9]{{1,{MOST_DIGITS}}}")
-
-
-def whole(text: str) -> int | None:
-    """Return the whole number that a text is, or None; other digits than ASCII's, and very many of them, are none.
-
-    >>> whole("16"), whole("-1"), whole("\u00b2"), whole("9" * 5000)
-    (16, None, None, None)
-    """
-    return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def shown(text: str) -> str:
@@ -85,3 +76,45 @@ class MegatronArgs:
             law = f"{option} must be at most {most}, but is {shown(text)[1:-1]}"
             raise UsageError(f"{law}: correct it in the command")
         return number
+
+
+LOCAL = "megatron-local"
+UNFUSED = ("unfused", "local")
+"""Values of --attention-backend that keep the scores."""
+
+
+def job_from_args(args: MegatronArgs) -> JobSpec:
+    """Return the job that the options describe.
+
+    >>> job = job_from_args(MegatronArgs.of("--seq-length 4096 --bf16 --transformer-impl local".split()))
+    >>> job.framework.name, job.precision
+    ('megatron-local', 'bf16')
+    """
+    seq_len = args.count("--seq-length") or args.count("--encoder-seq-length")
+    if not seq_len:
+        raise UsageError("the command must tell the sequence length, but has no --seq-length: add it")
+    return JobSpec(
+        seq_len=seq_len,
+        framework=load_framework(LOCAL if is_local(args) else "megatron"),
+        precision=precision_from_args(args),
+        dispatcher="flex" if args.text("--moe-token-dispatcher-type") == "flex" else "alltoall",
+    )
+
+
+def is_local(args: MegatronArgs) -> bool:
+    """Tell whether Megatron runs without Transformer Engine."""
+    return args.text("--transformer-impl") == "local"
+
+
+def has_flash_attention(args: MegatronArgs) -> bool:
+    """Tell whether attention is fused; without Transformer Engine, Megatron's own is not."""
+    return not is_local(args) and args.text("--attention-backend") not in UNFUSED
+
+
+def precision_from_args(args: MegatronArgs) -> str:
+    """Return the precision of the matrix products; without an option Megatron trains in fp32."""
+    if args.first("--fp4-format", "--fp4-param-gather"):
+        return "nvfp4"
+    if args.has("--fp8-format"):
+        return "mxfp8" if args.text("--fp8-recipe") == "mxfp8" else "fp8"
+    return next((kind for kind in ("bf16", "fp16") if args.has(f"--{kind}")), "fp32")

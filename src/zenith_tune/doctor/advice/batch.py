@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from zenith_tune.doctor.advice import LEAST_GAIN, Advice
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.planning.changes import changes
-from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case
+from zenith_tune.layouts.layout import divisors
+from zenith_tune.planner.plan import PlannedLayout, changes
 
 LEAST_SAVING = 0.03
 """Work that a larger micro-batch must save to be the cause of what it gains."""
@@ -46,3 +46,28 @@ def small_micro_batch(case: Case) -> Advice | None:
 def _work_s(planned: PlannedLayout) -> float:
     """Return the seconds of a step that are work, and not waiting or sending."""
     return sum(planned.time_parts.get(name, 0.0) for name in ("compute", "recompute", "overhead"))
+
+
+UNASKED = "unasked_size"
+
+
+def unasked_size(case: Case) -> Iterator[Advice]:
+    """Yield what saying the size brings, whatever its sign: the run is not the one that was meant."""
+    for unasked in case.origin.unasked:
+        change: dict[str, Any] = {unasked.name: unasked.meant}
+        for meant in case.legal([replace(case.layout, **change)]):
+            if case.fits(meant):
+                yield Advice(
+                    name=UNASKED,
+                    number=float(unasked.size),
+                    unit="ranks",
+                    finding=unasked.finding,
+                    change=f"{changes(case.layout, meant.layout)}: {unasked.cure}",
+                    planned=meant,
+                    gain=case.gain(meant),
+                )
+
+
+def unasked_words(case: Case) -> Iterator[str]:
+    """Yield the same where no plan stands behind it."""
+    yield from (f"{unasked.finding}: {unasked.cure}" for unasked in case.origin.unasked)

@@ -7,16 +7,12 @@ from dataclasses import replace
 
 from zenith_tune.describe.cluster_catalog import catalog_cluster
 from zenith_tune.describe.model_catalog import catalog_model, known_models
-from zenith_tune.doctor.advice import Advice
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.emit.format_frameworks import FRAMEWORKS
+from zenith_tune.doctor.diagnosis_input import Advice, Case
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planning.changes import changes
-from zenith_tune.planning.planned_layout import PlannedLayout
-from zenith_tune.presets.formats import format_named
+from zenith_tune.planner.plan import PlannedLayout, changes
+from zenith_tune.presets.formats import FRAMEWORKS, format_named
 
 LEAST_GAIN = 0.1
 """More than for one change: a plan is less sure of layouts that are far from what was measured."""

@@ -5,14 +5,93 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zenith_tune.doctor.advice import Remedy
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.doctor.sharded_elsewhere import sharded_elsewhere
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.framework_limits import limits_of
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case, Remedy
+from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.pipeline import layers_per_chunk
-from zenith_tune.planning.changes import changes
+from zenith_tune.layouts.search_space import limits_of
+from zenith_tune.planner.neighbours import neighbours
+from zenith_tune.planner.plan import changes
+from zenith_tune.planner.planner import Planner
+from zenith_tune.units import GIB, format_bytes
+
+LEAST_SLOWDOWN = 1.05
+ENOUGH_SAVED = 0.97
+"""What a change may leave of the memory that the run needs, at most: less is no relief."""
+
+
+def full_memory_words(case: Case) -> str | None:
+    """Return how full the memory is and what that costs, where it is all but full."""
+    longer = case.slowdown(case.device_bytes)
+    if longer < LEAST_SLOWDOWN:
+        return None
+    capacity = case.planned.capacity_bytes
+    size = f"{case.device_bytes / GIB:.1f} of {format_bytes(capacity)}"
+    how = "measured" if case.measured.peak_bytes is not None else "planned"
+    thrash = (
+        f"the allocator frees and claims blocks in every step, which is reckoned to take {longer:.1f} times as long"
+    )
+    return f"the memory is {case.device_bytes / capacity:.1%} full ({size}, {how}): {thrash}"
+
+
+def full_memory(case: Case) -> Advice | None:
+    """Return the change that leaves room at the least cost, where the memory is all but full."""
+    finding = full_memory_words(case)
+    if finding is None:
+        return None
+    around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
+    roomy = [planned for planned in case.legal(around) if case.fits(planned)]
+    roomy = [planned for planned in roomy if planned.memory_bytes <= ENOUGH_SAVED * case.planned.memory_bytes]
+    better = max(roomy, key=case.gain, default=None)
+    if better is None or case.gain(better) < LEAST_GAIN:
+        return None
+    return Advice(
+        name="full_memory",
+        number=case.device_bytes / case.planned.capacity_bytes,
+        unit="share of the GPU's memory",
+        finding=finding,
+        change=changes(case.layout, better.layout),
+        planned=better,
+        gain=case.gain(better),
+    )
+
+
+FSDP = "fsdp"
+
+
+def has_whole_copies(case: Case) -> bool:
+    """Tell whether each GPU holds the whole model and its optimizer, so that more GPUs make no room."""
+    limits = limits_of(case.planner.job.framework.name)
+    return not limits.sizes and not any(limits.zero_stages)
+
+
+def sharded_elsewhere(case: Case) -> Remedy | None:
+    """Return the job with weights, gradients and optimizer sharded over its GPUs, as FSDP and ZeRO-3 do."""
+    at, planner = case.layout, case.planner
+    if not has_whole_copies(case) or at.dp == 1:
+        return None
+    job = replace(planner.job, framework=load_framework(FSDP))
+    # The run too as FSDP would make it: two frameworks' figures side by side would not tell what sharding costs.
+    plain, *sharded = Planner(planner.model, planner.cluster, job).evaluate([at, *_ways(at)])
+    fitting = [planned for planned in sharded if case.fits(planned)]
+    chosen = min(fitting or sharded, key=lambda planned: planned.step_s if fitting else planned.memory_bytes)
+    return Remedy(
+        name="sharding",
+        change=f"FSDP or ZeRO-3 in place of plain data parallelism, {changes(at, chosen.layout)}",
+        planned=chosen,
+        fits=bool(fitting),
+        cost=chosen.roomy_s / plain.roomy_s - 1,
+    )
+
+
+def _ways(at: Layout) -> Iterator[Layout]:
+    """Yield the sharded layouts, the run's own micro-batch and all that need less."""
+    for size in divisors(at.micro_batch):
+        whole = replace(at, zero=3, micro_batch=size)
+        yield whole
+        if at.recompute == "none":
+            yield replace(whole, recompute="full/uniform", recompute_layers=1)
+
 
 SHARDED = {1: "the optimizer is", 2: "optimizer and gradients are", 3: "optimizer, gradients and weights are"}
 

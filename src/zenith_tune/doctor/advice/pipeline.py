@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zenith_tune.doctor.advice import LEAST_GAIN, Advice
-from zenith_tune.doctor.diagnosis_input import Case
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case
+from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.planner.limits import MAX_BATCH
-from zenith_tune.planning.changes import changes
+from zenith_tune.planner.plan import changes
 
 LEAST_SHARE = 0.1
 

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zenith_tune.errors import EveryRunFailsAlike, UsageError
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
 from zenith_tune.evaluators.iterations import after_iterations, has_iterations
-from zenith_tune.study.trial import Outcome
+from zenith_tune.layouts.layout import named_axes
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import clean_line
 
 
@@ -274,3 +277,88 @@ def _last_telling_line(log: str) -> str:
     if not lines:
         return "the log is empty" if not log or log.isspace() else "the log has no readable line"
     return (telling or lines)[-1]
+
+
+_SIZE = r"([\d.]{1,12}) ?([KMGT]i?B|bytes)"
+_TRIED = re.compile(rf"Tried to allocate {_SIZE}", re.IGNORECASE)
+# PyTorch 2.1 spells it "capacty"; releases before put the figure first.
+_CAPACITY = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity", re.IGNORECASE)
+_FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} free\b", re.IGNORECASE)
+_POWERS = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAllocation:
+    """Hold the bytes that the message names, each where it does."""
+
+    tried_bytes: float | None = None
+    capacity_bytes: float | None = None
+    free_bytes: float | None = None
+
+    @classmethod
+    def of(cls, cause: str | None) -> FailedAllocation:
+        """Read the message of a run.
+
+        >>> FailedAllocation.of("Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB").tried_bytes
+        2147483648.0
+        """
+        found = [_bytes(pattern.search(cause or "")) for pattern in (_TRIED, _CAPACITY, _FREE)]
+        return cls(tried_bytes=found[0], capacity_bytes=found[1], free_bytes=found[2])
+
+    @property
+    def needed_bytes(self) -> float | None:
+        """What was taken already and what was asked for on top: more than the GPU has."""
+        if self.tried_bytes is None or self.capacity_bytes is None or self.free_bytes is None:
+            return None
+        needed = self.capacity_bytes - self.free_bytes + self.tried_bytes
+        # A memory in pieces refuses less than it has free: then no more is known than that it was not enough.
+        return needed if needed > self.capacity_bytes else None
+
+
+def _bytes(match: re.Match[str] | None) -> float | None:
+    if match is None:
+        return None
+    number, unit = (group for group in match.groups() if group is not None)
+    try:
+        return float(number) * 1024.0 ** _POWERS[unit[0].lower()]
+    except ValueError:  # "1.2.3"
+        return None
+
+
+MAX_RUNS_WITHOUT_METRIC = 3
+MAX_ALIKE_FAILURES = 3
+
+
+def refuse_hopeless(study: Study) -> None:
+    """Stop a study whose every run ends well and prints no value, or fails for one cause that no layout cures."""
+    _refuse_without_metric(study)
+    _refuse_alike(study)
+
+
+def _refuse_without_metric(study: Study) -> None:
+    trials = study.trials
+    if len(trials) >= MAX_RUNS_WITHOUT_METRIC and all(t.failure == FailureKind.METRIC for t in trials):
+        last = trials[-1]
+        raise UsageError(f"the first {len(trials)} trials ran to their end, but {last.cause} (see {last.folder})")
+
+
+def _refuse_alike(study: Study) -> None:
+    base, trials = study.baseline, study.trials
+    if len(trials) < MAX_ALIKE_FAILURES:
+        return
+    # Out of memory, too slow or refused by a rule: another layout may cure each of these, but not a fault of the
+    # program, nor what no layout has a part in.
+    causes = {trial.cause for trial in trials}
+    if len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
+        if base is not None and base.cause in causes:
+            raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
+        if base is None:
+            raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
+    if all(names_unknown_option(trial.cause) for trial in trials):
+        cure = "choose another --preset, or write {placeholders} where the values belong"
+        raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")
+
+
+def _is_no_fault_of_its_layout(trial: Trial) -> bool:
+    refused = trial.failure == FailureKind.CONFIGURATION and not named_axes(trial.cause or "")
+    return refused or trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND)

@@ -2,16 +2,159 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.comm.topology import ModuleRole, Topology
-from zenith_tune.mimo.item_encoder import ItemEncoder
-from zenith_tune.mimo.language_model import LanguageModel
-from zenith_tune.mimo.model.tensor_parallel import TensorParallel, fill_parameters
-from zenith_tune.mimo.model_config import MimoConfig
+from zenith_tune.mimo.model.tensor_parallel import (
+    ColumnLinear,
+    LayerNorm,
+    RowLinear,
+    StageBlocks,
+    TensorParallel,
+    VocabEmbedding,
+    fill_parameters,
+    vocab_cross_entropy,
+)
+from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig
 from zenith_tune.mimo.module_layout import LANGUAGE
+
+
+class PatchEmbedding(nn.Module):
+    """Turn patches into hidden vectors, each with its position in the item."""
+
+    def __init__(self, config: EncoderConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        width = config.transformer.hidden_size
+        self.weight = tp.parameter(width, config.patch_size)
+        self.bias = tp.parameter(width, init="zeros")
+        self.position = tp.parameter(config.patches_per_item, width)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return (items, patches, hidden)."""
+        return functional.linear(patches, self.weight, self.bias) + self.position
+
+
+class Projector(nn.Module):
+    """Carry the encoder's vectors into the language model's space."""
+
+    def __init__(self, width: int, language_width: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.norm = LayerNorm(width, tp)
+        self.rise = ColumnLinear(width, language_width, tp)
+        self.out = RowLinear(language_width, language_width, tp)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return one row per patch."""
+        projected = self.out(functional.gelu(self.rise(self.norm(hidden))))
+        return projected.reshape(-1, projected.shape[-1])
+
+
+class ItemEncoder(nn.Module):
+    """One pipeline stage of an encoder: the first embeds the patches, the last projects them."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        language_width: int,
+        tp: TensorParallel,
+        *,
+        stage: int = 0,
+        num_stages: int = 1,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = PatchEmbedding(config, tp) if stage == 0 else None
+        self.blocks = StageBlocks(
+            config.transformer, tp, stage=stage, num_stages=num_stages, is_causal=False, recompute=recompute
+        )
+        is_last = stage == num_stages - 1
+        self.projector = Projector(config.transformer.hidden_size, language_width, tp) if is_last else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Take patches or the stage before, return the stage's hidden vectors or one row per patch."""
+        if self.embedding is not None:
+            hidden = self.embedding(hidden)
+        hidden = self.blocks(hidden)
+        return hidden if self.projector is None else self.projector(hidden)
+
+
+class MultimodalEmbedding(nn.Module):
+    """Embed the text, and put the encoders' rows where their tokens stand."""
+
+    def __init__(self, config: LanguageConfig, token_ids: Mapping[str, int], tp: TensorParallel) -> None:
+        super().__init__()
+        width = config.transformer.hidden_size
+        self._token_ids = dict(sorted(token_ids.items()))
+        self.words = VocabEmbedding(config.vocab_size, width, tp)
+        self.position = tp.parameter(config.seq_length, width)
+
+    def forward(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return (samples, tokens, hidden)."""
+        hidden = self.words(tokens)
+        for name, token_id in self._token_ids.items():
+            is_item = tokens == token_id
+            num_tokens, num_rows = int(is_item.sum()), rows[name].shape[0]
+            if num_tokens != num_rows:
+                raise UsageError(
+                    f"the text must hold one token {token_id} for each row of {name}, but got {num_tokens} tokens "
+                    f"and {num_rows} rows: check the samples."
+                )
+            hidden = hidden.masked_scatter(is_item.unsqueeze(-1), rows[name])
+        return hidden + self.position[: tokens.shape[1]]
+
+
+class Head(nn.Module):
+    """Turn hidden vectors into the loss of every token."""
+
+    def __init__(self, config: LanguageConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        self._tp = tp
+        self.norm = LayerNorm(config.transformer.hidden_size, tp)
+        self.logits = ColumnLinear(config.transformer.hidden_size, config.vocab_size, tp, bias=False)
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return (samples, tokens)."""
+        return vocab_cross_entropy(self.logits(self.norm(hidden)), labels, self._tp)
+
+
+class LanguageModel(nn.Module):
+    """One pipeline stage: the first embeds, the last ends in the summed loss of the tokens that count."""
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        token_ids: Mapping[str, int],
+        tp: TensorParallel,
+        *,
+        stage: int = 0,
+        num_stages: int = 1,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = MultimodalEmbedding(config, token_ids, tp) if stage == 0 else None
+        self.blocks = StageBlocks(
+            config.transformer, tp, stage=stage, num_stages=num_stages, is_causal=True, recompute=recompute
+        )
+        self.head = Head(config, tp) if stage == num_stages - 1 else None
+
+    def embed(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the first stage's hidden vectors."""
+        assert self.embedding is not None, "only the first stage embeds"
+        return self.embedding(tokens, rows)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the hidden vectors after this stage's blocks."""
+        return self.blocks(hidden)
+
+    def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+        """Return the last stage's loss, summed over the tokens that count."""
+        assert self.head is not None, "only the last stage has a loss"
+        return (self.head(hidden, labels) * loss_mask).sum()
 
 
 def build_module(

@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.logical_shard import LogicalShard
+from zenith_tune.mimo.model_config import TransformerConfig
+from zenith_tune.mimo.module_work import stage_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalShard:
+    """A box of a tensor: where it begins and how large it is, in the coordinates of the whole.
+
+    >>> LogicalShard.split((8, 4), dim=0, parts=2, index=1)
+    LogicalShard(shape=(8, 4), offsets=(4, 0), sizes=(4, 4))
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def split(cls, shape: tuple[int, ...], *, dim: int | None, parts: int, index: int) -> LogicalShard:
+        """Return part `index` of equal `parts` along `dim`; without `dim` the whole."""
+        offsets, sizes = [0] * len(shape), list(shape)
+        if dim is not None:
+            sizes[dim] = shape[dim] // parts
+            offsets[dim] = sizes[dim] * index
+        return cls(shape=shape, offsets=tuple(offsets), sizes=tuple(sizes))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the tensor-parallel group holds the same, the whole."""
+        return self.sizes == self.shape
+
+    def rows(self, start: int, stop: int) -> LogicalShard:
+        """Return the part between two rows, counted from the beginning of this one."""
+        return LogicalShard(
+            shape=self.shape,
+            offsets=(self.offsets[0] + start, *self.offsets[1:]),
+            sizes=(stop - start, *self.sizes[1:]),
+        )
+
+    def cut(self, whole: Any) -> Any:
+        """Return this box of the whole tensor."""
+        return whole[tuple(slice(o, o + n) for o, n in zip(self.offsets, self.sizes, strict=True))]
 
 
 class TensorParallel:
@@ -161,3 +203,78 @@ def fill_parameters(module: nn.Module, seed: int) -> None:
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             whole = torch.randn(parameter.shard.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(parameter.shard.cut(whole) * parameter.shard.shape[-1] ** -0.5)
+
+
+class LayerNorm(nn.Module):
+    """A layer norm that every rank of the tensor-parallel group holds whole."""
+
+    def __init__(self, width: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.weight = tp.parameter(width, init="ones")
+        self.bias = tp.parameter(width, init="zeros")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the normed vectors."""
+        return functional.layer_norm(hidden, self.weight.shape, self.weight, self.bias)
+
+
+class Attention(nn.Module):
+    """Self-attention whose heads are split over the tensor-parallel group."""
+
+    def __init__(self, config: TransformerConfig, tp: TensorParallel, *, is_causal: bool) -> None:
+        super().__init__()
+        self._num_heads = tp.share("the number of heads", config.num_heads)
+        self._is_causal = is_causal
+        # The rows stand head by head, each with its q, k and v, so that a rank's heads are one box of the whole.
+        self.qkv = ColumnLinear(config.hidden_size, 3 * config.hidden_size, tp, bias=False)
+        self.out = RowLinear(config.hidden_size, config.hidden_size, tp)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return what the heads see."""
+        batch, length, _ = hidden.shape
+        qkv = self.qkv(hidden)
+        heads = qkv.view(batch, length, self._num_heads, 3, qkv.shape[-1] // (3 * self._num_heads))
+        q, k, v = heads.transpose(1, 2).unbind(3)
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=self._is_causal)
+        return self.out(seen.transpose(1, 2).reshape(batch, length, qkv.shape[-1] // 3))
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each after a norm and around a residual."""
+
+    def __init__(self, config: TransformerConfig, tp: TensorParallel, *, is_causal: bool) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(config.hidden_size, tp)
+        self.attention = Attention(config, tp, is_causal=is_causal)
+        self.ffn_norm = LayerNorm(config.hidden_size, tp)
+        self.ffn_in = ColumnLinear(config.hidden_size, config.ffn_size, tp)
+        self.ffn_out = RowLinear(config.ffn_size, config.hidden_size, tp)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the hidden vectors after this block."""
+        hidden = hidden + self.attention(self.attention_norm(hidden))
+        return hidden + self.ffn_out(functional.gelu(self.ffn_in(self.ffn_norm(hidden))))
+
+
+class StageBlocks(nn.ModuleDict):
+    """The blocks of one pipeline stage, under the numbers that they have in the whole model."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tp: TensorParallel,
+        *,
+        stage: int,
+        num_stages: int,
+        is_causal: bool,
+        recompute: bool,
+    ) -> None:
+        layers = stage_layers(config.num_layers, stage, num_stages)
+        super().__init__({str(layer): Block(config, tp, is_causal=is_causal) for layer in layers})
+        self._recompute = recompute
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the hidden vectors after these blocks."""
+        for block in self.values():
+            hidden = checkpoint(block, hidden, use_reentrant=False) if self._recompute else block(hidden)
+        return hidden

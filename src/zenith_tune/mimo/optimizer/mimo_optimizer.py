@@ -14,8 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.mimo.comm.grid import HyperCommGrid
 from zenith_tune.mimo.comm.topology import ModuleGroups
 from zenith_tune.mimo.model.modules import MimoModel
-from zenith_tune.mimo.optimizer.module_optimizer import ModuleOptimizer
-from zenith_tune.mimo.optimizer_config import OptimizerConfig
+from zenith_tune.mimo.optimizer.module_optimizer import ModuleOptimizer, OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
 from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
-from zenith_tune.planning.mimo_candidates import mimo_candidates, recomputing
-from zenith_tune.planning.mimo_memory import peak_memory_bytes
+from zenith_tune.planner.mimo.timeline import peak_memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,10 @@ import numpy as np
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.measured_step import LinkTime, MeasuredStep, TimedPass
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.mimo.module_work import ModuleWork
-from zenith_tune.mimo.stage_layers import stage_layers
-from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
-from zenith_tune.planner.mimo.job import MimoJob
-from zenith_tune.planning.mimo_candidates import MAX_TP
-from zenith_tune.planning.mimo_rank_parameters import rank_parameters
-from zenith_tune.planning.mimo_rates import PARTS, Line, MimoRates, ModuleRates
+from zenith_tune.mimo.module_work import ModuleWork, stage_layers
+from zenith_tune.planner.mimo.candidate import ENCODER, MAX_TP, MimoCandidate
+from zenith_tune.planner.mimo.job import PARTS, Line, MimoJob, MimoRates, ModuleRates
+from zenith_tune.planner.mimo.prediction import rank_parameters
 
 TENSOR_DEGREES = range(1, MAX_TP + 1)
 NUM_AGREEMENTS = 4

@@ -4,11 +4,95 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zenith_tune.mimo.lane_partners import lane_partners
-from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.describe.cluster_spec import LinkSpec
+from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout, lane_partners
+from zenith_tune.mimo.module_work import ModuleWork, stage_layers
 from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
-from zenith_tune.planner.mimo.job import MimoJob
-from zenith_tune.planning.mimo_passes import PassTime, StagePasses, message_s
+from zenith_tune.planner.mimo.job import MimoDevice, MimoJob, ModuleRates
+
+SUMS_PER_LAYER = 2
+"""Forward after attention and after the perceptron, backward before them (Megatron-LM, arXiv 1909.08053, figure 4)."""
+
+
+def all_reduce_s(link: LinkSpec, num_bytes: float, n: int) -> float:
+    """Return the time of a ring's 2 (n - 1) steps of bytes / n each; nothing for one rank."""
+    return 2 * (n - 1) * (link.latency_s + num_bytes / n / link.bytes_per_s) if n > 1 else 0.0
+
+
+def message_s(link: LinkSpec, num_bytes: float) -> float:
+    """Return the time from one rank to another."""
+    return link.latency_s + num_bytes / link.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Hold the time of one pass."""
+
+    compute_s: float = 0.0
+    tensor_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Return both together: a rank waits for the sums."""
+        return self.compute_s + self.tensor_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePasses:
+    """Tell what the passes of one stage take, by the units of a micro-batch."""
+
+    work: ModuleWork
+    layout: ModuleLayout
+    stage: int
+    recompute: bool
+    device: MimoDevice
+    expert_parallel: int = 1
+    rates: ModuleRates | None = None
+    """What passes of the module took for real, where that is known."""
+
+    def forward(self, num_units: float) -> PassTime:
+        """Return the time of a forward pass over that many units."""
+        if self.rates is not None:
+            return self._measured(self.rates, num_units, False)
+        flops = self.work.forward_flops(stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp)
+        return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, 1, is_forward=True))
+
+    def backward(self, num_units: float) -> PassTime:
+        """Return the time of a backward pass over that many units."""
+        if not self.work.has_backward:
+            return PassTime()
+        if self.rates is not None:
+            return self._measured(self.rates, num_units, True)
+        stage, pp, tp = self.stage, self.layout.pp, self.layout.tp
+        flops = self.work.backward_flops(stage=stage, num_stages=pp, tp=tp, recompute=self.recompute)
+        if not self.work.layer.backward_share:
+            return PassTime(num_units * flops / self.device.flops_per_s)
+        rounds = 2 if self.recompute else 1
+        return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, rounds, False))
+
+    def _measured(self, rates: ModuleRates, num_units: float, is_backward: bool) -> PassTime:
+        """Return a pass by measured times; a recomputed block runs forward once more."""
+        at = (self.work, self.layout, self.stage, num_units)
+        total_s, tensor_s = rates.pass_s(*at, is_backward), rates.tensor_s(*at, is_backward)
+        if is_backward and self.recompute:
+            total_s, tensor_s = total_s + rates.pass_s(*at, False), tensor_s + rates.tensor_s(*at, False)
+        return PassTime(total_s - tensor_s, tensor_s)
+
+    def _exchanges_s(self, num_units: float, rounds: int, is_forward: bool) -> float:
+        """Return the time of the sums over tp and of the ways to the experts and back; none where there is nothing."""
+        if not num_units:
+            return 0.0
+        num_layers = len(stage_layers(self.work.num_layers, self.stage, self.layout.pp))
+        ends = int(self.stage == 0 and is_forward) + int(self.stage == self.layout.pp - 1)
+        link, number = self.device.tensor_link, self.device.number_bytes
+        one_sum = all_reduce_s(link, num_units * self.work.hidden_numbers * number, self.layout.tp)
+        experts = 0.0
+        if self.expert_parallel > 1:
+            away = (self.expert_parallel - 1) / self.expert_parallel
+            num_bytes = num_units * self.work.dispatched_numbers * number / self.layout.tp
+            experts = 2 * message_s(self.device.link, away * num_bytes)
+        return rounds * num_layers * (SUMS_PER_LAYER * one_sum + experts) + ends * one_sum
+
 
 Place = tuple[str, int, int]
 """Module, lane and stage."""
@@ -154,3 +238,58 @@ def passes_of(job: MimoJob, at: MimoCandidate, name: str, stage: int) -> StagePa
         expert_parallel=at.expert_parallel if is_language else 1,
         rates=None if rates is None else rates.language if is_language else rates.encoder,
     )
+
+
+def peak_memory_bytes(job: MimoJob, at: MimoCandidate) -> float:
+    """Return the memory of the fullest rank."""
+    num_microbatches = at.layout.num_microbatches(at.micro_batch, job.global_batch)
+    num_different = min(num_microbatches, job.period(at.micro_batch * at.language.dp))
+    parts: dict[str, list[float]] = {}
+    for name, work, module in ((ENCODER, job.encoder, at.encoder), (LANGUAGE, job.language, at.language)):
+        lanes = range(1 if job.has_even_items else module.dp)
+        units = max(max(units_of(job, at, name, lane, num_different)) for lane in lanes)
+        recompute = at.language_recompute if name == LANGUAGE else at.encoder_recompute
+        parts[name] = []
+        for stage in range(module.pp):
+            ahead = 0 if at.is_colocated else at.stages_after(name, stage)
+            in_flight = min(ahead + 1, num_microbatches)
+            states = state_bytes(work, module, stage, job.device, *_shards(job, at, name))
+            kept = activation_numbers(work, module, stage, recompute=recompute) * units * in_flight
+            parts[name].append(states + kept * job.device.number_bytes)
+    peaks = [max(stages) for stages in parts.values()]
+    return sum(peaks) if at.is_colocated else max(peaks)
+
+
+def state_bytes(
+    work: ModuleWork, module: ModuleLayout, stage: int, device: MimoDevice, shards: int = 0, expert_ranks: int = 1
+) -> float:
+    """Return the bytes of a stage's weights, gradients and optimizer state on one rank; 0 `shards`: one for each tp."""
+    shards = shards or module.tp
+    replicas = module.dp * module.tp / shards
+    trained = device.state_bytes - device.sharded_bytes * (1 - 1 / replicas)
+    return sum(
+        count * part.params(shards, expert_ranks) * (trained if part.is_trained else device.number_bytes)
+        for part, count in work.stage_parts(stage, module.pp)
+    )
+
+
+def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, recompute: bool) -> float:
+    """Return the numbers that one rank keeps of one unit until its backward pass.
+
+    A recomputed block keeps its input only, and one block at a time is there whole. A frozen part that gradients go
+    through counts like a trained one, which is a little too much; one without a backward pass keeps nothing.
+    """
+    numbers = 0.0 if work.layer.backward_share else work.hidden_numbers
+    for part, count in work.stage_parts(stage, module.pp):
+        if not part.backward_share:
+            continue
+        if recompute and part is work.layer:
+            numbers += count * work.hidden_numbers + part.kept(module.tp)
+        else:
+            numbers += count * part.kept(module.tp)
+    return numbers
+
+
+def _shards(job: MimoJob, at: MimoCandidate, name: str) -> tuple[int, int]:
+    """Return the parts of a module's weights, and of its experts'."""
+    return (job.weight_shards, job.expert_ranks(at.expert_parallel)) if name == LANGUAGE else (0, 1)

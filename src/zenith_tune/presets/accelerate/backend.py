@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.accelerate.command import PRESET
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.accelerate_keys import PARALLELISM
-from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.presets.accelerate.settings import PARALLELISM
+from zenith_tune.presets.base import UnaskedSize
 from zenith_tune.study.parameters import Params, Value
 
 DEFAULT = "default"

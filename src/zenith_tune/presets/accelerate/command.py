@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zenith_tune.command_line.shell_tokens import Word
-from zenith_tune.command_line.splices import Splice, apply_splices, splices_in_source
 from zenith_tune.errors import CommandError
-from zenith_tune.presets.accelerate_keys import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, SWITCHES, TOP
+from zenith_tune.presets.accelerate.settings import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, SWITCHES, TOP
 from zenith_tune.shell.launchers import program_name
-from zenith_tune.shell.lexer import lex
+from zenith_tune.shell.lexer import Word, lex
+from zenith_tune.shell.options import Splice, apply_splices, splices_in_source
 from zenith_tune.shell.target import Target, find_target, simple_commands
 
 PRESET = "preset accelerate"

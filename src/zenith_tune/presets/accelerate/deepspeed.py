@@ -8,7 +8,7 @@ from typing import Any
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.backend import Axes, Backend
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.accelerate_keys import FIELDS_OF_THE_JSON
+from zenith_tune.presets.accelerate.settings import FIELDS_OF_THE_JSON
 from zenith_tune.strategies.zero_progressive.axes import AXES, CPU, OFF, STAGES
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,

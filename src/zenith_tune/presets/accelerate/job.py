@@ -9,9 +9,15 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, PRESET, TRIAL_PATH, Launch
-from zenith_tune.presets.accelerate.settings import AccelerateSettings, read_settings
+from zenith_tune.presets.accelerate.settings import (
+    BACKEND_SWITCHES,
+    ONLY_AS_OPTIONS,
+    SECTION_OF,
+    TOP,
+    AccelerateSettings,
+    read_settings,
+)
 from zenith_tune.presets.accelerate.yaml_file import scalar
-from zenith_tune.presets.accelerate_keys import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, TOP
 from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, MOST, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.launched_gpus import machine_gpus
 from zenith_tune.shell import CommandLine

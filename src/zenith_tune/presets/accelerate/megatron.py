@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.layouts.constraints import (
     check_attention_heads,
     check_dense_world,
@@ -22,11 +22,10 @@ from zenith_tune.layouts.constraints import (
     check_layers,
     check_query_groups_either_way,
 )
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.accelerate.backend import Axes, Backend
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.presets.base import UnaskedSize
 from zenith_tune.study.parameters import Value
 
 NONE, SELECTIVE, FULL = "none", "selective", "full"

@@ -7,21 +7,15 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.describe.plan_subject import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.accelerate_run import RunAsked
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.backend import DEFAULT, Backend, FsdpBackend, PlainBackend
 from zenith_tune.presets.accelerate.command import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
 from zenith_tune.presets.accelerate.deepspeed import DeepSpeedBackend
-from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, Given, read_job
-from zenith_tune.presets.accelerate.megatron import MegatronBackend
-from zenith_tune.presets.accelerate.plan import accelerate_subject, job_model
-from zenith_tune.presets.accelerate_island import TensorIsland, tensor_island
-from zenith_tune.presets.accelerate_notes import accelerate_notes
-from zenith_tune.presets.accelerate_trial import (
+from zenith_tune.presets.accelerate.emit import (
     DS_FILE,
     DS_PATH,
     HOOK_FILES,
@@ -30,16 +24,73 @@ from zenith_tune.presets.accelerate_trial import (
     settings_of,
     trial_command,
 )
-from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.accelerate.evaluator import RunAsked
+from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, Given, read_job
+from zenith_tune.presets.accelerate.megatron import MegatronBackend
+from zenith_tune.presets.accelerate.plan import TensorIsland, accelerate_subject, job_model, tensor_island
+from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
+from zenith_tune.presets.base import TuningPreset, UnaskedSize
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import MOST
-from zenith_tune.presets.looked_up import LookedUp
-from zenith_tune.presets.unasked_size import UnaskedSize
+from zenith_tune.presets.subject import LookedUp
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
-from zenith_tune.zero.zero_subject import ZeroSubject
+
+
+def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str]:
+    """Return the notes, one line each."""
+    job = backend.job
+    batch = f"global batch {backend.global_batch}" if backend.own_micro_batch else "the batch"
+    notes = [
+        f"{job.settings.source}: {job.settings.get('distributed_type')} on {job.num_gpus} processes; {batch} stays, "
+        f"and each trial has a file of its own, in the keys of Accelerate {CHECKED_VERSION}"
+    ]
+    if job.settings.unread:
+        names = ", ".join(job.settings.unread)
+        notes.append(f"Accelerate reads no key {names}, so it has no effect and is left out: correct its name")
+    if backend.own_micro_batch is None:
+        cure = "give --args mbs_option=--batch_size"
+        notes.append(f"the dataloader's batch size is not known: it stays as it is, and speed is in steps/s; {cure}")
+    notes += _backend_notes(backend)
+    if unplanned is not None:
+        notes.append(f"layouts are not planned before a trial: {unplanned}")
+    return notes
+
+
+def _backend_notes(backend: Backend) -> list[str]:
+    own = backend.job.settings
+    if isinstance(backend, FsdpBackend) and own.get("fsdp_auto_wrap_policy") is None:
+        return ["without fsdp_auto_wrap_policy the whole model is one unit: nothing of it is freed between layers"]
+    if not isinstance(backend, MegatronBackend):
+        return []
+    notes = []
+    if own.get("megatron_lm_context_parallel_size") is None:
+        notes.append(
+            "your file leaves megatron_lm_context_parallel_size out, which Accelerate takes for 2: trials say 1"
+        )
+    if own.flag("megatron_lm_recompute_activations"):
+        notes.append("megatron_lm_recompute_activations reaches nobody in Accelerate: trials say recompute_granularity")
+    if len(backend.axes["cp"]) > 1 or backend.axes["cp"][0] != 1:
+        notes.append("with cp above 1 Accelerate feeds Megatron too few micro-batches, unless Megatron reads the data")
+    if still := [name for name in ("cp", "ep") if len(backend.axes[name]) == 1]:
+        notes.append(_still_note(still))
+    if "selective" not in backend.axes["recompute"]:
+        cure = "a script that passes other_megatron_args can, by --args recompute_option=--recompute"
+        notes.append(f"Accelerate's file cannot ask for selective recomputation: {cure}")
+    return notes
+
+
+def _still_note(still: list[str]) -> str:
+    reasons = {
+        "cp": "cp, with which Accelerate feeds Megatron too few micro-batches unless Megatron reads the data",
+        "ep": "ep, which is for a mixture of experts that --args model=NAME tells",
+    }
+    what = "; and ".join(reasons[name] for name in still)
+    return f"not searched: {what}; --args search=default+{'+'.join(still)} would"
+
 
 BACKENDS: dict[str, type[Backend]] = {
     MEGATRON_LM: MegatronBackend,

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.layout import layout_name
+from zenith_tune.presets.deepspeed.axes import ALL, listed_axes
+from zenith_tune.presets.deepspeed.command import ScriptOption
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.presets.deepspeed.space import DeepSpeedSpace
 from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING
+from zenith_tune.strategies.zero_progressive.ds_config import (
+    ACCUMULATION,
+    AUTOTUNING,
+    BATCH,
+    MICRO_BATCH,
+    STAGE,
+    DsConfig,
+    Keys,
+)
+from zenith_tune.study.parameters import Value
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 PRECISIONS = ("bf16", "fp16", "fp32")
-CHECKPOINTING = "switch gradient checkpointing on in the model: the file does not"
+CHECKPOINTING_NOTE = "switch gradient checkpointing on in the model: the file does not"
 
 
 def deepspeed_config(target: Target) -> dict[str, Any]:
@@ -35,7 +51,7 @@ def emit_deepspeed(target: Target) -> Emission:
     steps = f"{at.dp} ranks x micro-batch {at.micro_batch} x {at.num_micro_batches} accumulation steps"
     notes = [f"batch {at.global_batch} = {steps}"]
     if at.recompute != "none":
-        notes.append(CHECKPOINTING)
+        notes.append(CHECKPOINTING_NOTE)
     text = json.dumps(deepspeed_config(target), indent=2) + "\n"
     return Emission(file_name="ds_config.json", text=text, notes=tuple(notes))
 
@@ -57,4 +73,64 @@ def _zero(stage: int) -> dict[str, Any]:
         options |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
     if stage == 3:
         options["stage3_gather_16bit_weights_on_model_save"] = True
+    return options
+
+
+MEASURING: Mapping[Keys, object] = {
+    ("steps_per_print",): 1,
+    ("wall_clock_breakdown",): True,
+    # Since 0.19 the speed of a step is printed at this level alone.
+    ("log_level",): "info",
+}
+"""What makes DeepSpeed print the time of each step; under Accelerate, only the second has an effect."""
+
+_PLACEHOLDERS = {MICRO_BATCH: "mbs", ACCUMULATION: "gas", BATCH: "gbs"}
+
+
+def batch_of(job: DeepSpeedJob, params: Mapping[str, Value]) -> dict[Keys, int]:
+    """Return the parts of the batch: accumulation follows, so that their product stays the global batch."""
+    mbs = int(params["mbs"])
+    return {BATCH: job.global_batch, MICRO_BATCH: mbs, ACCUMULATION: max(job.rank_batch // mbs, 1)}
+
+
+def best_config(space: DeepSpeedSpace, params: Mapping[str, Value]) -> DsConfig:
+    """Return the user's configuration with a point's values: complete, and without what only tuners read.
+
+    What is "auto" for the Trainer to fill stays so.
+    """
+    job = space.job
+    batch = {
+        keys: size for keys, size in batch_of(job, params).items() if not (job.is_trainer and job.config.is_auto(keys))
+    }
+    return job.config.having({**space.settings(params), **batch, (AUTOTUNING,): None})
+
+
+def trial_config(space: DeepSpeedSpace, params: Mapping[str, Value]) -> DsConfig:
+    """Return the same, printing the time of each step."""
+    return best_config(space, params).having(MEASURING)
+
+
+def baseline_config(space: DeepSpeedSpace) -> DsConfig:
+    """Return the user's own configuration, printing the time of each step; of a list, the first value counts."""
+    config = space.job.config
+    stage, sizes = config.get(STAGE), config.get(MICRO_BATCH)
+    changes: dict[Keys, object] = {axis.keys: axis.choices[0] for axis in listed_axes(config).values()}
+    if isinstance(stage, list) or stage == ALL:
+        changes[STAGE] = space.stages[0]
+    if isinstance(sizes, list):
+        changes |= batch_of(space.job, {"mbs": sizes[0]})
+    return config.having({**changes, **MEASURING, (AUTOTUNING,): None})
+
+
+def script_options(job: DeepSpeedJob, params: Mapping[str, Value]) -> list[ScriptOption]:
+    """Return the script's own options that must agree with the configuration."""
+    batch = batch_of(job, params)
+    options = [
+        ScriptOption(placeholder=_PLACEHOLDERS[keys], option=option, value=batch[keys])
+        for keys, option in job.batch_options.items()
+    ]
+    if CHECKPOINTING in params:
+        # As a word: the Trainer's parser reads True and False.
+        value = str(bool(params[CHECKPOINTING]))
+        options.append(ScriptOption(placeholder=CHECKPOINTING, option="--gradient_checkpointing", value=value))
     return options

@@ -5,23 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
-from zenith_tune.presets.deepspeed.job import MOST, Given, read_job
+from zenith_tune.presets.deepspeed.emit import baseline_config, batch_of, best_config, script_options, trial_config
+from zenith_tune.presets.deepspeed.job import MOST, SEQUENCE_OPTIONS, DeepSpeedJob, Given, read_job
 from zenith_tune.presets.deepspeed.space import DEFAULT, DeepSpeedSpace, search_names
-from zenith_tune.presets.deepspeed_plan import deepspeed_subject
-from zenith_tune.presets.deepspeed_trial import baseline_config, batch_of, best_config, script_options, trial_config
-from zenith_tune.presets.looked_up import LookedUp
+from zenith_tune.presets.subject import LookedUp, job_cluster
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, AUTOTUNING
-from zenith_tune.strategies.zero_progressive.feasibility import why_surely_too_large
+from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
 from zenith_tune.study.parameters import Parameter, Params, Value
-from zenith_tune.zero.zero_subject import ZeroSubject
+
+
+def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | None = None) -> ZeroSubject:
+    """Return model, cluster, job and configuration, or raise UsageError with what is missing and how to give it."""
+    # Not at the top: the catalogs are loaded only where a plan is made.
+    from zenith_tune.describe.framework_spec import load_framework
+    from zenith_tune.describe.model_catalog import load_model
+
+    if job.model is None:
+        law = "the model is not known, because the command names none by --model_name_or_path"
+        raise UsageError(f"{law}: give --args model=NAME, a Hugging Face id or the path of a config.json")
+    if job.seq_len is None:
+        options = ", ".join(option.replace("-", "_").replace("__", "--") for option in SEQUENCE_OPTIONS[:3])
+        raise UsageError(f"the command has no {options} or the like: give --args seq=2048")
+    return ZeroSubject(
+        model=load_model(job.model),
+        cluster=job_cluster(cluster, job.num_gpus, topology),
+        job=JobSpec(seq_len=job.seq_len, framework=load_framework("deepspeed"), precision=job.precision),
+        config=job.config,
+        num_ranks=job.num_ranks,
+        model_ranks=job.num_gpus // job.num_ranks,
+        recomputes=job.recomputes,
+    )
+
 
 METRICS = ("throughput", "latency", "flops")
 INSIDE = {"gridsearch": "grid", "random": "random", "model_based": "model"}

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.deepspeed.axes import listed_axes, listed_micro_batches, listed_stages
 from zenith_tune.presets.deepspeed.command import PRESET
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from zenith_tune.describe.model_config import ModelConfig, read_model_config
-from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.model_catalog import ModelConfig, read_model_config
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.sequence import sequence_in_command
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.launched_resources import launched_resources
+from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.megatron.command import (
     OPTIONS,
     SEQUENCE_PARALLEL,
@@ -22,9 +21,19 @@ from zenith_tune.presets.megatron.command import (
     runs_ms_swift,
     runs_pretrain_script,
 )
+from zenith_tune.presets.megatron.evaluator import sequence_in_command
 from zenith_tune.presets.megatron.rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
-from zenith_tune.presets.megatron.swift import interleaving, says_false, swift_version, with_underscores
-from zenith_tune.presets.megatron_plan import batch_notes, layout_in, megatron_subject, tokens_notes, with_recompute
+from zenith_tune.presets.megatron.swift import (
+    batch_notes,
+    interleaving,
+    layout_in,
+    megatron_subject,
+    says_false,
+    swift_version,
+    tokens_notes,
+    with_recompute,
+    with_underscores,
+)
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.base import TuningStrategy

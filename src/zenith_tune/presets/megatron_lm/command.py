@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.emit.pipeline_layout import pipeline_layout
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chunks
 from zenith_tune.presets.megatron.command import OPTIONS
 from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS, MegatronJob
-from zenith_tune.presets.megatron_lm.overlap import GATHER, GRADS, SWITCH, wanted_overlap
+from zenith_tune.presets.megatron_lm.options import pipeline_layout
+from zenith_tune.presets.megatron_lm.overlap import GATHER, GRADS, SWITCH, module_of, own_modules, wanted_overlap
+from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
 from zenith_tune.presets.megatron_lm.rules import FOLDED_EXPERTS, VIRTUAL_STAGES
-from zenith_tune.presets.megatron_lm_modules import OPTION as MODULES
-from zenith_tune.presets.megatron_lm_modules import module_of, own_modules
 from zenith_tune.shell import CommandLine
 from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names
 from zenith_tune.study.parameters import Value

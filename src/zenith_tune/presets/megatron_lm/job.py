@@ -5,22 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from zenith_tune.describe.framework_catalog import load_framework
-from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.megatron.args import MOST, MOST_DIGITS, MegatronArgs, whole
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.describe.job_spec import JobSpec, PlanSubject
+from zenith_tune.describe.megatron.args import (
+    MOST,
+    MOST_DIGITS,
+    MegatronArgs,
+    has_flash_attention,
+    is_local,
+    job_from_args,
+)
 from zenith_tune.describe.megatron.model import model_from_args, model_name
-from zenith_tune.describe.megatron.version import MegatronVersion
-from zenith_tune.describe.megatron_job_args import has_flash_attention, is_local, job_from_args
+from zenith_tune.describe.megatron.version import MegatronVersion, megatron_version
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.rules import VersionRules
-from zenith_tune.presets.megatron_lm_gpus import started_gpus
-from zenith_tune.presets.megatron_lm_run import PretrainRun
-from zenith_tune.presets.megatron_lm_tree import megatron_version
+from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import CommandLine
-from zenith_tune.shell.script import find_pretrain_run, why_unread
+from zenith_tune.shell.script import PretrainRun, find_pretrain_run, why_unread
+from zenith_tune.units import whole
 
 PRESET = "preset megatron-lm"
 OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
@@ -148,7 +154,7 @@ def _model(args: MegatronArgs, given: Given) -> ModelSpec:
 
 
 def _num_gpus(run: PretrainRun, given: Given) -> int:
-    started = started_gpus(run)
+    started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         law = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
         raise UsageError(f"{law}: leave n_gpus out, or change the command")
@@ -223,3 +229,26 @@ def _recompute(args: MegatronArgs) -> tuple[str, int]:
     if granularity != "full":
         return granularity or "none", 0
     return f"full/{args.text('--recompute-method') or 'uniform'}", args.count("--recompute-num-layers") or 1
+
+
+def subject_of(job: MegatronJob, cluster: str | None, topology: str | None = None) -> PlanSubject:
+    """Return model, cluster and job; `cluster` is this machine unless it is named."""
+    machines = job_cluster(cluster, job.start.num_gpus, topology)
+    return PlanSubject(model=_with_vocab(job), cluster=machines, job=job.job)
+
+
+def _with_vocab(job: MegatronJob) -> ModelSpec:
+    """Return the model, its vocabulary looked up by the tokenizer's name where the command does not tell it."""
+    model = job.model
+    assert model is not None
+    if model.vocab:
+        return model
+    tokenizer = job.args.text("--tokenizer-model")
+    try:
+        if tokenizer:
+            known = replace(model, vocab=load_model(tokenizer).vocab)
+            return replace(known, name=model_name(known))
+    except UsageError:
+        pass
+    law = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
+    raise UsageError(f"{law}: give --args vocab=128256 (the tokenizer's own number)")

@@ -1,15 +1,44 @@
 """A layout as options of Megatron-LM, by their names with underscores; `True` is a switch.
 
 ms-swift knows the same names, but for those that `ms_swift` changes.
+
+A pipeline written down chunk by chunk, as Megatron-LM's --pipeline-model-parallel-layout.
+
+E is the embedding, t a layer, m a layer that predicts further tokens (MTP), L the loss; | ends a chunk, and *n repeats
+what stands before it: one letter, or several in parentheses. Chunk k belongs to pipeline rank k modulo pp.
 """
 
 from __future__ import annotations
 
-from zenith_tune.emit.pipeline_layout import pipeline_layout
+from collections.abc import Sequence
+from itertools import groupby
+
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout_name import layout_name
+from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chunks
 from zenith_tune.presets.emission import Target
+
+
+def pipeline_layout(chunks: Sequence[int], *, num_mtp_layers: int = 0) -> str:
+    """Return the string for chunks of so many layers; MTP layers go beside the loss, where they take their input.
+
+    >>> pipeline_layout([3, 4, 4, 4, 2], num_mtp_layers=1)
+    'Et*3|(t*4|)*3,t*2mL'
+    """
+    first, *inner, last = chunks
+    middle = "".join(_run(layers, len(list(run))) for layers, run in groupby(inner))
+    return f"E{_letters('t', first)}|{middle}{_letters('t', last)}{_letters('m', num_mtp_layers)}L"
+
+
+def _run(layers: int, count: int) -> str:
+    """Write so many equal chunks; the comma means nothing to Megatron, and parts them for a reader."""
+    chunk = f"{_letters('t', layers)}|"
+    return f"({chunk})*{count}," if count > 1 else chunk
+
+
+def _letters(letter: str, count: int) -> str:
+    return f"{letter}*{count}" if count > 1 else letter * count
+
 
 Options = dict[str, int | str | bool]
 

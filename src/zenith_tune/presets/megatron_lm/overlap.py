@@ -1,21 +1,235 @@
 """Which communication a trial overlaps with compute: of data-parallel, tensor-parallel and expert-parallel ranks.
 
 Each rule is one of validate_args or TransformerConfig of Megatron-LM main of 2026-08-22, unless it names releases.
+
+What switches that stand in the user's command ask of a layout: Megatron-LM refuses to start with any other.
+
+Each is checked by megatron/training/arguments.py (validate_args) or TransformerConfig of main of 2026-08-22.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Self
 
-from zenith_tune.describe.megatron.args import MegatronArgs
-from zenith_tune.describe.megatron_job_args import is_local
+from zenith_tune.describe.megatron.args import MegatronArgs, is_local
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm.job import MegatronJob
-from zenith_tune.presets.megatron_lm.rules import EXPERT_OVERLAP
-from zenith_tune.presets.megatron_lm_modules import captures_graphs, own_modules
-from zenith_tune.presets.megatron_lm_switches import EP_OVERLAP, SWITCHES, TP_OVERLAP, WITH_STEP
-from zenith_tune.presets.megatron_lm_tuned_layout import TunedLayout
+from zenith_tune.presets.megatron_lm.rules import EXPERT_OVERLAP, MODULES, SHARED_EXPERTS
 from zenith_tune.study.parameters import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedLayout(Layout):
+    """Hold what the planner cannot tell apart: to it they are one layout, to a study they are different runs."""
+
+    overlap: str = "none"
+    """Of data-parallel communication with compute: none, grads, or params, which is both."""
+    tp_overlap: bool = False
+    ep_overlap: bool = False
+    module: str = ""
+    """The one that selective recomputation takes; empty for those that the command has."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> Self:
+        """Return a layout with nothing beside it."""
+        return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
+
+
+Holds = Callable[[Layout, Layout], bool]
+"""Whether a layout will do, given the one that the command has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """Hold an option and its need; `values` are those that need it, none for whatever it is set to."""
+
+    option: str
+    need: str
+    holds: Holds
+    values: tuple[str, ...] = ()
+    about_recompute: bool = False
+
+    def is_in(self, args: MegatronArgs) -> bool:
+        """Tell whether a command has the switch; one that is set to 0 is off."""
+        value = args.text(self.option)
+        return args.has(self.option) and (value in self.values if self.values else value != "0")
+
+    def reason(self, at: Layout, start: Layout) -> str | None:
+        """Return why a layout will not do."""
+        if self.holds(at, start):
+            return None
+        return f"{' '.join((self.option, *self.values[:1]))} in your command needs {self.need}"
+
+
+def _is_full(at: Layout) -> bool:
+    return at.recompute.startswith("full")
+
+
+TP_OVERLAP, EP_OVERLAP = "--tp-comm-overlap", "--overlap-moe-expert-parallel-comm"
+WITH_STEP, OFFLOADING = "--overlap-param-gather-with-optimizer-step", "--cpu-offloading-num-layers"
+_GRAPHS = (("--enable-cuda-graph", ()), ("--external-cuda-graph", ()), ("--cuda-graph-impl", ("local",)))
+SWITCHES: tuple[Switch, ...] = (
+    Switch(option="--transformer-impl", values=("local",), need="cp 1", holds=lambda at, start: at.cp == 1),
+    Switch(option=TP_OVERLAP, need="sequence parallelism", holds=lambda at, start: at.sequence_parallel),
+    Switch(option="--defer-embedding-wgrad-compute", need="pp above 1", holds=lambda at, start: at.pp > 1),
+    Switch(
+        option="--no-overlap-p2p-communication",
+        need="vp 1, or pp above 2",
+        holds=lambda at, start: at.vp == 1 or at.pp > 2,
+    ),
+    Switch(option=WITH_STEP, need="vp above 1", holds=lambda at, start: at.vp > 1),
+    *(
+        Switch(option=option, need="the distributed optimizer", holds=lambda at, start: at.zero > 0)
+        for option in (WITH_STEP, "--fp8-param-gather")
+    ),
+    Switch(
+        option="--hierarchical-context-parallel-sizes",
+        need="cp as it is",
+        holds=lambda at, start: at.cp == start.cp,
+    ),
+    Switch(
+        option="--use-tp-pp-dp-mapping",
+        need="dp equal to edp where pp is above 1",
+        holds=lambda at, start: at.pp == 1 or at.dp == at.edp,
+    ),
+    Switch(option=EP_OVERLAP, need="ep above 1", holds=lambda at, start: at.ep > 1),
+    Switch(option=EP_OVERLAP, need="vp above 1 where pp is", holds=lambda at, start: at.pp == 1 or at.vp > 1),
+    Switch(
+        option=EP_OVERLAP,
+        need="no full recomputation",
+        holds=lambda at, start: not _is_full(at),
+        about_recompute=True,
+    ),
+    Switch(option=OFFLOADING, need="pp 1", holds=lambda at, start: at.pp == 1),
+    Switch(
+        option=OFFLOADING,
+        need="no recomputation",
+        holds=lambda at, start: at.recompute == "none",
+        about_recompute=True,
+    ),
+    Switch(
+        option="--distribute-saved-activations",
+        need="full recomputation and tp above 1 without sequence parallelism",
+        holds=lambda at, start: _is_full(at) and at.tp > 1 and not at.sequence_parallel,
+        about_recompute=True,
+    ),
+    *(
+        Switch(
+            option=option,
+            values=values,
+            need="no full recomputation",
+            holds=lambda at, start: not _is_full(at),
+            about_recompute=True,
+        )
+        for option, values in (
+            *_GRAPHS,
+            ("--cuda-graph-impl", ("transformer_engine",)),
+            ("--moe-layer-recompute", ()),
+        )
+    ),
+)
+
+
+def switches_in(args: MegatronArgs) -> tuple[Switch, ...]:
+    """Return the switches that a command has.
+
+    >>> [switch.need for switch in switches_in(MegatronArgs.of(["--tp-comm-overlap", "--bf16"]))]
+    ['sequence parallelism']
+    """
+    return tuple(switch for switch in SWITCHES if switch.is_in(args))
+
+
+OPTION = "--recompute-modules"
+SELECTIVE = "selective/"
+GRAPHS = ("--enable-cuda-graph", "--external-cuda-graph")
+MODULES_EXCLUDED_BY = (
+    "--moe-layer-recompute",
+    "--fine-grained-activation-offloading",
+    "--enable-mhc-connections",
+    "--use-transformer-engine-op-fuser",
+)
+"""Switches that ask for other modules than those that are tried here."""
+SIXTEEN_BITS_OR_MORE = ("fp32", "bf16", "fp16")
+
+Goes = Callable[[MegatronJob, ModelSpec], bool]
+
+
+def _has_dense_layers(job: MegatronJob, model: ModelSpec) -> bool:
+    return model.num_moe_layers < model.num_layers
+
+
+def _has_norms_of_their_own(job: MegatronJob, model: ModelSpec) -> bool:
+    """Tell whether norms stand alone: Transformer Engine has those of dense layers inside the next matrix product."""
+    return _has_no_fp8(job) and (job.has_experts or model.latent_attention is not None or is_local(job.args))
+
+
+def _has_grouped_experts(job: MegatronJob, model: ModelSpec) -> bool:
+    return _has_no_fp8(job) and job.has_experts and job.args.has("--moe-grouped-gemm") and not is_local(job.args)
+
+
+def _has_no_fp8(job: MegatronJob) -> bool:
+    """Tell whether nothing is below 16 bits, where some recipes and older Transformer Engines refuse the module."""
+    return job.job.precision in SIXTEEN_BITS_OR_MORE
+
+
+def _has_shared_experts(job: MegatronJob, model: ModelSpec) -> bool:
+    is_known = job.rules.has(SHARED_EXPERTS)
+    return is_known and model.shared_ffn_hidden > 0 and not job.args.has("--moe-shared-expert-overlap")
+
+
+MODULE_GOES: Mapping[str, Goes] = {
+    "mlp": _has_dense_layers,
+    "moe": lambda job, model: job.has_experts,
+    "moe_act": _has_grouped_experts,
+    "shared_experts": _has_shared_experts,
+    "layernorm": _has_norms_of_their_own,
+    "mla_up_proj": lambda job, model: model.latent_attention is not None,
+}
+
+
+def module_values(job: MegatronJob) -> list[str]:
+    """Return the kinds of selective recomputation with one module each, but for the command's own."""
+    if (
+        job.model is None
+        or not job.rules.has(MODULES)
+        or job.args.first(*MODULES_EXCLUDED_BY)
+        or captures_graphs(job.args)
+    ):
+        return []
+    own = own_modules(job)
+    names = [name for name, goes in MODULE_GOES.items() if goes(job, job.model) and own != (name,)]
+    return [f"{SELECTIVE}{name}" for name in names]
+
+
+def module_of(recompute: str) -> str:
+    """Return the module that a kind of recomputation names.
+
+    >>> module_of("selective/mlp"), module_of("full/block4")
+    ('mlp', '')
+    """
+    return recompute.removeprefix(SELECTIVE) if recompute.startswith(SELECTIVE) else ""
+
+
+def own_modules(job: MegatronJob) -> tuple[str, ...]:
+    """Return the modules that a command itself names."""
+    words = job.run.arguments if job.run is not None else ()
+    found: tuple[str, ...] = ()
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == OPTION:
+            behind = words[index + 1 :]
+            end = next((i for i, each in enumerate(behind) if each.startswith("--")), len(behind))
+            found = (value,) if equals else behind[:end]
+    return found
+
+
+def captures_graphs(args: MegatronArgs) -> bool:
+    """Tell whether a command captures CUDA graphs, whose parts must not be recomputed."""
+    return args.first(*GRAPHS) is not None or args.text("--cuda-graph-impl") not in (None, "none")
+
 
 OVERLAPS = ("overlap", "tp_overlap", "ep_overlap")
 GRADS, GATHER = "--overlap-grad-reduce", "--overlap-param-gather"

@@ -12,26 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zenith_tune.describe.megatron_job_args import is_local
+from zenith_tune.describe.megatron.args import is_local
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts import constraints
-from zenith_tune.layouts.divisors import divisors
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_name import parse_values
+from zenith_tune.layouts.layout import Layout, divisors, parse_values
 from zenith_tune.layouts.layout_rules import RULES
 from zenith_tune.layouts.pipeline import ACCOUNTED, is_accounted, is_even, layers_per_chunk
 from zenith_tune.presets.megatron_lm.job import MegatronJob, recompute_name
 from zenith_tune.presets.megatron_lm.overlap import (
     OVERLAPS,
+    SELECTIVE,
     SWITCH,
+    TunedLayout,
+    module_of,
+    module_values,
     overlap_reasons,
     overlap_values,
     own_overlap,
     recompute_reasons,
+    switches_in,
 )
-from zenith_tune.presets.megatron_lm_modules import SELECTIVE, module_of, module_values
-from zenith_tune.presets.megatron_lm_switches import switches_in
-from zenith_tune.presets.megatron_lm_tuned_layout import TunedLayout
 from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 
 ALWAYS = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "recompute")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.candidate import MAX_TP, MimoCandidate, micro_batches, why_not
 from zenith_tune.planner.mimo.job import MimoJob
-from zenith_tune.study.parameters import Params, Value
+from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
+from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
+from zenith_tune.planner.mimo.timeline import peak_memory_bytes
+from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 
 PRESET = "preset mimo"
 MOST_RANKS = 4096
@@ -53,3 +57,96 @@ def checked_ranks(num_ranks: int) -> int:
         law = f"{PRESET} searches layouts for 2 to {MOST_RANKS} ranks"
         raise UsageError(f"{law}, but the command has {num_ranks}: give --args n_gpus=8")
     return num_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimoSpace:
+    """Hold the search space of one command; dp is what fills each module's ranks."""
+
+    read: ReadCommand
+    mbs_max: int
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters; `encoder_ranks` 0 means that both modules share all ranks."""
+        job = self.read.job
+        ranks = range(0 if job.can_share_ranks else 1, job.num_ranks)
+        space: dict[str, Parameter] = {"encoder_ranks": CategoricalParameter(list(ranks))}
+        for name, work in (("encoder", job.encoder), ("llm", job.language)):
+            degrees = [tp for tp in range(1, min(MAX_TP, job.num_ranks) + 1) if work.why_not_tp(tp) is None]
+            space[f"{name}_tp"] = CategoricalParameter(degrees)
+            if name == "llm" or job.can_pipeline_encoder:
+                stages = [pp for pp in range(1, job.num_ranks + 1) if work.why_not_pp(pp) is None]
+                space[f"{name}_pp"] = CategoricalParameter(stages)
+        if len(self.read.expert_parallel) > 1:
+            space["llm_ep"] = CategoricalParameter(list(self.read.expert_parallel))
+        space["mbs"] = CategoricalParameter(list(micro_batches(job, self.mbs_max)))
+        if len(job.recompute) > 1:
+            space |= {"encoder_recompute": BoolParameter(), "llm_recompute": BoolParameter()}
+        return space
+
+    def candidate(self, params: Mapping[str, Value]) -> MimoCandidate:
+        """Return the layout of a point; raises UsageError where its ranks cannot be filled."""
+        recompute = self.read.job.recompute[0]
+        return MimoCandidate.of(
+            self.read.job.num_ranks,
+            encoder=(int(params["encoder_tp"]), int(params.get("encoder_pp", 1))),
+            language=(int(params["llm_tp"]), int(params["llm_pp"])),
+            encoder_ranks=int(params["encoder_ranks"]),
+            micro_batch=int(params["mbs"]),
+            encoder_recompute=bool(params.get("encoder_recompute", recompute[0])),
+            language_recompute=bool(params.get("llm_recompute", recompute[1])),
+            expert_parallel=int(params.get("llm_ep", 1)),
+        )
+
+    def point(self, at: MimoCandidate) -> Params:
+        """Return the point of a layout."""
+        values: Params = {
+            "encoder_ranks": at.encoder_ranks,
+            "encoder_tp": at.encoder.tp,
+            "encoder_pp": at.encoder.pp,
+            "llm_tp": at.language.tp,
+            "llm_pp": at.language.pp,
+            "llm_ep": at.expert_parallel,
+            "mbs": at.micro_batch,
+            "encoder_recompute": at.encoder_recompute,
+            "llm_recompute": at.language_recompute,
+        }
+        return {name: values[name] for name in self.parameters()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks, or that it does not fit; None where it is worth a trial."""
+        job = self.read.job
+        try:
+            at = self.candidate(params)
+        except UsageError as error:
+            return str(error)
+        if (broken := why_not(job, at)) is not None:
+            return broken
+        needed, most = peak_memory_bytes(job, at), job.device.memory_bytes
+        return f"a rank must fit {most / 2**30:.3g} GiB, but needs {needed / 2**30:.3g} GiB." if needed > most else None
+
+    def predict(self, params: Mapping[str, Value]) -> MimoPrediction:
+        """Return what a step of a point takes."""
+        return predict(self.read.job, self.candidate(params))
+
+    def own_point(self) -> Params | None:
+        """Return the command's own point, where it is one of the space."""
+        own, space = self.read.own, self.parameters()
+        if own is None:
+            return None
+        point = {name: own.get(name) for name in space}
+        is_known = all(value is not None and space[name].contains(value) for name, value in point.items())
+        return {name: value for name, value in point.items() if value is not None} if is_known else None
+
+    @functools.cached_property
+    def plan(self) -> MimoPlan:
+        """Return the layouts by their predicted step."""
+        return self.plan_for(self.read.job)
+
+    def plan_for(self, job: MimoJob) -> MimoPlan:
+        """Return the layouts by what is known of the job."""
+        return plan_mimo(job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+
+    def points(self) -> Iterator[Params]:
+        """Yield the planned points, the fastest first."""
+        return (self.point(prediction.at) for prediction in self.plan.ranked)

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.divisors import divisors
+from zenith_tune.layouts.layout import divisors
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
+from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS
-from zenith_tune.presets.megatron_lm_gpus import started_gpus
-from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.presets.mimo.job import PRESET, Given, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.subject import job_cluster
+from zenith_tune.shell.script import PretrainRun
 from zenith_tune.study.parameters import Params, Value
 
 PROGRAM, KIND = "pretrain_mimo.py", "mimo"
@@ -39,7 +39,7 @@ def read_megatron(run: PretrainRun, given: Given) -> ReadCommand:
     args = MegatronArgs.of(run.arguments)
     prefix = option_prefix(args)
     _refuse_other_kinds(args, prefix)
-    num_ranks = given.n_gpus or started_gpus(run)
+    num_ranks = given.n_gpus or pretrain_gpus(run)
     if num_ranks is None:
         law = f"{PRESET} must know the number of GPUs, but the command does not tell"
         raise UsageError(f"{law}: give --args n_gpus=8, or --nproc-per-node 8 in the command")

@@ -9,20 +9,18 @@ from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed.command import launcher_words
-from zenith_tune.presets.megatron_lm_run import PretrainRun
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
-from zenith_tune.presets.mimo.job import PRESET, Given, ReadCommand
+from zenith_tune.presets.mimo.job import PRESET, Given, MimoSpace, ReadCommand
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
-from zenith_tune.presets.mimo_space import MimoSpace
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import CommandLine
 from zenith_tune.shell.placeholders import fill_placeholders
-from zenith_tune.shell.script import find_pretrain_run
+from zenith_tune.shell.script import PretrainRun, find_pretrain_run
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.prediction import Prediction
 from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.trial import Prediction
 
 MOST = 1_000_000
 DERIVED = ("encoder_dp", "llm_dp", "llm_offset")

@@ -8,18 +8,67 @@ itself has its open claims taken from it one by one, each by whoever comes first
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zenith_tune.errors import TrialExhausted
 from zenith_tune.record.server.patience import Patience
 from zenith_tune.record.storage import clear_errors
-from zenith_tune.record.tuner_identity import TunerIdentity
 
 if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial
     from sqlalchemy import Connection, Engine
+
+
+_STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from behind the name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerIdentity:
+    """Tell one tuner from another, also from a later process with the same pid."""
+
+    host: str
+    machine: str
+    """Where its pid means something: this boot of the kernel, the container in it, and a user who may see it."""
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def own(cls) -> TunerIdentity:
+        """Return who this process is."""
+        fields = _stat(os.getpid())
+        ticks = int(fields[_START_TICKS]) if fields else 0
+        return cls(host=socket.gethostname(), machine=_machine(), pid=os.getpid(), start_ticks=ticks)
+
+    def is_gone(self) -> bool:
+        """Tell whether the tuner has surely ended; of one on another machine that cannot be seen."""
+        if not self.machine or self.machine != _machine():
+            return False
+        fields = _stat(self.pid)
+        return not fields or int(fields[_START_TICKS]) != self.start_ticks or fields[_STATE] in "ZX"
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()} uid {os.getuid()}"
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        # The name, in brackets before them, may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
 
 T = TypeVar("T")
 
@@ -202,3 +251,46 @@ class Claims:
 
 def _identity(row: Any) -> TunerIdentity:
     return TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
+
+
+TWIN_OF = "twin_of"
+"""The attribute of a trial that was written once too often; they cannot be deleted, for Optuna numbers by counting."""
+
+
+def create_once(
+    storage: RDBStorage,
+    study_id: int,
+    template: FrozenTrial,
+    claims: Claims,
+    claim: str,
+    call: Callable[[Callable[[], list[TrialRow]]], list[TrialRow]],
+) -> TrialRow:
+    """Write a trial under a claim, and return where it is.
+
+    A commit whose answer is lost may have come through; Optuna tries it again by itself without looking, and so a
+    trial can be there twice. The first is the trial; the others are ended, and marked so that nobody counts them.
+    """
+    import sqlalchemy
+    from optuna.trial import TrialState
+
+    broken: list[Any] = []
+
+    def create() -> list[TrialRow]:
+        found = claims.trials_of(claim) if broken else []
+        if not found:
+            trial_id = storage.create_new_trial(study_id, template_trial=template)
+            found = claims.trials_of(claim) if broken else [claims.trial(trial_id)]
+        for twin in found[1:]:
+            if not twin.has_ended:
+                storage.set_trial_user_attr(twin.trial_id, TWIN_OF, found[0].number)
+                storage.set_trial_state_values(twin.trial_id, TrialState.FAIL)
+        return found
+
+    def note(context: Any) -> None:
+        broken.append(context)
+
+    sqlalchemy.event.listen(storage.engine, "handle_error", note)
+    try:
+        return call(create)[0]
+    finally:
+        sqlalchemy.event.remove(storage.engine, "handle_error", note)

@@ -4,15 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from zenith_tune.errors import StudyError, ZenithTuneError
-from zenith_tune.record.heartbeat import Heartbeat
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.server.claims import Claims, run_key
+from zenith_tune.record.server.patience import is_away
 from zenith_tune.study.trial import Outcome, Trial
+
+
+class Heartbeat:
+    """Call `show` from a thread of its own; a server that is away is asked again at the next beat."""
+
+    def __init__(self, show: Callable[[], None], beat_s: float) -> None:
+        self._show = show
+        self._beat_s = beat_s
+        self._is_over = threading.Event()
+        self._since = time.monotonic()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def steady_s(self) -> float:
+        """For how long every beat has reached the server: whoever was cut off cannot judge the silence of others."""
+        return time.monotonic() - self._since
+
+    def close(self) -> None:
+        """Beat no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(self._beat_s):
+            try:
+                self._show()
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                self._since = time.monotonic()
 
 
 class TakenOver(ZenithTuneError):  # noqa: N818 - it tells what happened to a trial, not what went wrong

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from zenith_tune import __version__
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.explanation import Explanation, Step
-from zenith_tune.planner.plan import NearMiss, Plan
+from zenith_tune.planner.plan import NearMiss, Plan, PlannedLayout
+from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.what_if import WhatIf
-from zenith_tune.planning.planned_layout import PlannedLayout
+from zenith_tune.report.trial_digest import best_layout_object
+
+if TYPE_CHECKING:
+    from zenith_tune.presets.emission import Emission
+
 
 Json = dict[str, Any]
 
@@ -107,3 +114,22 @@ def _near_miss(miss: NearMiss) -> Json:
 def _finite(number: float) -> float | None:
     """Return a number, or None for one that JSON has no spelling for."""
     return number if math.isfinite(number) else None
+
+
+def plan_digest(
+    planner: Planner, plan: Plan, enough_gpus: int | None, *, emission: Emission | None = None, form: str = ""
+) -> Json:
+    """Return a plan with its best layout in full."""
+    best = plan.best[0] if plan.best else None
+    emitted = {"format": form, "file_name": emission.file_name, "text": emission.text} if emission else None
+    return {
+        "kind": "plan",
+        "made_by": f"zenithtune {__version__}",
+        "title": f"{plan.model.name} on {plan.cluster.name} – plan",
+        "place": "",
+        "now_s": time.time(),
+        **plan_object(plan, enough_gpus),
+        "capacity_bytes": float(plan.cluster.gpu.memory_bytes),
+        "best_layout": best_layout_object(planner, best) if best else None,
+        "emitted": emitted,
+    }

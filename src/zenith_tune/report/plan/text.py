@@ -4,19 +4,110 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable
+from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from zenith_tune.planner.explanation import Explanation, StageMemory, Step
-from zenith_tune.planner.plan import Obstacle, Plan
+from zenith_tune.errors import UsageError
+from zenith_tune.planner.explanation import LEAST_GAIN, Explanation, StageMemory, Step
+from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, changes
 from zenith_tune.planner.what_if import WhatIf
-from zenith_tune.planning.changes import changes
-from zenith_tune.planning.planned_layout import PlannedLayout
-from zenith_tune.planning.steps import LEAST_GAIN
-from zenith_tune.report.plan_tables import layout_table, memory_table, stage_table, time_table
-from zenith_tune.units import count, format_bytes, format_gain, format_seconds, format_spread
+from zenith_tune.presets.emission import Emission
+from zenith_tune.study.files import write_output
+from zenith_tune.units import GIB, count, format_bytes, format_gain, format_seconds, format_spread
+
+MAX_STAGES = 6
+LEAST_SHARE = 0.0005
+"""Parts of a step below this would show as 0.0%."""
+LOW_RISK, HIGH_RISK = 0.05, 0.2
+
+
+def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -> Table:
+    """Return layouts as a table, in their order."""
+    table = _table()
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("layout", min_width=24)
+    for name in (*(["GPUs"] if show_gpus else []), "step", "tok/s/GPU", "MFU", "GiB (left)", "OOM"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    for number, planned in enumerate(layouts, start=1):
+        gpus = [Text(str(planned.layout.num_gpus))] if show_gpus else []
+        cells = [Text(str(number)), Text(planned.name), *gpus, *_cells(planned)]
+        table.add_row(*cells, style="bold" if number == 1 else "")
+    return table
+
+
+def time_table(planned: PlannedLayout) -> Table:
+    """Return where the time of a step goes, the largest part first."""
+    table = _table()
+    table.add_column("step time", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for name, seconds in sorted(planned.time_parts.items(), key=lambda part: -part[1]):
+        if seconds / planned.step_s >= LEAST_SHARE:
+            table.add_row(CAUSES.get(name, name), format_seconds(seconds), f"{seconds / planned.step_s:.1%}")
+    table.add_row("all", format_seconds(planned.step_s), "", style="bold")
+    return table
+
+
+def stage_table(stages: tuple[StageMemory, ...]) -> Table:
+    """Return the memory of each pipeline stage by cause, in GiB; of a long pipeline, its ends and its fullest."""
+    shown = _chosen(stages)
+    names = [name for name in stages[0].parts if any(stage.parts[name] > 0 for stage in stages)]
+    table = _table()
+    table.add_column("memory", no_wrap=True)
+    for stage in shown:
+        table.add_column(f"stage {stage.stage}", justify="right", no_wrap=True)
+    for name in names:
+        table.add_row(name, *(format_bytes(stage.parts[name]) for stage in shown))
+    table.add_row("all", *(format_bytes(stage.total_bytes) for stage in shown), style="bold")
+    return table
+
+
+def memory_table(planned: PlannedLayout) -> Table:
+    """Return the memory of the fullest stage by cause."""
+    table = _table()
+    table.add_column("memory", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    for name, size in planned.memory_parts.items():
+        if size > 0:
+            table.add_row(name, format_bytes(size))
+    table.add_row("all", format_bytes(planned.memory_bytes), style="bold")
+    return table
+
+
+def risk_style(probability: float) -> str:
+    """Return the colour for a probability of running out of memory."""
+    if probability < LOW_RISK:
+        return "green"
+    return "yellow" if probability < HIGH_RISK else "red"
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+
+
+def _cells(planned: PlannedLayout) -> list[Text]:
+    return [
+        Text(format_seconds(planned.step_s)),
+        Text(f"{planned.tokens_per_s_per_gpu:,.0f}"),
+        Text(f"{planned.mfu:.1%}"),
+        Text(f"{planned.memory_bytes / GIB:.1f} ({planned.headroom_bytes / GIB:.1f})"),
+        Text(f"{planned.oom_probability:.0%}", style=risk_style(planned.oom_probability)),
+        Text(planned.bound),
+    ]
+
+
+def _chosen(stages: tuple[StageMemory, ...]) -> list[StageMemory]:
+    if len(stages) <= MAX_STAGES:
+        return list(stages)
+    fullest = max(stages, key=lambda stage: stage.total_bytes).stage
+    return [stage for stage in stages if stage.stage in {0, 1, 2, len(stages) - 2, len(stages) - 1, fullest}]
+
 
 MAX_WIDTH = 100
 """Columns that a line has at most; a row of the table goes into them."""
@@ -164,3 +255,29 @@ def _title(plan: Plan) -> str:
     job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}, {plan.job.framework.name}"
     spread = f"; step{format_spread(plan.best[0].step_spread)}" if plan.best else ""
     return f"{plan.model.name} ({size}) on {plan.cluster.name}: {job}{spread}"
+
+
+def write_emission(emission: Emission, folder: Path) -> None:
+    """Write the file into a folder, a script so that it can be run."""
+    path = folder / emission.file_name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise UsageError(f"--output: {path} is a link or no file, and is not written to: give another folder")
+        write_output(path, emission.text)
+    except OSError as error:
+        raise UsageError(f"--output {folder} cannot be written ({error.strerror}): give another folder") from None
+    if path.suffix == ".sh":
+        path.chmod(path.stat().st_mode | 0o111)
+
+
+def print_emission(emission: Emission, folder: Path | None) -> None:
+    """Print the notes and where the file is; without a folder the file alone goes to stdout."""
+    to_stderr = folder is None
+    click.echo(err=to_stderr)
+    for note in emission.notes:
+        click.echo(f"note: {note}", err=to_stderr)
+    if folder is None:
+        click.echo(emission.text, nl=False)
+    else:
+        click.echo(f"written: {folder / emission.file_name}")

@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from zenith_tune.record.batch_difference import batch_note
-from zenith_tune.report.findings_lines import findings_lines
+from zenith_tune.record.export import batch_note
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.trial_table import (
+    LABEL,
     MAX_ROWS,
     called,
     early_lines,
     failure_lines,
+    trial_line,
     trial_table,
 )
-from zenith_tune.report.trial_line import LABEL, trial_line
 from zenith_tune.shell.secrets import MASK
-from zenith_tune.strategies.findings import Findings
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
+from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.units import count, format_gain, format_spread, format_value
+
+GAP = "  "
+LEAST_LAST = 24
+"""Where less than this is left for the last column, it stands on lines of its own."""
+INDENT = 4
+
+
+def findings_lines(findings: Findings, width: int) -> list[str]:
+    """Return title, head and rows, each within `width`; the strategy's notes come after, as they are."""
+    *heads, last = findings.columns
+    widths = [
+        max(*(len(word) for word in head.split()), *(len(row[column]) for row in findings.rows), 0)
+        for column, head in enumerate(heads)
+    ]
+    used = sum(widths) + len(GAP) * len(widths)
+    is_below = width - used < LEAST_LAST
+    lines = [f"{findings.title}:", *_head(heads, last, widths, is_below=is_below)]
+    for row in findings.rows:
+        cells = GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
+        indent = INDENT if is_below else used
+        told = textwrap.wrap(row[-1], max(width - indent, LEAST_LAST), break_on_hyphens=False) or [""]
+        if is_below:
+            lines += [cells, *(" " * indent + line for line in told if line)]
+        else:
+            lines += [f"{cells}{GAP}{told[0]}".rstrip(), *(" " * indent + line for line in told[1:])]
+    return [*lines, *findings.lines]
+
+
+def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: bool) -> Iterator[str]:
+    """Yield the heads, broken between words where a column is narrower than its name."""
+    broken = [textwrap.wrap(head, size) for head, size in zip(heads, widths, strict=True)]
+    height = max((len(lines) for lines in broken), default=1)
+    for index in range(height):
+        cells = []
+        for lines, size in zip(broken, widths, strict=True):
+            at = index - (height - len(lines))
+            cells.append((lines[at] if at >= 0 else "").rjust(size))
+        tail = [last] if index == height - 1 and not is_below else []
+        yield GAP.join([*cells, *tail]).rstrip()
+    if is_below:
+        yield " " * INDENT + last
+
 
 _REFRESH_PER_S = 4
 

@@ -104,3 +104,30 @@ def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
         Text(format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""),
         Text(format_seconds(trial.duration_s) if trial.duration_s is not None else ""),
     ]
+
+
+LABEL = 35
+WHOLE, FRACTION = 7, 5
+"""Digits of a value before its point, and the point with those behind it."""
+
+
+def trial_line(trial: Trial, label: str, status: str) -> Text:
+    """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
+    line = Text(f"trial {shown_number(trial):>4}  {_in_column(label)}  ")
+    line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
+    told = [_measured(trial) if trial.value is not None else f" {shortened(trial.cause)}"]
+    told += [label] if len(label) > LABEL else []
+    return line.append(f"{'  '.join(told)}  [{status}]")
+
+
+def _in_column(label: str) -> str:
+    """Return a layout as wide as every other; of a long one the beginning."""
+    return f"{label:<{LABEL}}" if len(label) <= LABEL else label[: LABEL - 1] + "…"
+
+
+def _measured(trial: Trial) -> str:
+    whole, point, rest = format_value(trial.value or 0.0).partition(".")
+    value = f"{whole:>{WHOLE}}{point + rest:<{FRACTION}}"
+    parts = [f"{value} {trial.unit}".rstrip()]
+    parts += [f"{format_bytes(trial.peak_memory_bytes):>8}"] if trial.peak_memory_bytes else []
+    return "  ".join([*parts, *([trial.early] if trial.early is not None else [])])

@@ -2,16 +2,129 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.describe.machine import listed_gpus, nvidia_smi
+from zenith_tune.describe.topology import Topology, parse_topology
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.gpu_sets import gpu_sets
 from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command, own_variables
-from zenith_tune.runners.ports import Ports
-from zenith_tune.runners.visible_gpus import VisibleGpus
 from zenith_tune.study.resources import Resources
+
+
+def gpu_sets(gpus: Sequence[str], num_per_set: int, topology: Topology | None = None) -> list[tuple[str, ...]]:
+    """Cut `gpus` into as many sets of `num_per_set` as there are; `topology` is in the order of `gpus`.
+
+    A set lies inside one island of NVLinks where one has room for it. What islands have left over makes further sets,
+    the nearest GPUs together; and a set that is larger than any island is made of whole islands first.
+
+    >>> gpu_sets(["0", "1", "2", "3", "4"], 2)
+    [('0', '1'), ('2', '3')]
+    """
+    islands = topology.islands if topology is not None else [list(range(len(gpus)))]
+    sets: list[list[int]] = []
+    left: list[int] = []
+    for island in islands:
+        whole = len(island) - len(island) % num_per_set
+        sets += [island[at : at + num_per_set] for at in range(0, whole, num_per_set)]
+        left += island[whole:]
+    while len(left) >= num_per_set:
+        sets.append(_nearest(left, num_per_set, topology))
+        left = [gpu for gpu in left if gpu not in sets[-1]]
+    return [tuple(gpus[gpu] for gpu in sorted(each)) for each in sorted(sets)]
+
+
+def _nearest(left: Sequence[int], num: int, topology: Topology | None) -> list[int]:
+    """Return the first GPU that is left with those that are nearest to it."""
+    first = left[0]
+    if topology is None:
+        return list(left[:num])
+    return sorted(left, key=lambda gpu: (topology.paths[first][gpu], gpu))[:num]
+
+
+_TRIES = 100
+
+
+class Ports:
+    """Hand out ports that are free and that no other trial was handed."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """Return a port; it is the caller's until it is given back."""
+        with self._lock:
+            for _ in range(_TRIES):
+                with contextlib.closing(socket.socket()) as probe:
+                    probe.bind(("127.0.0.1", 0))
+                    port = int(probe.getsockname()[1])
+                if port not in self._taken:
+                    self._taken.add(port)
+                    return port
+        raise OSError("no free port was found")
+
+    def give_back(self, port: int) -> None:
+        """Take a port back."""
+        with self._lock:
+            self._taken.discard(port)
+
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleGpus:
+    """Hold what CUDA_VISIBLE_DEVICES names, or else all GPUs that nvidia-smi lists."""
+
+    names: tuple[str, ...]
+    topology: Topology | None = None
+    """The ways between them, in their order; None where nobody tells."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> VisibleGpus:
+        """Look at the variable first, as CUDA does; a machine without nvidia-smi has no GPUs."""
+        given = environment.get(GPUS)
+        named = None if given is None else _before_a_gap(given)
+        if named == ():
+            return cls(names=())
+        try:
+            num_gpus = len(listed_gpus(nvidia_smi("-L", timeout_s=_TIMEOUT_S)))
+        except UsageError:
+            return cls(names=named or ())
+        names = tuple(str(number) for number in range(num_gpus)) if named is None else named
+        return cls(names=names, topology=_topology(names))
+
+
+def _before_a_gap(text: str) -> tuple[str, ...]:
+    """Return the GPUs that CUDA takes from the variable: those in front of the first that names none."""
+    names: list[str] = []
+    for part in text.split(","):
+        name = part.strip()
+        if not name or name.startswith("-"):
+            break
+        names.append(name)
+    return tuple(names)
+
+
+def _topology(names: tuple[str, ...]) -> Topology | None:
+    """Return the ways between these GPUs; None where they are named by something else than their numbers."""
+    if len(names) < 2 or not all(name.isdecimal() for name in names):
+        return None
+    try:
+        whole = parse_topology(nvidia_smi("topo", "-m", timeout_s=_TIMEOUT_S))
+    except UsageError:
+        return None
+    numbers = [int(name) for name in names]
+    if max(numbers) >= whole.num_gpus:
+        return None
+    return Topology(
+        paths=tuple(tuple(whole.paths[a][b] for b in numbers) for a in numbers),
+        nvlinks=tuple(tuple(whole.nvlinks[a][b] for b in numbers) for a in numbers),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

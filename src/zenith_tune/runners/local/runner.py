@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import overload
 
 from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
+from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, check_seconds, nobody_listens
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
 from zenith_tune.runners.launch.process_tree import (
     MARK,
@@ -25,7 +25,6 @@ from zenith_tune.runners.launch.process_tree import (
     ticks_at,
 )
 from zenith_tune.runners.local.room import LocalRoom, Seat
-from zenith_tune.runners.seconds import check_seconds
 from zenith_tune.shell import CommandLine
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.runners.ray import worker as ray_worker
-from zenith_tune.runners.gang_command import (
+from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
+from zenith_tune.runners.launch.own_command import (
+    GPUS,
     NODE_RANK,
+    PORT,
     deepspeed_command,
     gang_command,
     gang_environment,
     is_deepspeed,
+    own_command,
+    portable,
 )
-from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command
 from zenith_tune.runners.launch.process_tree import MARK
-from zenith_tune.runners.portable_environment import portable
+from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.runners.ray.cluster import RayCluster
 from zenith_tune.shell.rank_launcher import ACCELERATE, RankLauncher
 from zenith_tune.shell.variables import with_variables

@@ -4,17 +4,60 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.slurm.client import SlurmClient
-from zenith_tune.runners.slurm.request import SlurmRequest
-from zenith_tune.runners.slurm_capacity import MAX_SLOTS
-from zenith_tune.runners.slurm_launch import HOSTFILE, Launch, launched_command
-from zenith_tune.runners.slurm_seats import SlurmSeats, StepSeat
-from zenith_tune.runners.slurm_text import hosts, megabytes
+from zenith_tune.runners.slurm.client import SlurmClient, hosts, megabytes
+from zenith_tune.runners.slurm.request import MAX_SLOTS, SlurmRequest
+from zenith_tune.runners.slurm.script import HOSTFILE, Launch, launched_command
 from zenith_tune.study.resources import Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeat:
+    """Hold the nodes of one trial's step, and which of the step's GPUs on each are the trial's."""
+
+    nodes: tuple[str, ...]
+    first_gpu: int = 0
+
+
+class SlurmSeats:
+    """Hand out seats, no part of a node to two trials at once.
+
+    >>> seats = SlurmSeats(("n1", "n2", "n3"), nodes_per_seat=2, seats_per_node=2, gpus_per_seat=4)
+    >>> seats.num_seats, seats.take().first_gpu, seats.take().first_gpu
+    (2, 0, 4)
+    """
+
+    def __init__(
+        self, nodes: tuple[str, ...], *, nodes_per_seat: int, seats_per_node: int, gpus_per_seat: int = 0
+    ) -> None:
+        starts = range(0, len(nodes) - nodes_per_seat + 1, nodes_per_seat)
+        groups = [nodes[start : start + nodes_per_seat] for start in starts]
+        self._free = [
+            StepSeat(nodes=group, first_gpu=index * gpus_per_seat)
+            for index in range(seats_per_node)
+            for group in groups
+        ]
+        self.num_seats = len(self._free)
+        self._changed = threading.Condition()
+
+    def take(self, avoid: Collection[str] = ()) -> StepSeat:
+        """Return a seat, waiting for one if need be; one on nodes to avoid only where no other is free."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free)
+            seat = next((each for each in self._free if not set(avoid) & set(each.nodes)), self._free[0])
+            self._free.remove(seat)
+            return seat
+
+    def give_back(self, seat: StepSeat) -> None:
+        """Take a seat back."""
+        with self._changed:
+            self._free.insert(0, seat)
+            self._changed.notify()
+
 
 NODES_FILE = "nodes"
 """Where a step notes in its trial's folder which nodes it runs on."""

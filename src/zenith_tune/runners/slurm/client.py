@@ -3,11 +3,91 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zenith_tune.runners.slurm_text import duration_s, fields
+from zenith_tune.runners.base import End
+from zenith_tune.study.files import TrialFolder
+
+_HOSTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)")
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/&]*)=")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_MAX_HOSTS = 100_000
+
+
+def hosts(text: str) -> list[str]:
+    """Return the names in a host list.
+
+    >>> hosts("n[1-3,07],login,r[1-2]c[5-6]")
+    ['n1', 'n2', 'n3', 'n07', 'login', 'r1c5', 'r1c6', 'r2c5', 'r2c6']
+    """
+    found: list[str] = []
+    for part in _HOSTS.findall(text):
+        found += _expanded(part.strip())
+        if len(found) > _MAX_HOSTS:
+            raise ValueError(f"a host list of more than {_MAX_HOSTS} names")
+    return [name for name in found if name and name != "(null)"]
+
+
+def _expanded(part: str) -> list[str]:
+    bracket = _BRACKET.search(part)
+    if bracket is None:
+        return [part]
+    numbers: list[str] = []
+    for each in bracket[1].split(","):
+        low, dash, high = each.partition("-")
+        if not dash:
+            numbers.append(low)
+        elif low.isdecimal() and high.isdecimal() and int(high) - int(low) < _MAX_HOSTS:
+            numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+    head, tail = part[: bracket.start()], part[bracket.end() :]
+    return [head + number + rest for number in numbers for rest in _expanded(tail)]
+
+
+def fields(line: str) -> dict[str, str]:
+    """Read one line of `scontrol --oneliner`; a value may hold blanks.
+
+    >>> fields("NodeName=n1 OS=Linux 6.1 #1 SMP State=IDLE+DRAIN Reason=bad fan")["OS"]
+    'Linux 6.1 #1 SMP'
+    """
+    found = list(_FIELD.finditer(line))
+    ends = [each.start() for each in found[1:]] + [len(line)]
+    return {each[1]: line[each.end() : end].strip() for each, end in zip(found, ends, strict=True)}
+
+
+def duration_s(text: str) -> float | None:
+    """Return the seconds of a duration as Slurm takes and prints it; None for one without limit or not understood.
+
+    >>> [duration_s(text) for text in ("20", "1:30", "00:20:00", "2-1", "1-00:00:30", "UNLIMITED")]
+    [1200.0, 90.0, 1200.0, 176400.0, 86430.0, None]
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, *given = match.groups()
+    numbers = [int(each) for each in given if each is not None]
+    # A plain number is minutes and two are minutes and seconds; after days, hours come first.
+    if days is not None or len(numbers) == 3:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def megabytes(text: str) -> int | None:
+    """Return the MB of a memory size such as 64G; None for one that is not understood.
+
+    >>> [megabytes(text) for text in ("1000", "64G", "2T", "all")]
+    [1000, 65536, 2097152, None]
+    """
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        return None
+    return int(int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2].upper()])
+
 
 _SEPARATOR = "|"
 _FORMAT = _SEPARATOR.join(("%i", "%T", "%r", "%N", "%M", "%j"))
@@ -159,3 +239,132 @@ class SlurmClient:
         if done.returncode:
             raise SlurmRefusedError(said[:400])
         return done.stdout
+
+
+_MAX_EXIT_CODE = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRecord:
+    """Hold where a job began and how its command exited, by the word of its own shell."""
+
+    nodes: str = ""
+    has_begun: bool = False
+    exit_code: int | None = None
+    duration_s: float = 0.0
+
+    @classmethod
+    def read(cls, files: TrialFolder, job_id: str) -> SlurmRecord:
+        """Read the record, as far as this very job wrote it: one on a node that was given up may write late."""
+        begin = _pairs(files.read(files.process), job_id)
+        end = _pairs(files.read(files.exit_code), job_id)
+        code = end.get("code", "")
+        is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
+        return cls(
+            nodes=begin.get("nodes", ""),
+            has_begun=bool(begin),
+            exit_code=int(code) if is_code else None,
+            duration_s=max(_number(end.get("time")) - _number(begin.get("time")), 0.0) if is_code else 0.0,
+        )
+
+
+def _pairs(text: str, job_id: str) -> dict[str, str]:
+    pairs = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    return pairs if pairs.get("job") == job_id else {}
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
+ENDED = frozenset(
+    {"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "CANCELLED", "PREEMPTED", "DEADLINE"}
+    | {"OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+)
+LOST = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"})
+_REVOKED = {
+    "CANCELLED": "cancelled by somebody else than the tuner",
+    "PREEMPTED": "preempted for another job",
+    "DEADLINE": "ended at its deadline",
+    "REVOKED": "revoked by the scheduler",
+}
+# A job that is held starts when a person says so, for whom a study does not wait.
+# Of the limits only those of a single job: one on all jobs of a user or an account is met once others have ended.
+_NEVER = re.compile(
+    r"PartitionNodeLimit|PartitionTimeLimit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed"
+    r"|QOSNotAllowed|DependencyNeverSatisfied|ReservationDeleted|QOSTimeLimit|QOSMaxWallDurationPerJobLimit"
+    r"|(?:Assoc|QOS)\w*Max\w*Per(?:Job|Node)\w*|(?:Assoc|QOS)Min\w*|\w*launch_failed_requeued_held"
+    r"|JobHeld(?:User|Admin)|JobHoldMaxRequeue",
+    re.IGNORECASE,
+)
+_KILLED = 137
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Hold how a job ended, before it is known for how long it ran."""
+
+    end: End
+    exit_code: int | None = None
+    reason: str = ""
+    is_out_of_memory: bool = False
+
+
+def never_starts(reason: str) -> bool:
+    """Tell whether a pending job with this reason would wait for ever.
+
+    >>> never_starts("PartitionNodeLimit"), never_starts("Resources"), never_starts("QOSMaxJobsPerUserLimit")
+    (True, False, False)
+    """
+    return _NEVER.fullmatch(reason.strip("()").replace(" ", "_")) is not None
+
+
+def words(sight: JobSight) -> str:
+    """Return a job's state in a few words.
+
+    >>> words(JobSight(job_id="7", state="PENDING", reason="Resources"))
+    'pending (Resources)'
+    """
+    if sight.state in WAITING:
+        reason = "" if sight.reason in ("", "None") else f" ({sight.reason})"
+        return f"{sight.state.lower()}{reason}"
+    where = ",".join(hosts(sight.nodes))
+    return f"running on {where}" if where else sight.state.lower()
+
+
+def judge(sight: JobSight, record: SlurmRecord, scheduler_code: int | None) -> Verdict:
+    """Return how a job that Slurm says is over has ended.
+
+    The exit code is the one that the trial's own shell wrote down; Slurm's, which is 0 after NODE_FAIL, only counts
+    where the state says that the script came to its end.
+    """
+    state, job = sight.state.partition(" ")[0], f"job {sight.job_id}"
+    if state in LOST and record.exit_code != 0:
+        return Verdict(end=End.LOST, reason=f"{job}: {state} on {','.join(hosts(sight.nodes)) or 'no node'}")
+    if state == "TIMEOUT":
+        return Verdict(end=End.TIMED_OUT, reason=f"{job} reached Slurm's time limit")
+    if state in _REVOKED:
+        why = "" if sight.reason in ("", "None") else f" ({sight.reason})"
+        return Verdict(end=End.REVOKED, reason=f"{job} was {_REVOKED[state]}{why}")
+    if state == "OUT_OF_MEMORY" and record.exit_code != 0:
+        reason = f"{job}: Slurm reports an oom_kill event"
+        return Verdict(end=End.EXITED, exit_code=_KILLED, reason=reason, is_out_of_memory=True)
+    return Verdict(end=End.EXITED, exit_code=scheduler_code if record.exit_code is None else record.exit_code)
+
+
+def exit_code(text: str) -> int | None:
+    """Read Slurm's `code:signal` as a shell would tell it.
+
+    >>> exit_code("3:0"), exit_code("0:9"), exit_code("")
+    (3, 137, None)
+    """
+    code, _, signum = text.partition(":")
+    if not code.isdecimal() or not (signum or "0").isdecimal():
+        return None
+    return 128 + int(signum) if signum and int(signum) else int(code)

@@ -10,11 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from zenith_tune.runners.base import End, Job, JobResult, OnState, nobody_listens
-from zenith_tune.runners.slurm.client import JobSight, SlurmClient, SlurmError
-from zenith_tune.runners.slurm_record import SlurmRecord
-from zenith_tune.runners.slurm_state import ENDED, LOST, WAITING, Verdict, exit_code, judge, never_starts, words
-from zenith_tune.runners.slurm_text import hosts
-from zenith_tune.runners.slurm_watcher import SlurmWatcher
+from zenith_tune.runners.slurm.client import (
+    ENDED,
+    LOST,
+    WAITING,
+    JobSight,
+    SlurmClient,
+    SlurmError,
+    SlurmRecord,
+    Verdict,
+    exit_code,
+    hosts,
+    judge,
+    never_starts,
+    words,
+)
+from zenith_tune.runners.slurm.submission import SlurmWatcher
 from zenith_tune.study.files import TrialFolder
 
 _RECORD_GRACE_S = 5.0

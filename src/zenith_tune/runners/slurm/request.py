@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zenith_tune.errors import UsageError
-from zenith_tune.runners.slurm_text import duration_s, hosts
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.runners.slurm.client import duration_s, hosts, megabytes
 from zenith_tune.study.resources import Resources
 
 _OWN = frozenset(
@@ -90,3 +91,137 @@ def _is_one_of(options: frozenset[str], name: str) -> bool:
     """Tell whether sbatch would take the name for one of these: it also takes the beginning of a long one."""
     is_long = name.startswith("--") and len(name) > _MIN_BEGINNING
     return name in options or (is_long and any(option.startswith(name) for option in options))
+
+
+MAX_SLOTS = 64
+_GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:(\d+)")
+_OUT = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|UNKNOWN|MAINT|POWERED_DOWN|POWERING_DOWN|FUTURE|INVAL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRoom:
+    """Hold what a node has."""
+
+    name: str
+    num_cpus: int
+    num_gpus: int
+    memory_mb: int
+    features: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    is_in: bool = True
+    """False of one that is down or drained."""
+
+    @classmethod
+    def read(cls, shown: dict[str, str]) -> NodeRoom:
+        """Read one line of `scontrol show node`."""
+        return cls(
+            name=shown.get("NodeName", ""),
+            num_cpus=int(shown.get("CPUEfctv") or shown.get("CPUTot") or 1),
+            num_gpus=sum(map(int, _GPUS.findall(shown.get("Gres", "")))),
+            memory_mb=int(shown.get("RealMemory") or 0),
+            features=tuple(shown.get("AvailableFeatures", "").split(",")),
+            partitions=tuple(shown.get("Partitions", "").split(",")),
+            is_in=not _OUT.search(shown.get("State", "")),
+        )
+
+    def holds(self, request: SlurmRequest, gpus_per_node: int | None) -> int:
+        """Return how many trials' parts fit on this node."""
+        fits = [self.num_cpus // (request.cpus_per_task or 1)]
+        if gpus_per_node:
+            fits.append(self.num_gpus // gpus_per_node)
+        if request.mem and (wanted_mb := megabytes(request.mem)):
+            fits.append(self.memory_mb // wanted_mb)
+        return min(fits)
+
+
+def check_request(
+    request: SlurmRequest, needs: Resources, partitions: Sequence[dict[str, str]], nodes: Sequence[NodeRoom]
+) -> list[NodeRoom]:
+    """Return the nodes that such trials may run on; raises UsageError where none can ever start."""
+    chosen = _chosen(request, partitions)
+    names = {each["PartitionName"] for each in chosen}
+    where = f"partition {','.join(sorted(names))}"
+    excluded = set(hosts(request.exclude)) if request.exclude else set()
+    usable = [node for node in nodes if names & set(node.partitions) and node.name not in excluded]
+    if request.constraint and re.fullmatch(r"[\w.-]+", request.constraint):
+        usable = _with_feature(request.constraint, usable, where)
+    fitting = [node for node in usable if node.holds(request, needs.gpus_per_node)]
+    if usable and not fitting:
+        most = max(usable, key=lambda node: (node.num_gpus, node.num_cpus, node.memory_mb))
+        has = f"{most.num_gpus} GPUs, {most.num_cpus} CPUs and {most.memory_mb} MB"
+        law = f"slurm: a trial needs {_wants(request, needs)} of a node, but those of {where} have {has}"
+        raise UsageError(f"{law}: give less of it, more nodes=, or another partition=")
+    if len(fitting) < needs.nodes:
+        also = " that match the request" if len(fitting) < len([n for n in nodes if names & set(n.partitions)]) else ""
+        law = f"slurm: a trial needs {needs.nodes} nodes, but {where} has {len(fitting)}{also}"
+        cure = "give fewer nodes=, or another partition=" if fitting else "exclude= fewer of them, or give partition="
+        raise UsageError(f"{law}: {cure}")
+    _check_limits(request, needs, chosen, where)
+    return fitting
+
+
+def _with_feature(feature: str, nodes: list[NodeRoom], where: str) -> list[NodeRoom]:
+    having = [node for node in nodes if feature in node.features]
+    if nodes and not having:
+        known = sorted({each for node in nodes for each in node.features if each and each != "(null)"})
+        law = f"slurm: constraint={feature} must name a feature of some node, but those of {where} have"
+        raise UsageError(f"{law} {', '.join(known) or 'none'}: give one of these, or leave it out")
+    return having
+
+
+def _chosen(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    known = {each["PartitionName"]: each for each in partitions if "PartitionName" in each}
+    if request.partition is None:
+        default = [each for each in known.values() if each.get("Default") == "YES"]
+        if not default:
+            names = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"slurm has no default partition: give partition=NAME. Known: {names}.")
+        return default
+    for name in request.partition.split(","):
+        if name not in known:
+            raise UnknownNameError("Slurm partition", name, known)
+    return [known[name] for name in request.partition.split(",")]
+
+
+def _wants(request: SlurmRequest, needs: Resources) -> str:
+    parts = [
+        f"{needs.gpus_per_node} GPUs" if needs.gpus_per_node else "",
+        f"{request.cpus_per_task} CPUs" if request.cpus_per_task else "",
+        f"{request.mem} memory" if request.mem else "",
+    ]
+    return " and ".join(part for part in parts if part) or "1 CPU"
+
+
+def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict[str, str]], where: str) -> None:
+    """Hold the request to the partitions' own limits; one partition that takes it is enough."""
+    sizes = [int(most) for each in chosen if (most := each.get("MaxNodes", "")).isdecimal()]
+    if len(sizes) == len(chosen) and needs.nodes > max(sizes):
+        law = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
+        raise UsageError(f"{law}: give fewer nodes=, or another partition=")
+    longest = [limit_s for each in chosen if (limit_s := duration_s(each.get("MaxTime", ""))) is not None]
+    wanted_s = duration_s(request.time or "")
+    if wanted_s is not None and len(longest) == len(chosen) and wanted_s > max(longest):
+        most = max(chosen, key=lambda each: duration_s(each.get("MaxTime", "")) or 0.0)["MaxTime"]
+        raise UsageError(f"slurm: time={request.time} is above the limit of {where}, which is {most}: give less")
+
+
+def gives_whole_nodes(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> bool:
+    """Tell whether no two jobs share a node."""
+    shared = {each.get("OverSubscribe") for each in _chosen(request, partitions)}
+    return shared == {"EXCLUSIVE"} or "--exclusive" in request.extra_words()
+
+
+def num_slots(request: SlurmRequest, needs: Resources, nodes: Sequence[NodeRoom], is_exclusive: bool = False) -> int:
+    """Return how many trials the nodes that are in hold at once, at least 1 and at most 64.
+
+    >>> room = [NodeRoom(name=n, num_cpus=16, num_gpus=8, memory_mb=1) for n in "abc"]
+    >>> num_slots(SlurmRequest(), Resources(gpus_per_node=4), room)
+    6
+    >>> num_slots(SlurmRequest(), Resources(gpus_per_node=4, nodes=2), room)
+    3
+    """
+    fits = [node.holds(request, needs.gpus_per_node) for node in nodes if node.is_in]
+    fits = [min(fit, 1) for fit in fits] if is_exclusive else fits
+    # Parts of one trial stand on different nodes: of m trials a node takes at most m parts.
+    found = [count for count in range(1, MAX_SLOTS + 1) if sum(min(fit, count) for fit in fits) >= count * needs.nodes]
+    return max(found, default=1)

@@ -9,23 +9,30 @@ from pathlib import Path
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
+from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, check_seconds, nobody_listens
 from zenith_tune.runners.launch.own_command import check_script, own_variables, replaced_settings
 from zenith_tune.runners.local.runner import LocalRunner
-from zenith_tune.runners.seconds import check_seconds
-from zenith_tune.runners.slurm.client import SlurmClient, SlurmError, SlurmRefusedError
+from zenith_tune.runners.slurm.client import (
+    ENDED,
+    SlurmClient,
+    SlurmError,
+    SlurmRecord,
+    SlurmRefusedError,
+    judge,
+    words,
+)
 from zenith_tune.runners.slurm.job import JobTerms, Patience, SlurmJob
-from zenith_tune.runners.slurm.request import SlurmRequest
-from zenith_tune.runners.slurm.script import SlurmScript
-from zenith_tune.runners.slurm.step import end_steps
-from zenith_tune.runners.slurm.submission import SlurmSubmission
-from zenith_tune.runners.slurm_capacity import MAX_SLOTS, NodeRoom, check_request, gives_whole_nodes, num_slots
-from zenith_tune.runners.slurm_launch import Launch, launched_command
-from zenith_tune.runners.slurm_record import SlurmRecord
-from zenith_tune.runners.slurm_state import ENDED, judge, words
-from zenith_tune.runners.slurm_steps import SlurmSteps, StepStart
-from zenith_tune.runners.slurm_unsubmitted import UnsubmittedJob
-from zenith_tune.runners.slurm_watcher import SlurmWatcher
+from zenith_tune.runners.slurm.request import (
+    MAX_SLOTS,
+    NodeRoom,
+    SlurmRequest,
+    check_request,
+    gives_whole_nodes,
+    num_slots,
+)
+from zenith_tune.runners.slurm.script import Launch, SlurmScript, launched_command
+from zenith_tune.runners.slurm.step import SlurmSteps, StepStart, end_steps
+from zenith_tune.runners.slurm.submission import SlurmSubmission, SlurmWatcher, UnsubmittedJob
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 

@@ -7,17 +7,62 @@ times the chance to fit, over the trial's expected cost: start-up and some steps
 from __future__ import annotations
 
 import math
+import statistics
+from dataclasses import dataclass
 
 import numpy as np
 
-from zenith_tune.estimate.estimate import FloatArray
-from zenith_tune.guided.normal import normal_below, normal_density
-from zenith_tune.guided.pick import Pick
-from zenith_tune.guided.time_belief import TimeBelief
-from zenith_tune.guided.trial_cost import TrialCost
-from zenith_tune.planning.risk import RISK
-from zenith_tune.strategies.guided.posteriors import MemoryBelief
-from zenith_tune.strategies.guided.prior import Prior
+from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.planner.limits import RISK
+from zenith_tune.strategies.guided.posteriors import MemoryBelief, TimeBelief
+from zenith_tune.strategies.guided.prior import Prior, normal_below, normal_density
+from zenith_tune.study.trial import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """Hold a pick."""
+
+    index: int
+    """The row of the layout."""
+    why: str
+    """In one line."""
+    expected_s: float
+    """The step time that is believed of it."""
+    chance: float
+    """That it is faster than the best so far by more than what counts as a gain; 1 where nothing ran yet."""
+
+
+START_UP_S, NUM_STEPS = 60.0, 15.0
+"""Of a trial before any was seen: Megatron-LM on one H200 takes 45 to 75 s, most of it to start."""
+
+
+class TrialCost:
+    """Learn from trials how long they take to start, and how many steps they run."""
+
+    def __init__(self) -> None:
+        self._start_ups: list[float] = []
+        self._steps: list[float] = []
+
+    def tell(self, trial: Trial) -> None:
+        """Learn from one trial."""
+        if trial.duration_s is None:
+            return
+        if trial.ok and trial.step_s and trial.num_samples:
+            # The duration is that of one run, the samples are those of all repeats.
+            steps = trial.num_samples / trial.num_runs
+            self._steps.append(steps)
+            self._start_ups.append(max(trial.duration_s - trial.step_s * steps, 0.0))
+        elif not trial.ok:
+            self._start_ups.append(trial.duration_s)
+
+    def expected_s(self, log_step: FloatArray, fits: FloatArray) -> FloatArray:
+        """Return the seconds that a trial is expected to take; one that does not fit ends as it starts."""
+        start_up = statistics.median(self._start_ups) if self._start_ups else START_UP_S
+        num_steps = statistics.median(self._steps) if self._steps else NUM_STEPS
+        result: FloatArray = max(start_up, 0.1) + fits * num_steps * np.exp(log_step)
+        return result
+
 
 GAIN = 0.01
 """A smaller gain is not worth a trial."""

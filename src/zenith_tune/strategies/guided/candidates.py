@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.layout_rows import batch_of
+from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of
 from zenith_tune.study.parameters import Params, Value
 
 MAX_CANDIDATES = 200_000

@@ -6,16 +6,18 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from zenith_tune.calibrate.calibrate import calibrate
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.describe.plan_subject import PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.study.trial import Outcome, Trial
 
 STUDIES = " + studies on this machine"
 FILE_NAME = "prior.json"
@@ -107,3 +109,27 @@ def _learned(path: Path) -> Calibration | None:
         return load_calibration(path) if path.is_file() else None
     except (UsageError, OSError):  # of another release, or not to be read: what comes with the package will do
         return None
+
+
+def measured_run(subject: PlanSubject, layouts: LayoutBatch, index: int, trial: Trial) -> MeasuredRun:
+    """Return a trial of the layout at `index` as a run."""
+    cluster, job = subject.cluster, subject.job
+    return MeasuredRun(
+        source="studies on this machine",
+        framework=job.framework.name,
+        stated_framework=job.framework.name,
+        model=subject.model,
+        model_name=subject.model.name,
+        gpu=cluster.gpu.name,
+        num_gpus=cluster.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        cluster=cluster,
+        precision=job.precision,
+        dispatcher=job.dispatcher,
+        seq_len=job.seq_len,
+        layout={field.name: getattr(layouts, field.name)[index].item() for field in fields(LayoutBatch)},
+        step_s=trial.step_s if trial.ok else None,
+        memory_bytes=float(trial.peak_memory_bytes) if trial.peak_memory_bytes else None,
+        memory_kind="reserved" if trial.peak_memory_bytes else "",
+        out_of_memory=trial.outcome is Outcome.OOM,
+    )

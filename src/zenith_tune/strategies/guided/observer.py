@@ -2,17 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
-from zenith_tune.guided.kin import is_slower
-from zenith_tune.guided.refusal import refused_alike, rule_of
-from zenith_tune.layouts.axis_words import named_axes
+from zenith_tune.layouts.layout import WORDS, named_axes
+from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.strategies.guided.acquisition import Picker
+from zenith_tune.strategies.guided.posteriors import is_slower
+from zenith_tune.study.files import write_atomically
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
+
+FILE_NAME = "taught.json"
+
+
+class Taught:
+    """Hold the numbers of trials that have taught; without a folder there are none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = folder / FILE_NAME if folder is not None else None
+        self.numbers: set[int] = set(self._read())
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Take in trials that have just been counted."""
+        self.numbers |= set(numbers)
+        if self._path is not None and self._path.parent.is_dir():
+            try:
+                write_atomically(self._path, json.dumps(sorted(self.numbers)) + "\n")
+            except OSError:  # a disk that is full: they may count twice, which does little harm
+                return
+
+    def _read(self) -> list[int]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8")) if self._path is not None else []
+        except (OSError, ValueError):
+            return []
+        return [number for number in found if isinstance(number, int)] if isinstance(found, list) else []
+
+
+_UNKNOWN_OPTION = re.compile(r"unrecognized argument|no such option|remaining_argv", re.IGNORECASE)
+"""The program does not know an option at all: its value, and so the layout, is not at fault."""
+
+
+def refused_alike(layouts: LayoutBatch, index: int, message: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which layouts have the very values that the message speaks of; that at `index` alone if it names none."""
+    axes = _blamed(message) or tuple(WORDS)
+    alike: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.logical_and.reduce(
+        [getattr(layouts, axis) == getattr(layouts, axis)[index] for axis in axes]
+    )
+    return alike
+
+
+def rule_of(layouts: LayoutBatch, index: int, message: str) -> str:
+    """Return the rule that a refusal stands for, in words."""
+    axes = _blamed(message)
+    values = ", ".join(f"{axis}={getattr(layouts, axis)[index]}" for axis in axes)
+    return f"{values or 'this layout'} is refused: {message}"
+
+
+def _blamed(message: str) -> tuple[str, ...]:
+    return () if _UNKNOWN_OPTION.search(message) else named_axes(message)
+
 
 ROOMY = 0.95
 """A layout that needs no more of the memory is not slowed down by want of it, so that keeping less cannot help."""

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.tensor_island import tensor_reason
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.planner.plan import CAUSES
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy
-from zenith_tune.strategies.findings import Findings
-from zenith_tune.strategies.prediction import Prediction
-from zenith_tune.strategies.trials_under_way import TrialsUnderWay
-from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.study.parameters import Parameter
-from zenith_tune.study.trial import Trial
+from zenith_tune.strategies.base import EvalFunction, TrialsUnderWay, TunedJob, TuningStrategy
+from zenith_tune.strategies.guided.prior import Prior
+from zenith_tune.study.parameters import Direction, Parameter
+from zenith_tune.study.trial import Findings, Prediction, Trial
+from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
     from zenith_tune.estimate.calibration import Calibration
-    from zenith_tune.guided.pick import Pick
-    from zenith_tune.strategies.guided.acquisition import Picker
+    from zenith_tune.strategies.guided.acquisition import Pick, Picker
     from zenith_tune.strategies.guided.candidates import Candidates
     from zenith_tune.strategies.guided.observer import Teacher
+
 
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
 EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
@@ -146,9 +145,8 @@ class _Search:
         """Keep what was learned for the next study on this machine."""
         if not self._strategy.learn:
             return
-        from zenith_tune.guided.study_runs import measured_run
-        from zenith_tune.guided.taught import Taught
-        from zenith_tune.strategies.guided.learned import keep
+        from zenith_tune.strategies.guided.learned import keep, measured_run
+        from zenith_tune.strategies.guided.observer import Taught
 
         taught, layouts = Taught(self._job.folder), self.picker.prior.layouts
         new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in taught.numbers]
@@ -169,8 +167,6 @@ class _Search:
 
     def findings(self) -> Findings:
         """Return predicted against measured."""
-        from zenith_tune.guided.review import COLUMNS, limits_of_best, mean_error, review_row
-
         prior, layouts = self.picker.prior, self.candidates.layouts
         rows = [
             review_row(prior, pick.index, layouts[pick.index], pick.expected_s, log_step, trial)
@@ -207,3 +203,37 @@ class _Search:
         self._tried.append((pick, trial, log_step))
         if rule:
             self._job.tell(rule)
+
+
+LEAST_SHARE = 0.05
+"""Smaller shares of a step limit nothing."""
+COLUMNS = ("trial", "paper s", "expected s", "took s", "off", "paper GiB", "peak GiB", "layout")
+
+
+def review_row(
+    prior: Prior, index: int, layout: Layout, expected_s: float, log_step: float | None, trial: Trial
+) -> tuple[str, ...]:
+    """Return a row of the table: a layout as it was estimated, as it was expected when picked, and as it was."""
+    paper_s, memory = math.exp(prior.log_step[index]), float(prior.estimate.memory_bytes[index])
+    measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
+    off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
+    peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
+    number = "base" if trial.is_baseline else str(trial.number if trial.number is not None else "")
+    figures = (f"{paper_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
+    return (number, *figures, layout_name(layout))
+
+
+def limits_of_best(prior: Prior, index: int) -> str:
+    """Say what the best layout spends its time on, by the estimate."""
+    step_s = float(prior.estimate.step_s[index])
+    shares = {name: float(part[index]) / step_s for name, part in prior.estimate.time_parts.items()}
+    large = sorted((item for item in shares.items() if item[1] >= LEAST_SHARE), key=lambda item: -item[1])
+    told = ", ".join(f"{CAUSES.get(name, name)} {share:.0%}" for name, share in large)
+    return f"the best layout's step is, on paper, {told}"
+
+
+def mean_error(errors: Sequence[float]) -> str:
+    """Say how far measured step times were from what was expected of them."""
+    if not errors:
+        return "no step time was measured"
+    return f"step times were off by {sum(map(abs, errors)) / len(errors):.0%} from what was expected of them"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.regular_file import open_regular
+from zenith_tune.study.files import open_regular
 
 Json = dict[str, Any]
 Keys = tuple[str, ...]

@@ -1,16 +1,125 @@
-"""One rung of the search over ZeRO stages: its largest micro-batch that runs, and its best one."""
+"""One rung of the search over ZeRO stages: its largest micro-batch that runs, and its best one.
+
+How a step's pace grows with the micro-batch, as far as the runs tell.
+
+Legend: m micro-batch, p pace (time per sample), a what a sample takes, b what each micro-batch takes beside samples.
+
+A global batch takes as many micro-batches as m leaves, so p = a + b / m: launches, waits and what else is paid once per
+micro-batch is spread over its samples. Two runs give a and b.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from zenith_tune.direction import Direction
 from zenith_tune.strategies.zero_progressive.ladder import Rung
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import format_value
-from zenith_tune.zero.edge_search import EdgeSearch
-from zenith_tune.zero.growth import Growth
+
+
+class EdgeSearch:
+    """Bisect with a guess: the first look is at the guess, and no edge takes more than ceil(log2 n) + 1 looks.
+
+    Of the looks that keep this promise, the one nearest to the guess is taken: where it is right, two often do.
+
+    >>> search = EdgeSearch(10, guess=6)
+    >>> looks = []
+    >>> while (index := search.next()) is not None:
+    ...     looks.append(index)
+    ...     search.tell(index, index <= 6)
+    >>> looks, search.edge
+    ([6, 7], 6)
+    """
+
+    def __init__(self, num_candidates: int, guess: int | None = None) -> None:
+        self.edge = -1
+        """The largest that is known to fit."""
+        self.num_looks = 0
+        self._limit = num_candidates
+        """The smallest that is known not to fit."""
+        self._guess = guess
+        self._budget = most_looks(num_candidates)
+
+    def next(self) -> int | None:
+        """Return the candidate to look at, or None where the edge is known."""
+        first, last = self.edge + 1, self._limit - 1
+        if first > last:
+            return None
+        # Whatever the look says, what stays unknown must be found out with the looks that are left.
+        most = (1 << (self._budget - self.num_looks - 1)) - 1
+        low, high = max(first, last - most), min(last, first + most)
+        wanted = (first + last) // 2 if self._guess is None else self._guess
+        return min(max(wanted, low), high)
+
+    def tell(self, index: int, fits: bool) -> None:
+        """Learn whether a candidate fits."""
+        self.num_looks += 1
+        if fits:
+            self.edge = max(self.edge, index)
+        else:
+            self._limit = min(self._limit, index)
+
+
+def most_looks(num_candidates: int) -> int:
+    """Return ceil(log2 n) + 1, or 0 where there is nothing to look at.
+
+    >>> [most_looks(n) for n in (0, 1, 2, 3, 8, 9)]
+    [0, 1, 2, 3, 4, 5]
+    """
+    return (num_candidates - 1).bit_length() + 1 if num_candidates else 0
+
+
+class Growth:
+    """Hold the values of runs that differ in their micro-batch alone.
+
+    >>> growth = Growth({1: 10.0, 2: 15.0}, Direction.MAXIMIZE)
+    >>> round(growth.expected_gain(2, 4), 3)
+    0.333
+    """
+
+    def __init__(self, values: Mapping[int, float], direction: Direction) -> None:
+        self.values = dict(sorted(values.items()))
+        self.direction = direction
+
+    @property
+    def best(self) -> int | None:
+        """The micro-batch of the best run, the smallest of equals."""
+        best: int | None = None
+        for mbs, value in self.values.items():
+            if best is None or self.direction.better(value, than=self.values[best]):
+                best = mbs
+        return best
+
+    def last_gain(self) -> float | None:
+        """Return the gain of the largest micro-batch over one of half its size or less; None where there is none.
+
+        A smaller step may gain less than the plateau and yet be one of many.
+        """
+        pair = self.last_step()
+        return None if pair is None else self.direction.gain(self.values[pair[1]], over=self.values[pair[0]])
+
+    def expected_gain(self, old: int, new: int) -> float | None:
+        """Return the gain that p = a + b / m promises of one micro-batch over another; None where nothing is known."""
+        if (pair := self.last_step()) is None:
+            return None
+        p1, p2 = (self._pace(self.values[mbs]) for mbs in pair)
+        b = (p1 - p2) / (1 / pair[0] - 1 / pair[1])
+        a = p2 - b / pair[1]
+        before, after = a + b / old, a + b / new
+        # Runs that grow faster than the law has room for say nothing of its end.
+        return before / after - 1 if after > 0 and before > 0 else None
+
+    def last_step(self) -> tuple[int, int] | None:
+        """Return the last doubling, or more, that was measured."""
+        last = max(self.values, default=0)
+        half = max((mbs for mbs in self.values if 2 * mbs <= last), default=None)
+        return None if half is None else (half, last)
+
+    def _pace(self, value: float) -> float:
+        return value if self.direction is Direction.MINIMIZE else 1 / value
+
 
 RunPoint = Callable[[Rung, int, str], Trial]
 NOT_RUN = (Outcome.PRUNED, Outcome.DUPLICATE)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zenith_tune.direction import Direction
-from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile
+from zenith_tune.strategies.base import EvalFunction, TunedJob
+from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.strategies.zero_progressive.inside import InsideRules, InsideSearch, own_keys
 from zenith_tune.strategies.zero_progressive.ladder import Rung, rungs
 from zenith_tune.strategies.zero_progressive.rung import RungSearch
-from zenith_tune.study.parameters import Params, Value
+from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_gain, format_value
-from zenith_tune.zero.zero_subject import ZeroSubject
 
 HOPELESS = 1.25
 """What is beyond the memory by this factor, by what runs have measured, is not tried."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from zenith_tune.direction import Direction
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy
-from zenith_tune.strategies.findings import Findings
+from zenith_tune.strategies.base import EvalFunction, TunedJob, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
-from zenith_tune.strategies.tuned_job import TunedJob
-from zenith_tune.strategies.zero_progressive.inside import InsideRules
+from zenith_tune.strategies.zero_progressive.inside import InsideRules, checked_kind
 from zenith_tune.strategies.zero_progressive.ladder import rungs
 from zenith_tune.strategies.zero_progressive.search import ProgressiveSearch, SearchRules
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
-from zenith_tune.zero.proposals import checked_kind
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
+from zenith_tune.study.trial import Findings
 
 NAME = "zero-progressive"
 COLUMNS = ("stage", "runs", "best", "at micro batch", "largest that ran", "skipped or ended, and why")

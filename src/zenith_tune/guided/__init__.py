@@ -1,1 +1,0 @@
-"""Guided tuning: what the planner believes of every layout, what trials have taught, and what to try next."""

@@ -1,0 +1,282 @@
+"""The command `zenithtune doctor`, on commands, logs and studies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_runs import Run, as_json, running
+from tests.conftest import ROOT
+from tests.data_folder import measured_data
+from tests.report.studies import BEST, recorded
+from zenith_tune.record.export import export
+from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.record import StudyHeader
+from zenith_tune.study.parameters import Direction
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
+
+SHAPE = [
+    *("--num-layers", "32", "--hidden-size", "4096", "--ffn-hidden-size", "14336", "--swiglu", "--seq-length", "8192"),
+    *("--num-attention-heads", "32", "--group-query-attention", "--num-query-groups", "8", "--vocab-size", "128256"),
+    *("--disable-bias-linear", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--bf16"),
+    "--untie-embeddings-and-output-weights",
+]
+LAUNCH = ["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", *SHAPE, "--use-distributed-optimizer"]
+GOOD = ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--micro-batch-size", "1"]
+PIPELINE = [*GOOD, "--pipeline-model-parallel-size", "4", "--global-batch-size", "8"]
+H100 = ("--cluster", "h100x8")
+LINE = " iteration {0}/ 10 | elapsed time per iteration (ms): {1} | global batch size: 64 | lm loss: 1.0 |\n"
+TOPOLOGIES = ROOT / "tests" / "describe" / "topologies"
+
+
+Doctor = Run
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    return running("doctor", capsys)
+
+
+def log_of(folder: Path, *lines: str, seconds: float = 6.5) -> Path:
+    path = folder / "train.log"
+    steps = "".join(LINE.format(number, f"{seconds * 1000:.1f}") for number in range(1, 6))
+    path.write_text(steps + "".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_a_command_alone_is_diagnosed_on_paper(doctor: Doctor) -> None:
+    done = doctor(*H100, "--", *LAUNCH, *PIPELINE)
+    assert done.code == 0 and done.err == ""
+    assert "the command: llama3-8b on h100x8, TP2 PP4 Z1 mbs1 SP, batch 8, sequence 8192, megatron" in done.out
+    assert "1. 27% of a step is pipeline bubble" in done.out
+    assert "change pp 4 -> 1, dp 1 -> 4" in done.out and "predicted +" in done.out
+
+
+def test_the_documentation_shows_what_is_printed(doctor: Doctor) -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    slow = doctor(*H100, "--", *LAUNCH, *PIPELINE, "--recompute-activations").out
+    large = [*GOOD[:-1], "4", "--pipeline-model-parallel-size", "2", "--global-batch-size", "64"]
+    nodes = ["torchrun", "--nnodes", "2", *LAUNCH[1:]]
+    too_large = doctor("--cluster", "h100x16", "--", *nodes, *large).out
+    assert f"```text\n{slow}```" in page and too_large.partition("it is 98%")[2] in page
+
+
+def test_a_good_command_is_told_so(doctor: Doctor) -> None:
+    done = doctor(*H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert done.code == 0 and "nothing is wrong: compute 95% of a step" in done.out
+
+
+def test_json_has_numbers_and_gains(doctor: Doctor) -> None:
+    shown = as_json(doctor(*H100, "--json", "--", *LAUNCH, *PIPELINE))
+    assert (shown["model"], shown["cluster"], shown["fits"], shown["is_healthy"]) == (
+        "llama3-8b",
+        "h100x8",
+        True,
+        False,
+    )
+    first = shown["advice"][0]
+    assert first["name"] == "pipeline_bubble" and first["number"] == pytest.approx(3 / 11)
+    assert first["gain"] == pytest.approx(shown["planned"]["step_s"] / first["planned"]["step_s"] - 1)
+
+
+def test_the_modules_of_selective_recomputation_are_read(doctor: Doctor) -> None:
+    selective = [*GOOD, "--global-batch-size", "64", "--recompute-granularity", "selective"]
+    shown = as_json(doctor(*H100, "--json", "--", *LAUNCH, *selective))
+    assert [advice["name"] for advice in shown["advice"]] == ["idle_recompute"]
+    shown = as_json(doctor(*H100, "--json", "--", *LAUNCH, *selective, "--recompute-modules", "mlp", "layernorm"))
+    assert "idle_recompute" not in [advice["name"] for advice in shown["advice"]]
+
+
+def test_a_topology_says_how_far_tensor_parallelism_may_reach(doctor: Doctor) -> None:
+    topology = ("--topology", str(TOPOLOGIES / "l40s_pcie.txt"))
+    done = doctor(*H100, *topology, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert "note: no NVLink joins the GPUs (the slowest way is SYS" in done.out
+    assert "tensor parallelism over a slow link: no NVLink joins the GPUs, TP2 goes over 50 GB/s" in done.out
+    shown = as_json(doctor(*H100, *topology, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
+    assert "slow_tensor_link" in [advice["name"] for advice in shown["advice"]]
+    assert shown["tensor_parallel_reason"].startswith("no NVLink joins")
+
+
+def test_a_log_and_its_command_are_a_measured_run(doctor: Doctor, tmp_path: Path) -> None:
+    memory = "[Rank 0] (after 2 iterations) memory (MB) | max allocated: 60000.0 | max reserved: 61440.0"
+    path = log_of(tmp_path, memory)
+    done = doctor(str(path), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert done.code == 0, done.err
+    assert "measured 6.5 s" in done.out and "60.0 GiB reserved" in done.out and "nothing is wrong" in done.out
+
+
+def test_a_log_of_a_full_memory_is_told_what_it_costs(doctor: Doctor, tmp_path: Path) -> None:
+    memory = "[Rank 3] (after 2 iterations) memory (MB) | max allocated: 70000.0 | max reserved: 79900.0"
+    path = log_of(tmp_path, memory, seconds=40.0)
+    shown = as_json(doctor(str(path), *H100, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
+    assert shown["advice"][0]["name"] == "full_memory" and shown["advice"][0]["gain"] > 0.5
+    assert shown["measured"]["step_s"] == pytest.approx(40.0)
+
+
+def test_a_log_that_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    done = doctor(
+        str(path), *H100, "--", *LAUNCH, *PIPELINE[:-4], "--micro-batch-size", "4", "--global-batch-size", "64"
+    )
+    assert done.code == 0, done.err
+    assert "it ran out of memory (torch.OutOfMemoryError: CUDA out of memory" in done.out
+    for name in ("more micro-batches", "recomputation", "sharding", "tensor parallelism"):
+        assert name in done.out
+    assert "fits" in done.out and "% time)" in done.out
+
+
+def test_a_model_that_no_layout_makes_fit_is_exit_code_1(doctor: Doctor) -> None:
+    args = ("--args", "model=llama3-405b")
+    done = doctor(*H100, *args, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert done.code == 1 and "no layout fits on these GPUs" in done.out
+
+
+def test_a_real_log_tells_its_job_itself(doctor: Doctor) -> None:
+    shown = as_json(doctor(str(measured_data() / "logs" / "megatron_steady60.log"), "--cluster", "h200x1", "--json"))
+    assert (shown["model"], shown["global_batch"], shown["seq_len"]) == ("llama-like 0.9B", 8, 2048)
+    assert shown["planned"]["layout"]["micro_batch"] == 2 and shown["measured"]["step_s"] == pytest.approx(
+        0.43, abs=0.02
+    )
+    assert shown["planned"]["memory_bytes"] == pytest.approx(shown["measured"]["peak_memory_bytes"], rel=0.15)
+
+
+def test_a_real_log_that_ran_out_of_memory_has_ways_out(doctor: Doctor) -> None:
+    shown = as_json(doctor(str(measured_data() / "logs" / "megatron_oom.log"), "--cluster", "h200x1", "--json"))
+    assert shown["measured"]["out_of_memory"] and "CUDA out of memory" in shown["measured"]["cause"]
+    fitting = {remedy["name"]: remedy["change"] for remedy in shown["remedies"] if remedy["fits"]}
+    assert fitting["more micro-batches"] == "mbs 8 -> 4"
+
+
+def trial(number: int, outcome: Outcome, step_s: float | None = None, **params: Any) -> Trial:
+    value = 64 * 8192 / step_s if step_s else None
+    return Trial(params=params, outcome=outcome, value=value, number=number, step_s=step_s, unit="tokens/s")
+
+
+def study_of(folder: Path, *trials: Trial, args: dict[str, str] | None = None) -> Path:
+    study, place = Study(Direction.MAXIMIZE), StudyFolder(folder, "tuned")
+    for each in trials:
+        study.add(each)
+    place.create()
+    command = " ".join([*LAUNCH, *GOOD, "--global-batch-size", "64"])
+    known = args if args is not None else {"cluster": "h100x8"}
+    export(study, StudyHeader(preset="megatron-lm", args=known, command=command, evaluator="megatron"), place, None)
+    return place.path
+
+
+def point(**changed: Any) -> dict[str, Any]:
+    sizes = {"tp": 2, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
+    return {**sizes, **changed}
+
+
+def test_the_best_trial_of_a_study_is_diagnosed(doctor: Doctor, tmp_path: Path) -> None:
+    slow, best = trial(1, Outcome.OK, 9.0, **point(tp=8)), trial(2, Outcome.OK, 8.0, **point(recompute="full/uniform1"))
+    folder = study_of(tmp_path, slow, best)
+    done = doctor(str(folder))
+    assert done.code == 0, done.err
+    assert f"trial 2 of {folder}: llama3-8b on h100x8, TP2 DP4 Z1 mbs1 SP full/uniform1" in done.out
+    assert "measured 8.0 s" in done.out and "of a step recomputes layers" in done.out
+    assert doctor(str(folder / "study.json")).out == done.out
+
+
+def test_a_study_is_known_by_its_name_as_in_a_report(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "zenithtune-out", name="first")
+    done = doctor("first", "--output-dir", str(tmp_path / "zenithtune-out"))
+    assert done.code == 0 and f"trial {BEST} of first: " in done.out
+    monkeypatch.chdir(tmp_path)
+    assert doctor("first").out == done.out
+    unknown = doctor("firts")
+    assert unknown.code == 2 and "unknown study 'firts'; did you mean 'first'? Known: first." in unknown.err
+
+
+def test_a_step_that_the_plan_cannot_explain_is_doubted(doctor: Doctor, tmp_path: Path) -> None:
+    done = doctor(str(log_of(tmp_path, seconds=1.2)), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert done.code == 0 and "nothing is wrong" not in done.out
+    assert "% off: is --cluster the one that it ran on?" in done.out, "the command itself tells the model"
+
+
+def test_a_study_in_which_all_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_path: Path) -> None:
+    shown = as_json(doctor(str(study_of(tmp_path, trial(1, Outcome.OOM, **point(mbs=16)))), "--json"))
+    assert shown["measured"]["out_of_memory"] and shown["remedies"][0]["fits"]
+
+
+def test_another_cluster_may_be_named_for_a_study(doctor: Doctor, tmp_path: Path) -> None:
+    folder = study_of(tmp_path, trial(1, Outcome.OK, 9.0, **point()), args={})
+    assert as_json(doctor(str(folder), "--cluster", "a100x8", "--json"))["cluster"] == "a100-80x8"
+
+
+@pytest.mark.parametrize("changed", [{"tp": "many"}, {"tp": None}, {"tp": 0}, {"mbs": -1}, {"pp": [2]}])
+def test_a_study_of_other_parameters_is_refused_in_one_line(
+    doctor: Doctor, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    done = doctor(str(study_of(tmp_path, trial(1, Outcome.OK, 9.0, **point(**changed)))))
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert "must have trials of the preset 'megatron-lm'" in done.err or "must be a whole number from 1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the doctor needs a run: give a study's name or folder, a log, or your command after --"),
+        (["nowhere.log"], "'nowhere.log' cannot be read (No such file or directory): check the path"),
+        (["empty"], "study.json' cannot be read"),
+        (["broken"], "must be what a study writes, but is not"),
+        (["unsuccessful"], "went well or ran out of memory"),
+        (["plain.log"], "must dump its arguments, as Megatron-LM does, but does not: give the command too"),
+        (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], "must tell a speed, or that memory ran out, but does not"),
+        ([*H100, "--", "echo", "hello"], "no preset recognises the command"),
+        (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], "unknown GPU 'h10'; did you mean 'h100'?"),
+        (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], "but h100x4 has fewer: give --cluster h100x8"),
+        (
+            [*H100, "--", *LAUNCH, *GOOD, "--expert-model-parallel-size", "2"],
+            "ep must be 1 for a model without experts",
+        ),
+        ([*H100, "--risk", "nan", "--", *LAUNCH], "--risk must be a probability"),
+        ([*H100, "--risk", "7", "--", *LAUNCH], "Invalid value for '--risk'"),
+        ([*H100, "--topology", "nowhere", "--", *LAUNCH, *PIPELINE], "--topology 'nowhere' cannot be read"),
+        ([*H100, "--topology", "plain.log", "--", *LAUNCH, *PIPELINE], "must have a line that begins with GPU0"),
+        ([*H100, "--args", "tp", "--", *LAUNCH], "--args takes k=v,k=v, but got 'tp'"),
+        ([*H100, "--preset", "megatorn-lm", "--", *LAUNCH], "did you mean 'megatron-lm'?"),
+        ([*H100, "--", *LAUNCH, *PIPELINE, "--tensor-model-parallel-size", "3"], "the run cannot be reckoned, because"),
+        (["empty", "--", *LAUNCH], "a study knows the command that it tuned: leave -- COMMAND out"),
+        (["--wat"], "No such option '--wat'. zenithtune doctor --help lists them."),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "broken": "[]",
+        "unsuccessful": '{"trials": [], "command": "", "preset": "", "args": {}}',
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_text(content)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "plain.log").write_text("hello\n")
+    done = doctor(*arguments)
+    assert done.code == 2 and done.out == ""
+    assert words in done.err and done.err.count("\n") == 1
+
+
+def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
+    program = (
+        "import sys; from zenith_tune.cli.main import main\n"
+        "try: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "doctor", *H100, "--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 2 and done.stdout == "False\n" and "the command must tell the model's shape" in done.stderr
+    )

@@ -1,0 +1,144 @@
+"""The command `zenithtune guide`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_runs import Run, as_json, running
+from tests.conftest import ROOT
+from tests.describe.smi_samples import islands, matrix
+
+Guide = Run
+
+
+@pytest.fixture
+def guide(capsys: pytest.CaptureFixture[str]) -> Guide:
+    return running("guide", capsys)
+
+
+def test_the_guide_stands_beside_what_the_planner_would_choose_and_why(guide: Guide) -> None:
+    done = guide("70B", "--gpus", "64")
+    assert done.code == 0 and done.err == ""
+    assert "llama2-70b (69.0B parameters) on a100-80x64: batch 32, sequence 2048, bf16" in done.out
+    assert "guide    TP8 PP2 DP4 Z1 mbs1 SP: " in done.out and "planner  TP" in done.out
+    assert "% faster (" in done.out and "because DP goes from" in done.out
+    assert "tensor parallelism stays within 8" in done.out and "rule:" not in done.out
+
+
+def test_the_documentation_shows_what_is_printed(guide: Guide) -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    assert f"$ zenithtune guide 70B --gpus 64\n{guide('70B', '--gpus', '64').out}```" in page
+
+
+@pytest.mark.parametrize("size", ["7B", "13B", "20B", "40B", "70B", "175B"])
+def test_the_planner_is_no_slower_than_any_row(guide: Guide, size: str) -> None:
+    shown = as_json(guide(size, "--json"))
+    row, at = shown["row"], shown["guide"]["layout"]
+    assert (at["tp"], at["pp"], at["dp"], at["num_micro_batches"]) == (
+        row["tp"],
+        row["pp"],
+        row["dp"],
+        row["micro_batches"],
+    )
+    assert shown["guide"]["fits"] and shown["guide"]["broken_rules"] == [] and shown["rules"] == []
+    assert shown["gain"] >= 0 and shown["planner"]["oom_probability"] < 0.3
+    assert shown["gain"] == pytest.approx(shown["guide"]["step_s"] / shown["planner"]["step_s"] - 1)
+
+
+def test_rules_are_told_where_the_table_does_not_say_it(guide: Guide) -> None:
+    done = guide("30B", "--gpus", "64", "--gpu", "h100", "--seq", "8192", "--gbs", "256")
+    assert "llama-like 30B (29.8B parameters) on h100x64: batch 256, sequence 8192" in done.out
+    for rule in ("30B is between two rows: that of 40B is taken", "64 GPUs: DP 4 -> 8", "micro-batches 4 -> 32"):
+        assert rule in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["3B"], "rule: 3B is below the table: the row of 7B is taken"),
+        (["3B", "--gpus", "4"], "NVLink joins the 4 GPUs: tensor parallelism may span all of them"),
+        (["7B", "--gpus", "3"], "NVLink joins the 3 GPUs: "),
+        (["1B", "--gpus", "1"], "rule: 1 GPU: DP 8 -> 1\n"),
+        (["1T", "--gpus", "1024"], "rule: 1000B is beyond the table: the row of 175B"),
+    ],
+)
+def test_small_and_large_sizes_and_few_gpus_are_told_as_they_are(
+    guide: Guide, arguments: list[str], words: str
+) -> None:
+    assert words in guide(*arguments).out
+
+
+def test_a_gpu_without_bf16_is_planned_in_fp16(guide: Guide) -> None:
+    done = guide("3B", "--gpu", "v100")
+    assert "batch 8, sequence 2048, fp16\n" in done.out and "rule: v100-32 has no bf16: fp16" in done.out
+    assert as_json(guide("3B", "--gpu", "v100", "--json"))["precision"] == "fp16"
+
+
+def test_a_topology_bounds_the_guide_and_the_planner(guide: Guide, tmp_path: Path) -> None:
+    node = tmp_path / "node.txt"
+    node.write_text(matrix(islands([2, 2], "NV4", "SYS")))
+    shown = as_json(guide("20B", "--topology", str(node), "--json"))
+    assert (shown["guide"]["layout"]["tp"], shown["guide"]["layout"]["pp"]) == (2, 2)
+    assert shown["planner"]["layout"]["tp"] <= 2 and shown["cluster"] == "a100-80x16 as node.txt"
+
+
+def test_a_guide_that_does_not_fit_is_told_so(guide: Guide) -> None:
+    shown = as_json(guide("13B", "--gpu", "l40s", "--json"))
+    assert not shown["guide"]["fits"] and shown["planner"]["oom_probability"] < 0.3
+    assert shown["guide"]["layout"]["tp"] == shown["planner"]["layout"]["tp"] == 1
+    assert "does not fit" in shown["reasons"][0]
+    assert "tensor parallelism is avoided" in guide("13B", "--gpu", "l40s").out
+
+
+def test_a_model_that_does_not_fit_at_all_is_exit_code_1(guide: Guide) -> None:
+    done = guide("70B", "--gpus", "8")
+    assert done.code == 1 and "planner  nothing fits; the guide's layout does not fit (152." in done.out
+    done = guide("70B", "--gpus", "8", "--json")
+    assert done.code == 1 and json.loads(done.out)["planner"] is None
+
+
+def test_without_a_size_the_table_is_shown(guide: Guide) -> None:
+    done = guide()
+    assert done.code == 0 and [line.split() for line in done.out.splitlines()[2:8]] == [
+        ["7B", "8", "1", "1", "8", "1"],
+        ["13B", "8", "2", "1", "4", "1"],
+        ["20B", "16", "4", "1", "4", "1"],
+        ["40B", "32", "4", "2", "4", "4"],
+        ["70B", "64", "8", "2", "4", "8"],
+        ["175B", "128", "8", "4", "4", "16"],
+    ]
+    assert [row["billions"] for row in as_json(guide("--json"))["table"]] == [7, 13, 20, 40, 70, 175]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["big"], "a size must be 1B to 2000B, in billions of parameters, but got 'big': write e.g. 70B"),
+        (["70B", "--gpu", "h10"], "unknown GPU 'h10'; did you mean 'h100'?"),
+        (["70B", "--gpus", "12"], "must fill nodes of 8, or be less than one of them, but got 12: take 8 or 16"),
+        (["70B", "--gpus", "0"], "Invalid value for '--gpus'"),
+        (["7B", "--gbs", "12"], "has DP 8, which must divide the batch, but got --gbs 12: take 8 or 16"),
+        (["7B", "--seq", "-1"], "Invalid value for '--seq'"),
+        (["7B", "8B"], "Got unexpected extra argument (8B)"),
+        (["7B", "--wat"], "No such option '--wat'. zenithtune guide --help lists them."),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(guide: Guide, arguments: list[str], words: str) -> None:
+    done = guide(*arguments)
+    assert done.code == 2 and done.out == ""
+    assert words in done.err and done.err.count("\n") == 1
+
+
+def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
+    program = (
+        "import sys; from zenith_tune.cli.main import main\n"
+        "try: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, "guide", "7B", "--gbs", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "False\n" and "must divide the batch" in done.stderr

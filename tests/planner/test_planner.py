@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.planner.planners import planner
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.candidates import Candidates
+from zenith_tune.layouts.layout import Layout, parse_values
+from zenith_tune.layouts.layout_batch import LayoutBatch, layout_at
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.plan import Obstacle
+from zenith_tune.planner.planner import NEAR_MEMORY, RISK, Planner
+from zenith_tune.units import format_seconds
+
+
+def everything(at: Planner, global_batch: int) -> LayoutBatch:
+    candidates = Candidates(at.model, at.job, at.cluster.num_gpus, global_batch)
+    return LayoutBatch.concatenate(list(candidates.batches()))
+
+
+@pytest.mark.parametrize(("model", "cluster", "gbs"), [("llama3-8b", "h100x8", 64), ("mixtral-8x7b", "h100x32", 128)])
+def test_the_best_is_the_fastest_of_all_that_fit(model: str, cluster: str, gbs: int) -> None:
+    at = planner(model, cluster)
+    layouts = everything(at, gbs)
+    found = at.estimate(layouts)
+    fits = found.oom_probability < RISK
+    fastest = np.where(fits, found.step_s, np.inf).min()
+    plan = at.plan(gbs)
+    assert plan.num_considered == len(layouts) and plan.num_fitting == int(fits.sum())
+    assert plan.best[0].step_s <= fastest * (1 + 1e-9), "refining may only better it"
+
+
+def test_the_list_is_sorted_distinct_and_fits() -> None:
+    plan = planner("llama3-70b", "h100x64").plan(512, top=8)
+    times = [planned.step_s for planned in plan.best]
+    cuts = [(p.layout.tp, p.layout.pp, p.layout.ep, p.layout.micro_batch / p.layout.cp) for p in plan.best]
+    assert times == sorted(times) and len(times) == 8
+    assert len(set(cuts)) == 8
+    assert all(planned.oom_probability < plan.risk for planned in plan.best)
+    assert all(planned.layout.num_gpus == 64 for planned in plan.best)
+
+
+def test_parts_add_up_and_the_bound_is_the_largest() -> None:
+    best = planner("llama3-70b", "h100x64").plan(512).best[0]
+    assert sum(best.time_parts.values()) == pytest.approx(best.step_s)
+    assert sum(best.memory_parts.values()) == pytest.approx(best.memory_bytes)
+    assert best.bound.startswith(next(iter(best.shares)))
+    assert sum(best.shares.values()) == pytest.approx(1, abs=1e-6)
+    low, high = best.step_interval_s
+    assert low < best.step_s < high
+
+
+def test_mfu_is_the_models_work_over_the_peak() -> None:
+    best = planner("llama3-8b", "h100x8").plan(64).best[0]
+    # 6 N T with N = 8.03 B less the input table of 0.53 B, and causal attention: 6 * s/2 * 2 * h per layer and token.
+    flops = 6 * (8.03e9 - 0.525e9) + 6 * 8192 * 4096 * 32
+    rate = flops * best.tokens_per_s_per_gpu
+    assert best.mfu == pytest.approx(rate / 989e12, rel=0.01)
+
+
+def test_a_smaller_risk_takes_no_layout_that_is_riskier() -> None:
+    at = planner("llama3-70b", "h100x64")
+    careful, bold = at.plan(512, risk=0.01), at.plan(512, risk=0.9)
+    assert all(planned.oom_probability < 0.01 for planned in careful.best)
+    assert careful.num_fitting <= bold.num_fitting
+
+
+def test_near_misses_of_memory_are_faster_and_nearly_fit() -> None:
+    plan = planner("llama3-70b", "h100x64").plan(512)
+    misses = [miss for miss in plan.near_misses if miss.obstacle is Obstacle.MEMORY]
+    assert misses
+    for miss in misses:
+        assert miss.planned.roomy_s < plan.best[0].step_s
+        assert miss.planned.oom_probability >= plan.risk
+        assert miss.planned.memory_bytes <= NEAR_MEMORY * plan.cluster.gpu.memory_bytes
+        assert f"of 79.1 GiB); would take {format_seconds(miss.planned.step_s)} with room" in miss.reason
+        assert "GiB more per GPU" in miss.cure or "--risk" in miss.cure
+
+
+def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -> None:
+    plan = planner("llama3-8b", "h100x64").plan(510)
+    misses = [miss for miss in plan.near_misses if miss.obstacle is Obstacle.BATCH]
+    assert misses and misses[0].planned.layout.global_batch == 512
+    assert misses[0].planned.tokens_per_s > plan.best[0].tokens_per_s
+    assert misses[0].cure == "take batch 512"
+    assert f"{misses[0].planned.tokens_per_s_per_gpu:,.0f} tok/s/GPU with batch 512" in misses[0].reason
+
+
+def test_where_nothing_fits_the_smallest_is_shown_with_what_it_needs() -> None:
+    plan = planner("llama3-405b", "h100x8").plan(8)
+    assert plan.best == () and plan.num_fitting == 0
+    assert plan.near_misses and "does not fit (" in plan.near_misses[0].reason
+
+
+def test_an_impossible_batch_says_which_rule_and_what_is_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        planner("llama3-8b", "h100x7").plan(3, space=SearchSpace(max_pp=4))
+    assert str(caught.value) == (
+        "no layout is left for 7 GPUs and batch 3: gbs must be divisible by dp*mbs, but 3 % (7*1 = 7) != 0: "
+        "nearest are batch 7 on 7 GPUs and 6 GPUs with batch 3"
+    )
+
+
+def test_pins_that_leave_nothing_say_why() -> None:
+    with pytest.raises(UsageError, match="no layout is left for 8 GPUs and batch 64"):
+        planner().plan(64, space=SearchSpace(pinned={"tp": 3}))
+
+
+def test_pins_hold_in_the_plan() -> None:
+    plan = planner("llama3-70b", "h100x64").plan(512, space=SearchSpace(pinned={"tp": 8, "pp": 2}))
+    assert {(planned.layout.tp, planned.layout.pp) for planned in plan.best} == {(8, 2)}
+
+
+def test_more_memory_is_never_slower() -> None:
+    what_if = planner("llama3-70b", "h100x64").what_if(512, "mem=+60")
+    assert what_if.gain is not None and what_if.gain >= 0
+    assert what_if.after.cluster.gpu.memory_bytes == what_if.before.cluster.gpu.memory_bytes + 60 * 2**30
+
+
+def test_more_gpus_are_planned_anew() -> None:
+    what_if = planner("llama3-8b", "h100x8").what_if(64, "gpus=16,seq=4096,gbs=128")
+    after = what_if.after
+    assert (after.cluster.num_gpus, after.job.seq_len, after.global_batch) == (16, 4096, 128)
+    assert all(planned.layout.num_gpus == 16 for planned in after.best)
+
+
+def test_the_front_is_not_beaten_and_holds_the_fastest() -> None:
+    at = planner("llama3-70b", "h100x64")
+    points = at.pareto(512)
+    fastest = min(planned.step_s for planned in at.plan(512).front)
+    assert fastest in [point.step_s for point in points]
+    assert len({point.layout.num_gpus for point in points}) > 1
+    for point in points:
+        better = [o for o in points if o.layout.num_gpus <= point.layout.num_gpus and o.step_s < point.step_s]
+        assert all(other.memory_bytes > point.memory_bytes for other in better)
+
+
+def test_an_explained_layout_has_its_stages_and_better_neighbours() -> None:
+    at = planner("llama3-70b", "h100x64")
+    layout = Layout(num_gpus=64, tp=8, pp=4, zero=1, sequence_parallel=True, recompute="full/uniform",
+                    recompute_layers=1, global_batch=512)  # fmt: skip
+    explained = at.explain(layout)
+    assert explained.broken == () and explained.planned is not None
+    assert len(explained.stages) == 4
+    fullest = max(stage.total_bytes for stage in explained.stages)
+    assert fullest == pytest.approx(explained.planned.memory_bytes, rel=1e-6)
+    assert explained.fits and explained.verdict == ""
+    assert explained.steps and explained.steps[0].gain > 0
+    assert explained.steps[0].planned.step_s < explained.planned.step_s
+
+
+def test_a_layout_that_breaks_rules_says_all_of_them() -> None:
+    layout = Layout(num_gpus=64, tp=1, sequence_parallel=True, zero=3, global_batch=512)
+    explained = planner("llama3-70b", "h100x64").explain(layout)
+    assert len(explained.broken) == 2
+    assert explained.planned is not None and explained.steps == ()
+
+
+def test_a_layout_whose_sizes_do_not_multiply_is_not_estimated() -> None:
+    explained = planner().explain(Layout(num_gpus=8, tp=3, global_batch=64))
+    assert explained.planned is None
+    assert explained.broken == ("n_gpus must be divisible by tp*pp*cp, but 8 % (3*1*1 = 3) != 0",)
+
+
+@pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
+def test_many_layouts_at_once_are_estimated_as_each_alone(model: str) -> None:
+    at = planner(model, "h100x64")
+    layouts, random = everything(at, 512), np.random.default_rng(7)
+    found = at.estimate(layouts)
+    for row in random.integers(len(layouts), size=60):
+        alone = at.evaluate([layout_at(layouts, int(row))])[0]
+        assert alone.step_s == pytest.approx(float(found.step_s[row]), rel=1e-12)
+        assert alone.memory_bytes == pytest.approx(float(found.memory_bytes[row]), rel=1e-12)
+        assert alone.oom_probability == pytest.approx(float(found.oom_probability[row]), abs=1e-12)
+
+
+def test_a_near_miss_is_explained_with_the_step_time_that_it_was_shown_with() -> None:
+    at = planner("llama3-70b", "h100x64")
+    miss = next(miss for miss in at.plan(512).near_misses if miss.obstacle is Obstacle.MEMORY)
+    explained = at.explain(miss.planned.layout)
+    assert explained.planned == miss.planned and explained.verdict == miss.reason
+    assert not explained.fits
+    assert sum(miss.planned.time_parts.values()) == pytest.approx(miss.planned.step_s)
+    assert miss.planned.tokens_per_s == pytest.approx(512 * 8192 / miss.planned.step_s)
+
+
+def test_what_would_cure_a_near_miss_is_inside_the_space() -> None:
+    at = planner("llama3-70b", "h100x64")
+    free = next(miss for miss in at.plan(512).near_misses if ", or " in miss.cure)
+    name, value = free.cure.partition(", or ")[2].split()[:2]
+    pinned = parse_values(f"{name}={value}", what="--fix")
+    bound = at.plan(512, space=SearchSpace(pinned=pinned)).near_misses
+    assert bound and not any(f" {name} " in miss.cure for miss in bound)
+
+
+def test_hints_are_inside_the_space() -> None:
+    layout = Layout(num_gpus=64, tp=8, pp=4, sequence_parallel=True, recompute="selective", global_batch=512)
+    at = planner("llama3-70b", "h100x64")
+    name, value = at.explain(layout).steps[0].change.split()[:2]
+    steps = at.explain(layout, space=SearchSpace(pinned=parse_values(f"{name}={value}", what="--fix"))).steps
+    assert steps and not any(step.change.startswith(name) for step in steps)
+
+
+def test_a_planner_without_a_calibration_takes_the_one_of_its_framework() -> None:
+    at = planner("llama3-8b", "h100x8")
+    assert Planner(at.model, at.cluster, at.job).calibration == at.calibration
+
+
+def test_where_nothing_fits_the_gpus_that_would_do_are_found() -> None:
+    at = planner("llama3-405b", "h100x32")
+    assert not at.plan(256).best
+    enough = at.enough_gpus(256)
+    assert enough is not None and enough > 32
+    assert planner("llama3-405b", f"h100x{enough}").plan(256).best
+    assert planner("llama3-405b", "h100x1").enough_gpus(8) is None

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.presets.megatron_lm.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200, read
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_rules import RULES, broken_rules
+from zenith_tune.presets.megatron_lm.space import STAGES, MegatronLmSpace, SearchLimits
+from zenith_tune.study.parameters import Params
+
+TINY = "--num-layers 6 --hidden-size 64 --num-attention-heads 8 --seq-length 128 --vocab-size 1000 --bf16"
+
+
+def space(
+    command: str, search: str = "default", *, tp_max: int = 64, mbs_max: int = 16, **given: int
+) -> MegatronLmSpace:
+    return MegatronLmSpace(read(command, **given), SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max))
+
+
+def tiny(options: str = "", n_gpus: int = 6, gbs: int = 12) -> str:
+    return f"torchrun --nproc-per-node {n_gpus} pretrain_gpt.py {TINY} --global-batch-size {gbs} {options}"
+
+
+def product(found: MegatronLmSpace) -> Iterator[Params]:
+    return (dict(zip(found.choices, values, strict=True)) for values in itertools.product(*found.choices.values()))
+
+
+def test_sizes_are_divisors_of_the_gpus_that_the_model_allows() -> None:
+    choices = space(tiny(n_gpus=12, gbs=24)).choices
+    assert choices == {
+        "tp": (1, 2, 4),  # 8 heads forbid 3, 6 and 12
+        "pp": (1, 2, 3, 4, 6),
+        "vp": (1, 2, 3),
+        "cp": (1,),
+        "ep": (1,),
+        "etp": (1,),
+        "mbs": (1, 2, 3, 4, 6, 8, 12),
+        "recompute": ("none", "selective", "full/uniform1", "full/block1", "full/block3"),
+    }
+
+
+def test_experts_have_sizes_of_their_own() -> None:
+    choices = space(MIXTRAL).choices
+    assert choices["ep"] == (1, 2, 4, 8)
+    assert choices["etp"] == (1, 2, 4, 8, 16, 32, 64)
+    assert space(LLAMA3_8B, "ep+etp+mbs").choices["ep"] == (1,)
+
+
+def test_context_parallelism_is_searched_where_sequences_are_long_or_the_command_has_it() -> None:
+    assert space(tiny()).choices["cp"] == (1,)
+    assert space(tiny("--seq-length 32768", n_gpus=4)).choices["cp"] == (1, 2, 4)
+    assert space(tiny("--context-parallel-size 2", n_gpus=4)).choices["cp"] == (1, 2, 4)
+    # Each rank takes a chunk from both ends, so that 2*cp must divide the sequence.
+    assert space(tiny("--seq-length 132", n_gpus=4), "cp").choices["cp"] == (1, 2)
+    assert space(tiny("--seq-length 32768 --transformer-impl local", n_gpus=4)).choices["cp"] == (1,)
+
+
+def test_what_is_not_searched_stays_as_it_is_in_the_command() -> None:
+    found = space(MIXTRAL, "mbs")
+    assert found.choices == {
+        "tp": (1,),
+        "pp": (4,),
+        "vp": (2,),
+        "cp": (1,),
+        "ep": (8,),
+        "etp": (1,),
+        "mbs": (1, 2, 4, 8, 16),
+        "recompute": ("selective",),
+    }
+    assert found.open_names == ["mbs"]
+
+
+def test_limits_bound_the_search() -> None:
+    choices = space(LLAMA3_8B, tp_max=4, mbs_max=2).choices
+    assert (choices["tp"], choices["mbs"]) == ((1, 2, 4), (1, 2))
+
+
+@pytest.mark.parametrize("search", ["default+zero", "default,zero", " Default : zero "])
+def test_axes_are_parted_by_a_plus_a_comma_or_a_colon(search: str) -> None:
+    assert space(LLAMA3_8B, search).choices["zero"] == (0, 1)
+
+
+def test_an_unknown_axis_is_guessed_and_an_empty_search_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown axis in search 'tpp'; did you mean 'tp'\?"):
+        space(LLAMA3_8B, "tpp")
+    with pytest.raises(UsageError, match="search must name at least one axis, but is empty"):
+        space(LLAMA3_8B, " + ")
+
+
+COMMANDS = {
+    "dense": (tiny(), "default"),
+    "sizes of its own": (
+        tiny(
+            "--tensor-model-parallel-size 2 --context-parallel-size 2 --pipeline-model-parallel-size 2", n_gpus=8, gbs=8
+        ),
+        "default",
+    ),
+    "uneven layers": (tiny("--num-layers 7", n_gpus=8, gbs=8), "default"),
+    "all axes": (tiny("--use-distributed-optimizer", n_gpus=4, gbs=8), "default+cp+zero+sequence_parallel"),
+    "experts": (tiny("--num-experts 4 --moe-ffn-hidden-size 48 --disable-bias-linear", n_gpus=4, gbs=4), "default"),
+    "every etp": (tiny("--num-experts 4 --disable-bias-linear", n_gpus=4, gbs=4), "tp+pp+ep+etp+recompute"),
+    "experts with a bias": (tiny("--num-experts 4", n_gpus=4, gbs=4), "default"),
+    "own split": (
+        tiny("--num-layers 7 --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 4", n_gpus=4, gbs=8),
+        "default",
+    ),
+    "switches": (
+        tiny("--cuda-graph-impl local --no-overlap-p2p-communication --defer-embedding-wgrad-compute", n_gpus=8, gbs=8),
+        "default",
+    ),
+    "overlap of experts": (
+        tiny("--num-experts 4 --disable-bias-linear --overlap-moe-expert-parallel-comm", n_gpus=4, gbs=8),
+        "default",
+    ),
+    "without transformer engine": (tiny("--transformer-impl local --no-persist-layer-norm", n_gpus=4), "default+cp"),
+}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_points_are_exactly_those_of_the_space_that_no_rule_forbids(name: str) -> None:
+    command, search = COMMANDS[name]
+    found = space(command, search, mbs_max=4)
+    legal = [point for point in product(found) if found.explain(point) is None]
+    points = list(found.points())
+    assert len(points) == len(legal) > 0
+    assert {tuple(point.items()) for point in points} == {tuple(point.items()) for point in legal}
+    assert all(list(point) == list(found.choices) for point in points)
+
+
+@pytest.mark.parametrize("command", [LLAMA3_8B, MIXTRAL, ONE_H200])
+def test_every_point_holds_the_planners_rules(command: str) -> None:
+    found = space(command)
+    job = found.job
+    assert job.model is not None
+    for point in itertools.islice(found.points(), 0, None, 7):
+        layout = found.layout(point)
+        assert broken_rules(job.model, job.job, layout) == []
+        assert layout.num_micro_batches * layout.micro_batch * layout.dp == layout.global_batch
+
+
+def test_every_rule_of_the_planner_is_looked_at_once_the_values_it_needs_are_chosen() -> None:
+    assert {rule for rules in STAGES.values() for rule in rules} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("model", "n_nodes", "options", "at_least"),
+    [("llama3-70b", 8, "--seq-length 8192", 1_000), ("deepseek-v3", 128, "--seq-length 4096", 20_000)],
+)
+def test_points_of_many_gpus_are_quickly_found(model: str, n_nodes: int, options: str, at_least: int) -> None:
+    command = (
+        f"torchrun --nproc-per-node 8 --nnodes {n_nodes} pretrain_gpt.py {options} --bf16 --global-batch-size 1024"
+    )
+    found = MegatronLmSpace(read(command, model=model), SearchLimits(tp_max=64, mbs_max=16))
+    start = time.perf_counter()
+    number = sum(1 for _ in found.points())
+    assert number > at_least
+    assert time.perf_counter() - start < 8  # well under 1 s where nothing else runs
+
+
+PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "reason"),
+    [
+        (LLAMA3_8B, {"tp": 4, "pp": 4}, "n_gpus must be divisible by tp*pp*cp, but 8 % (4*4*1 = 16) != 0"),
+        (LLAMA3_8B, {"mbs": 32}, "gbs must be divisible by dp*mbs, but 128 % (8*32 = 256) != 0"),
+        (
+            LLAMA3_8B,
+            {"pp": 8, "vp": 5},
+            "num_layers must be at least pp*vp, but 32 < 8*5 = 40",
+        ),
+        (LLAMA3_8B, {"vp": 2}, "vp above 1 needs pp above 1, but got vp 2 and pp 1"),
+        (
+            LLAMA3_8B,
+            {"pp": 8, "recompute": "full/block4"},
+            "full/block4 recomputes all 4 layers of a chunk, as full/uniform1 does",
+        ),
+        (
+            LLAMA3_8B,
+            {"pp": 8, "recompute": "full/block8"},
+            "recompute full/block takes 1 to layers per chunk, but got 8 with 4 layers per chunk",
+        ),
+        (LLAMA3_8B, {"ep": 2}, "ep must be 1 for a model without experts, but got 2"),
+        (MIXTRAL, {"ep": 16}, "num_experts must be divisible by ep, but 8 % 16 != 0"),
+        (MIXTRAL, {"etp": 4}, "etp is tried as 1 and as tp unless search names it, but got 4 with tp 1"),
+        (
+            MIXTRAL,
+            {"pp": 8, "ep": 8, "etp": 2, "tp": 2},
+            "n_gpus must be divisible by etp*ep*pp, but 64 % (2*8*8 = 128) != 0",
+        ),
+        (f"{LLAMA3_8B} --tp-comm-overlap", {}, "--tp-comm-overlap in your command needs sequence parallelism"),
+        (
+            f"{LLAMA3_8B} --cuda-graph-impl local",
+            {"recompute": "full/uniform1"},
+            "--cuda-graph-impl local in your command needs no full recomputation",
+        ),
+        (ONE_H200, {"cp": 1, "mbs": 3}, "gbs must be divisible by dp*mbs, but 16 % (1*3 = 3) != 0"),
+    ],
+)
+def test_the_first_rule_that_a_point_breaks_is_told(command: str, change: Params, reason: str) -> None:
+    assert space(command).explain({**PLAIN, **change}) == reason
+
+
+def test_a_layout_is_whole() -> None:
+    point: Params = {**PLAIN, "tp": 4, "pp": 2, "vp": 2, "mbs": 2, "recompute": "full/block5"}
+    assert space(LLAMA3_8B).layout(point) == Layout(
+        num_gpus=8,
+        tp=4,
+        pp=2,
+        vp=2,
+        micro_batch=2,
+        global_batch=128,
+        zero=1,
+        recompute="full/block",
+        recompute_layers=5,
+        sequence_parallel=True,
+    )
+
+
+def test_sequence_parallelism_follows_tp_unless_torchs_own_norms_forbid_it_or_it_is_searched() -> None:
+    with_tp: Params = {**PLAIN, "tp": 2}
+    assert space(tiny()).layout(with_tp).sequence_parallel
+    assert not space(tiny()).layout(PLAIN).sequence_parallel
+    local = tiny("--transformer-impl local --no-persist-layer-norm")
+    assert not space(local).layout(with_tp).sequence_parallel
+    assert space(tiny("--transformer-impl local")).layout(with_tp).sequence_parallel
+    assert not space(tiny(), "tp+sequence_parallel").layout({**with_tp, "sequence_parallel": False}).sequence_parallel
+
+
+def test_a_pipeline_that_the_command_splits_by_itself_stays_a_choice() -> None:
+    own: Params = {**PLAIN, "pp": 2, "vp": 4}
+    command = tiny("--pipeline-model-parallel-size 2", n_gpus=2, gbs=4)
+    assert space(command).explain(own) == "num_layers must be at least pp*vp, but 6 < 2*4 = 8"
+    # Stages of their own for embedding and loss, which no plan makes.
+    laid_out = space(f"{command} --pipeline-model-parallel-layout 'E|t|t|t|t|t|t|L'")
+    assert laid_out.explain(own) is None
+    assert own in list(laid_out.points())

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune.describe.megatron.args import MegatronArgs
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.megatron_lm.overlap import switches_in
+
+START = Layout(num_gpus=16, cp=2)
+
+
+def reasons(options: str, **sizes: int | str | bool) -> list[str]:
+    at = Layout(num_gpus=16, **sizes)  # type: ignore[arg-type]
+    found = [switch.reason(at, START) for switch in switches_in(MegatronArgs.of(options.split()))]
+    return [reason for reason in found if reason]
+
+
+@pytest.mark.parametrize(
+    ("options", "refused", "taken", "need"),
+    [
+        ("--transformer-impl local", {"cp": 2}, {"cp": 1}, "cp 1"),
+        ("--tp-comm-overlap", {"tp": 1}, {"tp": 2, "sequence_parallel": True}, "sequence parallelism"),
+        ("--defer-embedding-wgrad-compute", {"pp": 1}, {"pp": 2}, "pp above 1"),
+        ("--no-overlap-p2p-communication", {"pp": 2, "vp": 2}, {"pp": 4, "vp": 2}, "vp 1, or pp above 2"),
+        (
+            "--overlap-param-gather-with-optimizer-step",
+            {"pp": 2, "zero": 1},
+            {"pp": 2, "vp": 2, "zero": 1},
+            "vp above 1",
+        ),
+        (
+            "--overlap-param-gather-with-optimizer-step",
+            {"pp": 2, "vp": 2},
+            {"pp": 2, "vp": 2, "zero": 1},
+            "the distributed optimizer",
+        ),
+        ("--fp8-param-gather", {"zero": 0}, {"zero": 1}, "the distributed optimizer"),
+        ("--moe-layer-recompute", {"recompute": "full/uniform"}, {"recompute": "selective"}, "no full recomputation"),
+        ("--hierarchical-context-parallel-sizes 2 1", {"cp": 4}, {"cp": 2}, "cp as it is"),
+        (
+            "--use-tp-pp-dp-mapping",
+            {"pp": 2, "tp": 2, "ep": 4},
+            {"pp": 2, "tp": 2, "etp": 2},
+            "dp equal to edp where pp is above 1",
+        ),
+        ("--overlap-moe-expert-parallel-comm", {"ep": 1}, {"ep": 2}, "ep above 1"),
+        (
+            "--overlap-moe-expert-parallel-comm",
+            {"ep": 2, "pp": 2},
+            {"ep": 2, "pp": 2, "vp": 2},
+            "vp above 1 where pp is",
+        ),
+        (
+            "--overlap-moe-expert-parallel-comm",
+            {"ep": 2, "recompute": "full/block"},
+            {"ep": 2, "recompute": "selective"},
+            "no full recomputation",
+        ),
+        ("--cpu-offloading-num-layers 4", {"pp": 2}, {"pp": 1}, "pp 1"),
+        ("--cpu-offloading-num-layers 4", {"recompute": "selective"}, {"recompute": "none"}, "no recomputation"),
+        ("--enable-cuda-graph", {"recompute": "full/uniform"}, {"recompute": "selective"}, "no full recomputation"),
+        ("--external-cuda-graph", {"recompute": "full/uniform"}, {"recompute": "none"}, "no full recomputation"),
+        (
+            "--distribute-saved-activations",
+            {"tp": 2, "recompute": "full/uniform", "sequence_parallel": True},
+            {"tp": 2, "recompute": "full/uniform"},
+            "full recomputation and tp above 1 without sequence parallelism",
+        ),
+    ],
+)
+def test_a_switch_of_the_command_asks_for_its_layout(
+    options: str, refused: dict[str, int], taken: dict[str, int], need: str
+) -> None:
+    name = options.split()[0] + (" local" if options.endswith("local") else "")
+    assert reasons(options, **refused) == [f"{name} in your command needs {need}"]
+    assert reasons(options, **taken) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("local", 1), ("transformer_engine", 1), ("full_iteration", 0), ("none", 0)]
+)
+def test_cuda_graphs_of_a_whole_iteration_may_recompute(kind: str, number: int) -> None:
+    assert len(reasons(f"--cuda-graph-impl {kind}", recompute="full/uniform")) == number
+
+
+def test_a_switch_that_is_absent_or_off_asks_nothing() -> None:
+    assert switches_in(MegatronArgs.of(["--bf16"])) == ()
+    assert switches_in(MegatronArgs.of(["--cpu-offloading-num-layers", "0"])) == ()
+    assert switches_in(MegatronArgs.of(["--transformer-impl", "transformer_engine"])) == ()

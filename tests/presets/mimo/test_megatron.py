@@ -1,0 +1,325 @@
+"""Megatron-LM's MIMO example: what is read of its commands, and that emitted options obey its rules."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import recognised_preset
+from zenith_tune.presets.mimo.preset import MimoPreset
+from zenith_tune.study.parameters import Params
+from zenith_tune.testing import PresetContract
+
+LAUNCH = "python -m torch.distributed.run --standalone --nproc-per-node 8 examples/mimo/pretrain_mimo.py"
+MODEL = (
+    "--num-layers 20 --hidden-size 2688 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+    "--kv-channels 128 --seq-length 8192 --vocab-size 131072"
+)
+HYBRID = (
+    "--hybrid-layer-pattern MEMEM*EMEMEM*EMEMEM* --num-experts 128 --moe-router-topk 6 --moe-ffn-hidden-size 1856 "
+    "--moe-shared-expert-intermediate-size 3712 --mamba-num-heads 64 --mamba-head-dim 64"
+)
+BATCH = "--micro-batch-size 1 --global-batch-size 8 --num-image-tiles 12"
+LAYOUT = "--encoder-tp 2 --encoder-dp 2 --llm-offset 4 --llm-tp 2 --llm-pp 1 --llm-dp 2 --llm-ep 4 --llm-expt-tp 1"
+COMMAND = f"{LAUNCH} {MODEL} {HYBRID} {BATCH} {LAYOUT}"
+SHARDED = "--tensor-parallel-num-weight-shards 4 --expert-tensor-parallel-num-weight-shards 2"
+SHAPE = (
+    *("num-layers", "num-attention-heads", "num-query-groups", "mamba-num-heads", "mamba-num-groups", "seq-length"),
+    *("tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards"),
+)
+CLUSTER = {"cluster": "h100x8"}
+ROOMY: dict[str, Any] = {"memory_gib": 1000.0}
+"""Layouts that only lack memory are no business of the rules."""
+
+
+def bound(command: str = COMMAND, **args: object) -> MimoPreset:
+    preset = MimoPreset(**{**CLUSTER, **args})  # type: ignore[arg-type]
+    preset.bind(command)
+    return preset
+
+
+def point(**changes: int) -> Params:
+    return {"encoder_ranks": 4, "encoder_tp": 2, "llm_tp": 2, "llm_pp": 1, "llm_ep": 4, "mbs": 1, **changes}
+
+
+def emitted(preset: MimoPreset, params: Params, command: str = COMMAND) -> dict[str, int]:
+    words = shlex.split(preset.apply_parameters(command, params))
+    names = ("encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-pp", "llm-dp", "llm-ep", "llm-expt-tp")
+    flags = {name: int(words[words.index(f"--{name}") + 1]) for name in names}
+    assert all(words.count(f"--{name}") == 1 for name in names)
+    shape = {name: int(words[words.index(f"--{name}") + 1]) for name in SHAPE if f"--{name}" in words}
+    if "--hybrid-layer-pattern" in words:
+        pattern = words[words.index("--hybrid-layer-pattern") + 1].split("/")[0]
+        shape |= {"num-layers": len(pattern.replace("|", "")), "segments": len(pattern.split("|"))}
+    return {**shape, **flags, "mbs": int(words[words.index("--micro-batch-size") + 1])}
+
+
+def broken_rules(flags: Mapping[str, int], *, world: int, batch: int, experts: int) -> list[str]:
+    """Return which rules of the example a set of options breaks, reckoned from the options alone."""
+    encoder = set(range(flags["encoder-tp"] * flags["encoder-dp"]))
+    tp, pp, shards = flags["llm-tp"], flags["llm-pp"], flags.get("tensor-parallel-num-weight-shards", flags["llm-tp"])
+    size = shards * pp * flags["llm-dp"]
+    lanes_of_language = flags["llm-dp"] * (shards // tp)
+    expert = flags.get("expert-tensor-parallel-num-weight-shards", flags["llm-expt-tp"]) * flags["llm-ep"]
+    groups = flags.get("num-query-groups", flags["num-attention-heads"])
+    language = set(range(flags["llm-offset"], flags["llm-offset"] + size))
+    lanes = sorted((flags["encoder-dp"], lanes_of_language))
+    rules = {
+        "spans are disjoint": not encoder & language,
+        "spans cover the world": encoder | language == set(range(world)),
+        "lanes divide one another": lanes[1] % lanes[0] == 0,
+        "mbs * llm dp is a multiple of encoder dp": flags["mbs"] * lanes_of_language % flags["encoder-dp"] == 0,
+        "the batch is a multiple of mbs * llm dp": batch % (flags["mbs"] * lanes_of_language) == 0,
+        "experts are a multiple of ep": experts % flags["llm-ep"] == 0,
+        "expert ranks fill the stages": size % (expert * pp) == 0,
+        "weight shards are a multiple of tp": shards % tp == 0,
+        "layers are a multiple of pp": flags.get("segments", 1) > 1 or flags["num-layers"] % pp == 0,
+        "one segment is one stage": flags.get("segments", 1) in (1, pp),
+        "heads are a multiple of tp": flags["num-attention-heads"] % tp == 0,
+        "query groups are a multiple or a divisor of tp": groups % tp == 0 or tp % groups == 0,
+        "Mamba heads are a multiple of tp": flags.get("mamba-num-heads", tp) % tp == 0,
+        "Mamba groups are a multiple of tp": flags.get("mamba-num-groups", tp) % tp == 0,
+        "the sequence is a multiple of tp": flags["seq-length"] % tp == 0,
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+class TestMegatronMimoPreset(PresetContract):
+    def make(self) -> MimoPreset:
+        return bound(self.command(), **ROOMY)
+
+    def command(self) -> str:
+        return f"{LAUNCH} {MODEL} {BATCH} {LAYOUT}"
+
+
+@pytest.mark.parametrize("num_gpus", [8, 6, 16])
+def test_every_planned_layout_is_emitted_by_the_rules(num_gpus: int) -> None:
+    preset = bound(n_gpus=num_gpus, cluster=f"h100x{num_gpus}", mbs_max=2)
+    points = list(preset.points())
+    assert len(points) > 10
+    for params in points:
+        flags = emitted(preset, params)
+        assert broken_rules(flags, world=num_gpus, batch=8, experts=128) == [], flags
+
+
+DENSE = f"{LAUNCH} --num-layers 10 --hidden-size 1536 --seq-length 2040 --vocab-size 32000 {BATCH} {LAYOUT}"
+THREE_GROUPS = "--num-attention-heads 12 --group-query-attention --num-query-groups 3"
+MAMBA = COMMAND.replace("--mamba-num-heads 64", "--mamba-num-heads 12 --mamba-num-groups 6")
+
+
+@pytest.mark.parametrize(
+    ("command", "experts", "count"),
+    [
+        (f"{DENSE} {THREE_GROUPS}", 1, 20),
+        (f"{DENSE} --num-attention-heads 24", 1, 20),
+        (MAMBA, 128, 10),
+        (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "'MEMEM*|EMEMEM*|EMEMEM*|M'"), 128, 2),
+        (f"{COMMAND} {SHARDED}", 128, 10),
+    ],
+)
+def test_other_models_too_are_only_tried_as_megatron_takes_them(command: str, experts: int, count: int) -> None:
+    preset = bound(command, mbs_max=2, **ROOMY)
+    points = list(preset.points())
+    assert len(points) >= count
+    for params in points:
+        flags = emitted(preset, params, command)
+        assert broken_rules(flags, world=8, batch=8, experts=experts) == [], flags
+
+
+@pytest.mark.parametrize(
+    ("command", "good", "bad", "rule"),
+    [
+        (
+            f"{DENSE} {THREE_GROUPS}",
+            {"llm_pp": 2, "llm_tp": 1},
+            {"llm_pp": 4, "llm_tp": 1},
+            "layers are a multiple of pp",
+        ),
+        (
+            f"{DENSE} {THREE_GROUPS}",
+            {"encoder_ranks": 2, "llm_tp": 3},
+            {"llm_tp": 2},
+            "query groups are a multiple or a divisor of tp",
+        ),
+        (MAMBA, {"llm_tp": 2}, {"llm_tp": 4, "encoder_tp": 4}, "Mamba groups are a multiple of tp"),
+        (
+            COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "'MEMEM*EMEM|EM*EMEMEM*'"),
+            {"llm_pp": 2, "llm_tp": 1, "llm_ep": 2},
+            {"llm_pp": 1},
+            "one segment is one stage",
+        ),
+        (
+            f"{COMMAND} {SHARDED}",
+            {"llm_ep": 2},
+            {"encoder_ranks": 2, "llm_tp": 3},
+            "weight shards are a multiple of tp",
+        ),
+    ],
+)
+def test_a_model_keeps_what_it_can_be_split_into(command: str, good: Any, bad: Any, rule: str) -> None:
+    preset = bound(command, **ROOMY)
+    space = preset.get_search_space()
+    for changes, is_good in ((good, True), (bad, False)):
+        params = {name: value for name, value in point(**changes).items() if name in space}
+        broken = broken_rules(emitted(preset, params, command), world=8, batch=8, experts=128)
+        assert (preset.explain(params) is None) == is_good, preset.explain(params)
+        assert (broken == []) == is_good and (rule in broken) == (not is_good), broken
+
+
+def test_weight_shards_are_ranks_that_read_samples_of_their_own() -> None:
+    command = f"{COMMAND} {SHARDED}".replace("--llm-dp 2", "--llm-dp 1").replace("--llm-ep 4", "--llm-ep 2")
+    preset = bound(command, **ROOMY)
+    plain = bound(**ROOMY)
+    params = point(llm_ep=2)
+    assert preset.own_point(command) == params and preset.explain(params) is None
+    assert emitted(preset, params, command)["llm-dp"] == 1 and emitted(plain, params)["llm-dp"] == 2
+    # Each rank holds a quarter of the dense weights and of the two experts' halves, not a half of both.
+    assert preset.space.predict(params).memory_bytes < 0.8 * plain.space.predict(params).memory_bytes
+    assert any("--llm-dp is dp * tp / 4" in note for note in preset.notes(command))
+    filled = preset.apply_parameters(f"{command} --llm-dp {{llm_dp}}", params)
+    assert filled.count("--llm-dp 1") == 2
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "torchrun --nproc-per-node 8 -m examples.mimo.pretrain_mimo",
+        "uv run --extra ssm python -m torch.distributed.run --nproc-per-node 8 -m examples.mimo.pretrain_mimo",
+        "torchrun --nproc-per-node=8 --module examples.mimo.pretrain_mimo",
+    ],
+)
+def test_the_example_is_known_as_a_module_too(launch: str, tmp_path: Path) -> None:
+    command = COMMAND.replace(LAUNCH, launch)
+    assert MimoPreset.recognises(command) and recognised_preset(command) == "mimo"
+    preset = bound(command)
+    assert preset.space.read.job.num_ranks == 8 and preset.own_point(command) == point()
+    assert emitted(preset, point(mbs=2), command)["mbs"] == 2
+    assert not MimoPreset.recognises(command.replace("pretrain_mimo", "pretrain_gpt"))
+    script = tmp_path / "train.sh"
+    script.write_text(command.replace(launch, f'ARGS=(--standalone)\n{launch} "${{ARGS[@]}}"') + ' "$@"\n')
+    assert bound(f"bash {script}").own_point(f"bash {script}") == point()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "rule"),
+    [
+        (point(), point(encoder_ranks=5, encoder_tp=1, llm_tp=1, llm_ep=1), "lanes divide one another"),
+        (
+            point(mbs=4, encoder_tp=1, llm_tp=4),
+            point(encoder_tp=1, llm_tp=4),
+            "mbs * llm dp is a multiple of encoder dp",
+        ),
+        (point(mbs=4), point(mbs=8), "the batch is a multiple of mbs * llm dp"),
+        (point(llm_ep=2), point(encoder_ranks=2, llm_tp=2, llm_ep=4), "expert ranks fill the stages"),
+        (point(llm_pp=2, llm_tp=1, llm_ep=2), point(llm_pp=2, llm_tp=1, llm_ep=4), "expert ranks fill the stages"),
+    ],
+)
+def test_each_rule_keeps_what_obeys_it_and_prunes_what_does_not(good: Params, bad: Params, rule: str) -> None:
+    preset = bound(mbs_max=8, **ROOMY)
+    assert preset.explain(good) is None
+    assert broken_rules(emitted(preset, good), world=8, batch=8, experts=128) == []
+    assert preset.explain(bad) is not None
+    assert rule in broken_rules(emitted(preset, bad), world=8, batch=8, experts=128)
+
+
+def test_ep_has_only_divisors_of_the_experts_to_choose_from() -> None:
+    space = bound(COMMAND.replace("--num-experts 128", "--num-experts 12")).get_search_space()
+    assert space["llm_ep"].grid(1) == [1, 2, 3, 4, 6, 12]
+    assert "llm_ep" not in bound(f"{LAUNCH} {MODEL} {BATCH} {LAYOUT}").get_search_space()
+
+
+def test_spans_never_overlap_since_modules_never_share_ranks() -> None:
+    preset = bound()
+    assert preset.get_search_space()["encoder_ranks"].grid(1) == list(range(1, 8))
+    for ranks in range(1, 8):
+        flags = emitted(preset, point(encoder_ranks=ranks, encoder_tp=1, llm_tp=1, llm_ep=1))
+        assert not {"spans are disjoint", "spans cover the world"} & set(
+            broken_rules(flags, world=8, batch=8, experts=128)
+        )
+
+
+def test_the_encoder_is_never_pipelined_and_the_command_may_not_say_so() -> None:
+    assert "encoder_pp" not in bound().get_search_space()
+    assert bound(f"{COMMAND} --encoder-pp 1").own_point(COMMAND) == point()
+    for option in ("--encoder-pp", "--encoder-cp", "--llm-cp"):
+        with pytest.raises(UsageError, match=f"{option} must be 1 in Megatron's MIMO example, but is 2"):
+            bound(f"{COMMAND} {option} 2")
+    with pytest.raises(UsageError, match="but the command has --llm-only: take it out"):
+        bound(f"{COMMAND} --llm-only")
+
+
+def test_uneven_images_are_never_joined_from_more_encoder_lanes() -> None:
+    even, uneven = bound(mbs_max=4, **ROOMY), bound(mbs_max=4, images="12+1", **ROOMY)
+    fan_in = point(encoder_tp=1, llm_tp=4, mbs=4)
+    assert even.explain(fan_in) is None
+    assert "an encoder dp of at most the language model's" in str(uneven.explain(fan_in))
+    assert uneven.explain(point()) is None
+    lanes = [emitted(uneven, params) for params in uneven.points()]
+    assert lanes and all(flags["encoder-dp"] <= flags["llm-dp"] for flags in lanes)
+
+
+def test_switches_that_the_example_needs_are_added_once() -> None:
+    preset = bound()
+    written = preset.apply_parameters(f"{COMMAND} --use-distributed-optimizer", point())
+    assert written.count("--use-distributed-optimizer") == written.count("--calculate-per-token-loss") == 1
+
+
+def test_a_tree_with_longer_option_names_is_answered_in_them() -> None:
+    longer = COMMAND
+    for name in ("encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-pp", "llm-dp", "llm-ep", "llm-expt-tp"):
+        longer = longer.replace(f" --{name} ", f" --mimo-{name} ")
+    preset = bound(longer)
+    assert preset.own_point(longer) == point()
+    written = preset.apply_parameters(longer, point(encoder_ranks=2))
+    assert "--mimo-encoder-dp 1" in written and "--mimo-llm-dp 3" in written
+    assert " --encoder-dp" not in written and " --llm-dp" not in written
+
+
+def test_a_shell_script_that_passes_its_arguments_on_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f'LLM_DP=2\n{LAUNCH} {MODEL} {BATCH} --encoder-tp 2 --llm-dp "$LLM_DP" "$@"\n')
+    preset = bound(f"bash {script}")
+    assert preset.own_point(f"bash {script}") == {k: v for k, v in point().items() if k != "llm_ep"}
+    written = preset.apply_parameters(f"bash {script}", {k: v for k, v in point(mbs=2).items() if k != "llm_ep"})
+    assert written.startswith(f"bash {script} ") and "--micro-batch-size 2" in written
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "message"),
+    [
+        (COMMAND.replace("--hidden-size 2688", ""), {}, "has no --hidden-size: add it to the command"),
+        (COMMAND.replace("--global-batch-size 8", ""), {}, "has no --global-batch-size: add it to the command"),
+        (COMMAND.replace("--nproc-per-node 8", ""), {}, "must know the number of GPUs"),
+        (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "MGMG"), {}, r"must be made of M \* - E for a plan, but has G"),
+        (
+            f"{COMMAND} --decoder-first-pipeline-num-layers 3",
+            {},
+            "all of the same length, but the command has --decoder",
+        ),
+        (f"{COMMAND} --num-virtual-stages-per-pipeline-rank 2", {}, "one stage on each rank, .*: take it out"),
+        (f"{COMMAND} --mamba-num-groups 6", {}, "Mamba heads must be a multiple of the Mamba groups, but got 64 and 6"),
+        (f"{COMMAND} --freeze-lm --freeze-vit --freeze-projection", {}, "something must be trained, but the command"),
+        (
+            f"{COMMAND.replace('--llm-expt-tp 1', '--llm-expt-tp 2')} --expert-tensor-parallel-num-weight-shards 3",
+            {},
+            "must be a multiple of expert tp, but got 3 and 2",
+        ),
+        (COMMAND, {"encoder_heads": 7}, "encoder_hidden must be a multiple of encoder_heads, but got 1280 and 7"),
+    ],
+)
+def test_what_a_plan_lacks_is_told(command: str, args: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        bound(command, **args)
+
+
+def test_recomputation_stays_what_the_command_says() -> None:
+    plain, full = bound(), bound(f"{COMMAND} --recompute-granularity full --recompute-method uniform")
+    for preset, recomputes in ((plain, False), (full, True)):
+        assert {each.at.language_recompute for each in preset.space.plan.ranked} == {recomputes}
+        assert not any(preset.prune(params) for params in preset.points())
+    assert full.space.plan.num_too_large < plain.space.plan.num_too_large

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from zenith_tune import PresetTuner
+from zenith_tune.errors import UsageError
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.presets.base import recognised_preset
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.mimo.evaluator import MimoEvaluator
+from zenith_tune.presets.mimo.example import DEFAULTS, IMAGES
+from zenith_tune.presets.mimo.preset import MimoPreset
+from zenith_tune.presets.mimo.strategy import MimoRankedStrategy
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.study.parameters import CategoricalParameter, Params
+from zenith_tune.testing import PresetContract, ScriptedTrials
+
+COMMAND = "python examples/mimo_train.py --encoder-dp 2 --llm-tp 2 --micro-batch-size 2 --device-flops 1e8"
+
+
+def bound(command: str = COMMAND, **args: object) -> MimoPreset:
+    preset = MimoPreset(**args)  # type: ignore[arg-type]
+    preset.bind(command)
+    return preset
+
+
+def point(**changes: object) -> Params:
+    own = {"encoder_ranks": 2, "encoder_tp": 1, "encoder_pp": 1, "llm_tp": 2, "llm_pp": 1, "mbs": 2}
+    return {**own, "encoder_recompute": False, "llm_recompute": False, **changes}  # type: ignore[dict-item]
+
+
+class TestMimoPreset(PresetContract):
+    def make(self) -> MimoPreset:
+        return bound()
+
+    def command(self) -> str:
+        return COMMAND
+
+
+@pytest.mark.parametrize(
+    ("command", "is_known"),
+    [
+        (COMMAND, True),
+        ("torchrun --nproc-per-node 8 examples/mimo_train.py --llm-tp 2", True),
+        ("python -m torch.distributed.run --nproc-per-node 8 examples/mimo/pretrain_mimo.py --llm-tp 2", True),
+        ("python other_mimo_train.py", False),
+        ("python train.py examples/mimo_train.py", False),
+        ("torchrun --nproc-per-node 8 pretrain_gpt.py", False),
+    ],
+)
+def test_commands_of_both_examples_are_recognised(command: str, is_known: bool) -> None:
+    assert MimoPreset.recognises(command) == is_known
+    assert PresetRegistry.get("mimo") is MimoPreset
+
+
+def test_everything_is_read_from_the_command() -> None:
+    preset = bound()
+    job = preset.space.read.job
+    assert (job.num_ranks, job.global_batch, job.items) == (4, 16, (2, 1, 3, 0))
+    assert job.device.flops_per_s == 1e8
+    assert preset.own_point(COMMAND) == point()
+    assert preset.get_search_space()["encoder_ranks"] == CategoricalParameter([0, 1, 2, 3])
+    evaluator = preset.evaluator()
+    assert isinstance(evaluator, MegatronEvaluator) and (evaluator.gbs, evaluator.seq) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("command", "num_ranks"),
+    [
+        ("torchrun --nproc-per-node 6 mimo_train.py", 6),
+        ("python mimo_train.py --encoder-tp 2 --llm-pp 3", 5),
+        ("python mimo_train.py --encoder-dp 4 --llm-dp 4 --llm-offset 0", 4),
+    ],
+)
+def test_the_ranks_are_those_that_the_command_starts(command: str, num_ranks: int) -> None:
+    assert bound(command).space.read.job.num_ranks == num_ranks
+    assert bound(command, n_gpus=8).space.read.job.num_ranks == 8
+
+
+def test_a_point_becomes_options_of_the_example() -> None:
+    preset = bound()
+    apart = preset.apply_parameters(COMMAND, point(encoder_ranks=1, llm_tp=1, llm_pp=3, mbs=1))
+    words = shlex.split(apart)
+    expected = {"--encoder-tp": 1, "--encoder-pp": 1, "--encoder-dp": 1, "--llm-tp": 1, "--llm-pp": 3, "--llm-dp": 1}
+    for option, value in {**expected, "--llm-offset": 1, "--micro-batch-size": 1, "--device-flops": 1e8}.items():
+        assert float(words[words.index(option) + 1]) == value
+    shared = preset.apply_parameters(apart, point(encoder_ranks=0, llm_recompute=True))
+    assert "--llm-offset 0" in shared and "--encoder-dp 4" in shared and "--llm-dp 2" in shared
+    assert shared.endswith("--llm-recompute") and "--encoder-recompute" not in shared
+    assert "recompute" not in preset.apply_parameters(shared, point())
+
+
+def test_placeholders_are_filled_and_the_rest_is_set() -> None:
+    command = "TP={llm_tp} python mimo_train.py --encoder-dp {encoder_dp} --micro-batch-size {mbs}"
+    preset = bound(command, n_gpus=4)
+    written = preset.apply_parameters(command, point())
+    assert written.startswith("TP=2 python mimo_train.py --encoder-dp 2 --micro-batch-size 2 ")
+    assert "--llm-tp" not in written and written.count("--encoder-dp") == 1
+    assert "--llm-dp 1" in written
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"encoder_ranks": 3, "encoder_tp": 2}, "tp * pp of the encoder must divide its ranks"),
+        ({"encoder_ranks": 0, "llm_pp": 2}, "cannot be pipelined"),
+        ({"encoder_ranks": 2, "llm_tp": 1, "mbs": 1, "encoder_tp": 2}, None),
+        ({"mbs": 1}, "multiple of encoder's dp"),
+        ({}, None),
+    ],
+)
+def test_points_that_cannot_run_are_pruned_with_their_reason(changes: dict[str, object], words: str | None) -> None:
+    reason = bound().explain(point(**changes))
+    assert reason is None if words is None else reason is not None and words in reason
+
+
+def test_points_are_the_plan_in_its_order_and_all_can_run() -> None:
+    preset = bound()
+    points = list(preset.points())
+    ranked = preset.space.plan.ranked
+    assert [preset.label(each) for each in points] == [each.at.label for each in ranked]
+    assert len(points) > 20 and not any(preset.prune(each) for each in points)
+
+
+def test_memory_leaves_layouts_out_or_has_them_recompute() -> None:
+    sizes = sorted(each.memory_bytes / 2**30 for each in bound().space.plan.ranked)
+    tight = bound(memory_gib=sizes[3])
+    assert 0 < len(tight.space.plan.ranked) < len(sizes)
+    assert "left out for their memory" in tight.notes(COMMAND)[0]
+    large = next(each for each in bound().points() if bound().space.explain(each) is None and tight.prune(each))
+    assert "a rank must fit" in str(tight.explain(large))
+
+
+def test_the_best_layouts_and_the_best_homogeneous_ones_are_tried() -> None:
+    preset = bound("python mimo_train.py --images 4,0,0,0 --device-flops 1e8", n_gpus=4, top=2)
+    strategy = preset.get_recommended_strategy()
+    assert isinstance(strategy, MimoRankedStrategy) and strategy.ends_by_itself
+    trials = ScriptedTrials(lambda params: 1.0)
+    strategy.optimize(trials, preset.get_search_space(), preset.evaluator().direction)
+    tried = [preset.space.candidate(params) for params in trials.points]
+    plan = preset.space.plan
+    assert len(tried) == 4 <= (strategy.max_trials(preset.get_search_space()) or 0)
+    assert [at.is_homogeneous for at in tried].count(True) == 2
+    assert plan.homogeneous[0].at in tried
+    best = [each.at for each in plan.ranked if not each.at.is_homogeneous][:2]
+    assert [at for at in tried if not at.is_homogeneous] == best
+
+
+def test_runs_at_their_own_speed_measure_the_rates_first() -> None:
+    preset = bound("python mimo_train.py --images 4,0,0,0", n_gpus=4, top=2)
+    trials = ScriptedTrials(lambda params: 1.0)
+    preset.get_recommended_strategy().optimize(trials, preset.get_search_space(), preset.evaluator().direction)
+    first = [preset.label(params) for params in trials.points[:3]]
+    assert first == [
+        "encoder dp4 on 4 shared | llm dp4 on 4 shared | mbs4",
+        "encoder dp4 on 4 shared | llm dp4 on 4 shared | mbs1",
+        "encoder tp2 dp2 on 4 shared | llm tp2 dp2 on 4 shared | mbs4",
+    ]
+    assert isinstance(preset.evaluator(), MimoEvaluator) and not isinstance(bound().evaluator(), MimoEvaluator)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "language", "encoder_ranks", "is_homogeneous"),
+    [
+        ((2, 1), (2, 1), 0, True),  # one layout for both on all ranks
+        ((1, 1), (2, 1), 0, False),
+        ((1, 1), (1, 3), 1, True),  # a plain pipeline whose first stage is the encoder
+        ((2, 1), (2, 1), 2, True),
+        ((1, 2), (1, 1), 2, False),  # dp 1 against dp 2
+    ],
+)
+def test_homogeneous_is_what_needs_no_layouts_of_their_own(
+    encoder: tuple[int, int], language: tuple[int, int], encoder_ranks: int, is_homogeneous: bool
+) -> None:
+    at = MimoCandidate.of(4, encoder=encoder, language=language, encoder_ranks=encoder_ranks, micro_batch=1)
+    assert at.is_homogeneous == is_homogeneous
+
+
+@pytest.mark.parametrize(
+    ("args", "command", "message"),
+    [
+        ({"top": 0}, COMMAND, "top must be from 1 to 1000000, but got 0"),
+        ({"device_flops": -1.0}, COMMAND, "device_flops must be a number above 0, but got -1"),
+        ({"images": "1,2"}, COMMAND, r"images takes counts with a plus between them, such as 2\+1\+3\+0"),
+        ({}, "python train.py", "needs a command that runs mimo_train.py or Megatron-LM's pretrain_mimo.py"),
+        ({}, "python mimo_train.py --device-flops fast", "--device-flops must be a number above 0, but is 'fast'"),
+        ({}, "python mimo_train.py --images 1,x", "--images takes counts such as 2,1,3,0"),
+        ({"n_gpus": 1}, COMMAND, "searches layouts for 2 to 4096 ranks, but the command has 1"),
+        ({"memory_gib": 1e-9}, COMMAND, "a layout must fit"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(args: dict[str, object], command: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        bound(command, **args)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_preset_without_a_command_says_what_it_lacks() -> None:
+    with pytest.raises(UsageError, match="reads everything from the command, but has none yet"):
+        MimoPreset().get_search_space()
+
+
+def test_the_strategy_named_by_hand_points_to_the_preset(tmp_path: Path) -> None:
+    tuner = PresetTuner(COMMAND, preset="mimo", strategy="mimo-ranked", output_dir=tmp_path)
+    with pytest.raises(UsageError, match="take --preset mimo and leave --strategy out"):
+        tuner.strategy.prepare(tuner.tuned_job())
+
+
+def test_a_guessed_speed_is_told() -> None:
+    assert any("guessed" in note for note in bound("python mimo_train.py").notes(COMMAND))
+    assert not any("guessed" in note for note in bound("python mimo_train.py", device_flops=2e9).notes(COMMAND))
+
+
+def test_defaults_are_those_of_the_example() -> None:
+    spec = importlib.util.spec_from_file_location("mimo_train", ROOT / "examples" / "mimo_train.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    options = vars(example.read_options([]))
+    assert {name: options[name.replace("-", "_")] for name in DEFAULTS} == DEFAULTS
+    assert options["images"] == IMAGES
+
+
+def test_a_plan_needs_no_torch() -> None:
+    code = f"import sys; from zenith_tune.presets.mimo.preset import MimoPreset; MimoPreset().bind({COMMAND!r})"
+    done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], cwd=ROOT)
+    assert done.returncode == 0
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_dry_run_tells_the_planned_step_stages_and_memory_of_each_layout(zenithtune: Run) -> None:
+    wanted = ["optimize", "--preset", "mimo", "--no-baseline", "--dry-run"]
+    text, lines = (zenithtune(*wanted, *more, "--", *COMMAND.split()).stdout for more in ([], ["--json"]))
+    runs = [event for event in map(json.loads, lines.splitlines()) if event["event"] == "would_run"]
+    assert len(runs) == text.count("\ntrial ") >= 2
+    planned = bound()
+    for run in runs:
+        expected = planned.space.predict(run["parameters"])
+        told = run["predicted"]
+        assert (told["step_s"], told["memory_bytes"]) == (expected.step_s, expected.memory_bytes)
+        stages = (expected.encoder_stage_s, expected.language_stage_s)
+        assert (told["encoder_stage_s"], told["llm_stage_s"]) == stages
+        words = "{:.1f} ms a step, encoder stage {:.1f} ms, llm stage {:.1f} ms, {:.3g} GiB by the plan of preset mimo"
+        in_ms = [seconds * 1e3 for seconds in (expected.step_s, *stages)]
+        assert f"{run['command']}\n  {words.format(*in_ms, expected.memory_bytes / 2**30)}\n" in text
+
+
+@pytest.mark.parametrize("options", [(), ("--cluster", "h100x8"), ("--cluster", "h100x8", "--probe", "2")])
+def test_a_plan_of_such_a_command_names_the_way_to_its_ranking(zenithtune: Run, options: tuple[str, ...]) -> None:
+    done = zenithtune("plan", *options, "--", *COMMAND.split())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "zenithtune optimize --preset mimo --dry-run -- COMMAND" in done.stderr
+
+
+def test_both_examples_are_recognised_by_themselves() -> None:
+    for script in ("examples/mimo_train.py", "examples/mimo/pretrain_mimo.py"):
+        assert recognised_preset(f"torchrun --nproc-per-node 4 {script} --micro-batch-size 1") == "mimo"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tests.planner.mimo.jobs import SLOW, mimo_job, module
+from zenith_tune.errors import UsageError
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
+from zenith_tune.planner.mimo.search import MimoSearch
+from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy, TriedLayout, gain_lines
+from zenith_tune.strategies.base import TunedJob
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
+from zenith_tune.study.trial import Findings, Outcome, Trial
+from zenith_tune.testing import ScriptedTrials, StrategyContract
+
+JOB = mimo_job(4, encoder=module(4, 1.0), items=(8, 0, 0, 0, 0, 0, 0, 0), link=SLOW)
+JOB = replace(JOB, device=replace(JOB.device, is_known=True))
+PLAN: MimoPlan = plan_mimo(JOB)
+ORDER = [each.at for each in PLAN.ranked]
+
+
+def candidate(params: Params) -> MimoCandidate:
+    return ORDER[int(params["which"])]
+
+
+def strategy() -> MimoRankedStrategy:
+    points = MimoPoints(
+        search=lambda: MimoSearch(JOB, plan_mimo, top=3, measures=False),
+        point=lambda at: {"which": ORDER.index(at)},
+        candidate=candidate,
+        num_planned=len(ORDER),
+    )
+    return MimoRankedStrategy.of(points)
+
+
+def found(slower: Mapping[bool, float | None]) -> tuple[Findings, list[MimoCandidate]]:
+    """Run it where homogeneous layouts (True) and others take so many times the planned step, None for a failure."""
+    tried = strategy()
+
+    def step_s(params: Mapping[str, Value]) -> float | None:
+        factor = slower[candidate(dict(params)).is_homogeneous]
+        return None if factor is None else factor * PLAN.ranked[int(params["which"])].step_s
+
+    trials = ScriptedTrials(step_s)
+    tried.optimize(trials, {"which": CategoricalParameter(list(range(len(ORDER))))}, Direction.MINIMIZE)
+    findings = tried.findings()
+    assert findings is not None
+    return findings, [candidate(dict(params)) for params in trials.points]
+
+
+class TestMimoRankedStrategy(StrategyContract):
+    def make(self) -> MimoRankedStrategy:
+        return strategy()
+
+    def space(self) -> dict[str, Parameter]:
+        return {"which": CategoricalParameter(list(range(len(ORDER))))}
+
+    def value(self, params: Mapping[str, Value]) -> float:
+        return float(params["which"])
+
+
+def test_the_best_are_tried_and_at_least_two_homogeneous_ones() -> None:
+    tried, trials = strategy(), ScriptedTrials(lambda params: 1.0)
+    assert tried.why_done() is None and tried.findings() is None
+    tried.optimize(trials, {}, Direction.MAXIMIZE)
+    chosen = [candidate(dict(params)) for params in trials.points]
+    best = next(at for at in ORDER if not at.is_homogeneous)
+    num_alike = sum(at.is_homogeneous for at in chosen)
+    assert chosen[0] == best and len(chosen) - num_alike == 3 and num_alike >= 2
+    assert len(chosen) <= (tried.max_trials({}) or 0)
+    assert tried.why_done() == f"tried {len(chosen)} of {len(ORDER)} planned layouts, {num_alike} of them homogeneous"
+
+
+def test_every_tried_layout_is_a_row_with_what_was_expected_of_it() -> None:
+    findings, chosen = found({True: 1.0, False: 1.0})
+    names = [f"{at.label}, homogeneous" if at.is_homogeneous else at.label for at in chosen]
+    assert [row[-1] for row in findings.rows] == names
+    assert all(len(row) == len(findings.columns) for row in findings.rows)
+    assert findings.rows[0][0] == f"{PLAN.at(chosen[0]).step_s * 1e3:.1f} ms"  # type: ignore[union-attr]
+
+
+def test_the_gain_is_measured_and_its_causes_are_named() -> None:
+    findings, chosen = found({True: 1.5, False: 1.0})
+    first, second = findings.lines
+    assert "x as fast as the best homogeneous layout tried, " in first
+    assert first.split(": ")[-1].startswith(chosen[0].label)
+    assert second.startswith("where it comes from, by the plan: ") and "a micro-batch, an LLM stage" in second
+
+
+def test_a_homogeneous_layout_that_stays_the_fastest_is_told() -> None:
+    (line,) = found({True: 0.5, False: 1.0})[0].lines
+    assert line.startswith("the best homogeneous layout tried stays the fastest")
+
+
+@pytest.mark.parametrize(
+    ("slower", "words"),
+    [
+        ({True: None, False: 1.0}, "is the fastest; no homogeneous layout went well beside it"),
+        ({True: None, False: None}, "no layout went well: nothing can be compared"),
+    ],
+)
+def test_failures_leave_less_to_compare(slower: dict[bool, float | None], words: str) -> None:
+    (line,) = found(slower)[0].lines
+    assert words in line
+
+
+def test_the_larger_value_is_the_better_where_a_rate_is_measured() -> None:
+    trials = [Trial(params={}, outcome=Outcome.OK, value=value, step_s=1 / value) for value in (30.0, 20.0)]
+    both = next(each for each in PLAN.ranked if not each.at.is_homogeneous), PLAN.homogeneous[0]
+    tried = [
+        TriedLayout(prediction=at, expected_s=at.step_s, trial=trial) for at, trial in zip(both, trials, strict=True)
+    ]
+    assert gain_lines(tried, Direction.MAXIMIZE)[0].startswith(
+        "1.50x as fast as the best homogeneous layout tried, 50.0 ms -> 33.3 ms a step: "
+    )
+    assert gain_lines(tried, Direction.MINIMIZE)[0].startswith("the best homogeneous layout tried stays the fastest")
+
+
+def test_the_run_of_the_own_command_stands_for_its_layout() -> None:
+    tried, trials = strategy(), ScriptedTrials(lambda params: 1.0)
+    own = ORDER.index(next(at for at in ORDER if not at.is_homogeneous))
+    baseline = Trial(params={}, outcome=Outcome.OK, value=1.0, step_s=1.0, number=0, is_baseline=True)
+    tried.prepare(TunedJob(own_point=lambda: {"which": own}, baseline=lambda: baseline))
+    tried.optimize(trials, {}, Direction.MINIMIZE)
+    assert {"which": own} not in trials.points and trials.points
+    findings = tried.findings()
+    assert findings is not None and findings.rows[0][-1] == ORDER[own].label
+
+
+def test_a_plan_is_needed() -> None:
+    with pytest.raises(UsageError, match="strategy mimo-ranked tries the layouts that preset mimo plans, but has none"):
+        MimoRankedStrategy().prepare(TunedJob())
+    strategy().prepare(TunedJob())

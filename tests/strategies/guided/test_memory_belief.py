@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.strategies.guided.worlds import points, prior
+from zenith_tune.strategies.guided.posteriors import OTHER_CAUSE, MemoryBelief, is_slower, needs_more
+from zenith_tune.strategies.guided.prior import Prior
+
+POINTS = points()
+
+
+def at(**values: object) -> int:
+    return next(i for i, point in enumerate(POINTS) if all(point[name] == value for name, value in values.items()))
+
+
+def shares(memory: list[float]) -> Prior:
+    """Return a prior whose first layouts need these shares of the memory, and all others half of it."""
+    known = prior()
+    log_memory = np.log(np.array([*memory, *([0.5] * (len(known) - len(memory)))]))
+    return replace(known, log_memory=log_memory, memory_sd=np.full(len(known), 0.05))
+
+
+def test_what_needs_little_fits_and_what_needs_much_does_not() -> None:
+    belief = MemoryBelief(shares([0.5, 1.0, 2.0]))
+    assert belief.fits[0] > 0.9 > belief.fits[1] > 0.3 > belief.fits[2]
+    assert belief.fits.max() <= 1 - OTHER_CAUSE
+
+
+def test_running_out_of_memory_is_a_bound_that_all_layouts_feel() -> None:
+    # The bound lies at place 20, which is no kin of the first places by its sizes.
+    belief = MemoryBelief(shares([0.9, 0.93, 0.96, *([0.5] * 17), 0.88]))
+    before = belief.fits.copy()
+    belief.tell_out_of_memory(20)
+    assert (belief.fits[:3] < 0.7 * before[:3]).all()
+    assert belief.fits[30] > 0.8, "what needs half of the memory still fits"
+
+
+def test_a_run_that_went_well_makes_room() -> None:
+    belief = MemoryBelief(shares([0.98, 1.02]))
+    before = belief.fits[0]
+    belief.tell_fits(1)
+    assert belief.fits[0] > before + 0.1
+
+
+def test_a_measured_peak_says_more_than_that_it_ran() -> None:
+    ran, measured = MemoryBelief(shares([0.95, 0.7])), MemoryBelief(shares([0.95, 0.7]))
+    ran.tell_fits(1)
+    measured.tell_peak(1, math.log(0.7 * 1.12))
+    assert measured.fits[0] < 0.5 < ran.fits[0]
+
+
+def test_an_estimate_that_is_wrong_altogether_is_left_behind() -> None:
+    belief = MemoryBelief(shares([0.62, 0.6, 0.58, *([0.5] * 17), 0.6, 0.58]))
+    assert belief.fits[0] > 0.9
+    belief.tell_out_of_memory(20)
+    belief.tell_out_of_memory(21)
+    assert belief.fits[0] < 0.5, "two runs failed that had 40% to spare: something is not in the estimate"
+
+
+def test_what_surely_needs_more_is_never_tried() -> None:
+    belief = MemoryBelief(prior())
+    failed = at(tp=2, pp=1, mbs=2, recompute="selective")
+    belief.tell_out_of_memory(failed)
+    more = [at(tp=2, pp=1, mbs=4, recompute="selective"), at(tp=2, pp=1, mbs=2, recompute="none")]
+    assert (belief.fits[more] == 0).all()
+    assert belief.fits[at(tp=2, pp=1, mbs=1, recompute="selective")] > 0
+    assert belief.fits[at(tp=2, pp=1, mbs=4, recompute="full/uniform")] > 0, "recomputing all may make up for it"
+    assert belief.fits[at(tp=4, pp=1, mbs=4, recompute="none")] > 0
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full/uniform"])
+def test_nothing_needs_surely_more_than_itself(recompute: str) -> None:
+    index = at(tp=1, pp=1, mbs=1, recompute=recompute)
+    assert not needs_more(prior().layouts, index)[index]
+
+
+def test_recomputing_more_of_what_runs_cannot_be_faster() -> None:
+    slower = is_slower(prior().layouts, at(tp=2, pp=1, mbs=2, recompute="selective"))
+    assert [POINTS[i] for i in np.flatnonzero(slower)] == [{"tp": 2, "pp": 1, "mbs": 2, "recompute": "full/uniform"}]
+    assert not is_slower(prior().layouts, at(tp=2, pp=1, mbs=2, recompute="full/uniform")).any()

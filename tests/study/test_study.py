@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.errors import UsageError
+from zenith_tune.study.study import Study
+from zenith_tune.tuning.watch import Timeouts
+
+NAN, INF = float("nan"), float("inf")
+
+
+def trial(value: float | None, number: int = 1, *, duration_s: float = 1.0, is_baseline: bool = False) -> Trial:
+    outcome = Outcome.OK if value is not None else Outcome.ERROR
+    return Trial(params={}, outcome=outcome, value=value, number=number, duration_s=duration_s, is_baseline=is_baseline)
+
+
+def study(direction: Direction, *trials: Trial) -> Study:
+    made = Study(direction)
+    for each in trials:
+        made.add(each)
+    return made
+
+
+def test_a_failed_trial_is_never_best() -> None:
+    made = study(Direction.MINIMIZE, trial(None, 1), trial(5.0, 2), trial(None, 3))
+    assert made.best is not None and made.best.number == 2
+
+
+def test_the_first_of_equals_stays_best() -> None:
+    made = study(Direction.MAXIMIZE, trial(5.0, 1), trial(5.0, 2))
+    assert made.best is not None and made.best.number == 1
+
+
+@pytest.mark.parametrize(("direction", "gain"), [(Direction.MINIMIZE, 1.0), (Direction.MAXIMIZE, -0.5)])
+def test_the_gain_is_how_much_faster_than_the_baseline(direction: Direction, gain: float) -> None:
+    assert study(direction, trial(2.0, is_baseline=True), trial(1.0)).gain == gain
+
+
+def test_without_a_baseline_or_a_success_there_is_no_gain() -> None:
+    assert study(Direction.MINIMIZE, trial(1.0)).gain is None
+    assert study(Direction.MINIMIZE, trial(None, is_baseline=True), trial(1.0)).gain is None
+    assert study(Direction.MINIMIZE, trial(1.0, is_baseline=True), trial(None)).gain is None
+
+
+def test_the_fastest_may_be_the_users_own_command() -> None:
+    base = trial(1.0, is_baseline=True)
+    assert study(Direction.MINIMIZE, base, trial(2.0)).fastest is base
+
+
+def test_the_noise_of_the_gain_is_that_of_both_runs() -> None:
+    def noisy(value: float, spread: float, *, is_baseline: bool) -> Trial:
+        return Trial(params={}, outcome=Outcome.OK, value=value, spread=spread, is_baseline=is_baseline)
+
+    made = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.04, 0.04, is_baseline=False))
+    assert made.noise == pytest.approx(0.07) and made.is_within_noise
+    clear = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.08, 0.04, is_baseline=False))
+    assert clear.gain == pytest.approx(0.08) and not clear.is_within_noise
+    slower = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(0.99, 0.04, is_baseline=False))
+    assert not slower.is_within_noise, "there is no gain to doubt"
+
+
+def test_a_repeat_of_the_users_own_settings_gains_nothing() -> None:
+    base, again = trial(1.0, is_baseline=True), Trial(params={"tp": 2}, outcome=Outcome.OK, value=0.7)
+    made = study(Direction.MINIMIZE, base, again)
+    told = []
+    for own in (None, {"tp": 4}, {"tp": 2}):
+        made.own_params = own
+        told.append((made.best_is_own, made.gain))
+    faster = pytest.approx(1 / 0.7 - 1)
+    assert told == [(False, faster), (False, faster), (True, 0.0)]
+    assert made.gain_of(again) == faster, "what two runs differ by is still known"
+    made.add(Trial(params={"tp": 4}, outcome=Outcome.OK, value=0.5))
+    assert not made.best_is_own
+    assert made.gain == pytest.approx(1.0)
+
+
+def test_no_dynamic_limit_before_the_first_success() -> None:
+    timeouts = Timeouts(dynamic=True)
+    assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None))) is None
+    assert timeouts.limit_s(study(Direction.MINIMIZE, trial(None), trial(1.0, duration_s=10))) == 15
+
+
+def test_a_best_run_that_was_ended_early_counts_as_ten_times_as_long() -> None:
+    early = replace(trial(1.0, duration_s=10), early="known within 1% after 15 iterations (90%)")
+    assert Timeouts(dynamic=True).limit_s(study(Direction.MINIMIZE, early)) == 150
+
+
+def test_the_tighter_of_two_limits_holds() -> None:
+    best = study(Direction.MINIMIZE, trial(1.0, duration_s=10))
+    assert Timeouts(dynamic=True, fixed_s=12).limit_s(best) == 12
+    assert Timeouts(dynamic=True, fixed_s=20).limit_s(best) == 15
+
+
+def test_a_short_run_is_not_ended_for_a_hiccup() -> None:
+    assert Timeouts(dynamic=True).limit_s(study(Direction.MINIMIZE, trial(1.0, duration_s=0.1))) == 0.6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fixed_s": 0},
+        {"fixed_s": -1},
+        {"margin": 0.9},
+        {"margin": NAN},
+        {"fixed_s": NAN},
+        {"fixed_s": INF},
+        {"margin": INF},
+    ],
+)
+def test_a_limit_that_is_none_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Timeouts(**options)  # type: ignore[arg-type]

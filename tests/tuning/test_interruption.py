@@ -1,0 +1,261 @@
+"""Real signals to a real tuner with real trials."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import toy_plugin
+from tests.requirements import need_root
+from zenith_tune.record.source import find_study
+
+NUM_KILLS = 50
+NUM_POINTS = 240
+pytestmark = pytest.mark.slow
+
+
+def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> subprocess.Popen[str]:
+    """Start the real command line with the toy preset."""
+    plugins = folder / "plugins"
+    env = toy_plugin.install(plugins) if not plugins.exists() else {}
+    env = env or {"PYTHONPATH": os.pathsep.join([str(plugins), str(Path(__file__).parents[2])])}
+    arguments = ["optimize", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
+    return subprocess.Popen(
+        [sys.executable, "-m", "zenith_tune.cli.main", *arguments],
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def marked_processes(folder: Path) -> list[int]:
+    """Return the processes of any trial below `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            alive = path.joinpath("stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            if alive and f"ZENITHTUNE_TRIAL_FOLDER={folder}".encode() in path.joinpath("environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
+    tmp_path: Path, signum: int, code: int
+) -> None:
+    command = f"sh -c 'echo value: {{x}}; [ {{x}} -lt 3 ] || {{ touch {tmp_path}/third; sleep 1000; }}'"
+    tuner = start(tmp_path, command)
+    wait_for((tmp_path / "third").exists)
+    tuner.send_signal(signum)
+    stdout, stderr = tuner.communicate(timeout=30)
+    assert tuner.returncode == code, stderr
+    assert "best: trial 1, x=2: 2" in stdout
+    assert f"interrupted by {signal.Signals(signum).name}" in stdout
+    assert "with --resume --study-name s" in stdout
+    assert "Traceback" not in stderr
+    assert marked_processes(tmp_path) == []
+    assert states(tmp_path) == Counter({"COMPLETE": 2, "FAIL": 1})
+
+
+def test_a_study_whose_reader_is_gone_ends_and_says_why(tmp_path: Path) -> None:
+    tuner = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'")
+    assert tuner.stdout is not None
+    tuner.stdout.readline()
+    tuner.stdout.close()
+    tuner.stdout = None
+    tuner.communicate(timeout=30)
+    why = find_study("s", output_dir=tmp_path / "zenithtune-out").view().search.why_ended
+    assert why == "interrupted: nobody reads what it prints any more"
+    again = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'", "--resume", "--n-trials", "3")
+    stdout, stderr = again.communicate(timeout=60)
+    assert again.returncode == 0, stdout + stderr
+
+
+def test_an_interrupted_trial_runs_again_when_the_study_is_resumed(tmp_path: Path) -> None:
+    command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; [ -e {tmp_path}/go ] || sleep 1000; echo value: {{x}}'"
+    tuner = start(tmp_path, command, n=2)
+    wait_for((tmp_path / "runs").exists)
+    tuner.send_signal(signal.SIGINT)
+    tuner.communicate(timeout=30)
+    (tmp_path / "go").touch()
+    tuner = start(tmp_path, command, "--resume", n=2)
+    stdout, _ = tuner.communicate(timeout=60)
+    assert tuner.returncode == 0
+    assert "best: trial 2, x=2: 2" in stdout
+    assert (tmp_path / "runs").read_text().split() == ["1", "1", "2"]
+
+
+def test_a_second_tuner_on_the_same_study_is_refused_with_the_others_pid(tmp_path: Path) -> None:
+    command = f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'"
+    first = start(tmp_path, command)
+    try:
+        wait_for((tmp_path / "on").exists)
+        second = start(tmp_path, command, "--resume")
+        _, stderr = second.communicate(timeout=30)
+        assert second.returncode == 2
+        assert f"process {first.pid}" in stderr and len(stderr.splitlines()) == 1
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=30)
+
+
+def states(folder: Path) -> Counter[str]:
+    with sqlite3.connect(folder / "zenithtune-out" / "studies.db") as database:
+        rows = database.execute("select state from trials").fetchall()
+    database.close()
+    return Counter(state for (state,) in rows)
+
+
+def finished_points(folder: Path) -> set[str]:
+    """Return the points whose trials are recorded as finished, straight from the database."""
+    path = folder / "zenithtune-out" / "studies.db"
+    if not path.exists():
+        return set()
+    database = sqlite3.connect(path)
+    try:
+        database.execute("pragma busy_timeout = 10000")
+        assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+        # The tables are made one after another; this one comes after `trials`.
+        if not database.execute("select 1 from sqlite_master where name = 'trial_params'").fetchone():
+            return set()
+        rows = database.execute(
+            "select param_value from trials join trial_params using (trial_id) where state = 'COMPLETE'"
+        )
+        return {str(int(index) + 1) for (index,) in rows}
+    finally:
+        database.close()
+
+
+def time_to_first_trial(folder: Path, command: str) -> float:
+    """Return how long this machine, as busy as it is, takes from the start to a finished trial; ends in a kill."""
+    begin = time.monotonic()
+    tuner = start(folder, command, "--resume")
+    wait_for(lambda: bool(finished_points(folder)), timeout_s=120)
+    first_s = time.monotonic() - begin
+    tuner.kill()
+    tuner.communicate()
+    return first_s
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_fifty_kills_lose_no_finished_trial_and_run_none_twice(tmp_path: Path) -> None:
+    rng = random.Random(20261115)
+    runs = tmp_path / "runs"
+    command = f"sh -c 'echo {{x}} >> {runs}; sleep 0.03; echo value: {{x}}'"
+    seen: dict[str, int] = {}
+    first_s = time_to_first_trial(tmp_path, command)
+    for _ in range(NUM_KILLS):
+        tuner = start(tmp_path, command, "--resume")
+        try:
+            tuner.communicate(timeout=rng.uniform(0.2, 1.5) * first_s)
+        except subprocess.TimeoutExpired:
+            tuner.kill()
+            tuner.communicate()
+        finished = finished_points(tmp_path)
+        assert seen.keys() <= finished, "a finished trial was lost"
+        counts = Counter(runs.read_text().split()) if runs.exists() else Counter()
+        assert all(counts[x] == count for x, count in seen.items()), "a finished trial was run again"
+        seen = {x: counts[x] for x in finished}
+    assert len(seen) > 20, "the kills left no time for trials: the test shows nothing"
+    tuner = start(tmp_path, command, "--resume")
+    stdout, stderr = tuner.communicate(timeout=300)
+    assert tuner.returncode == 0, stderr
+    assert f"x={NUM_POINTS}: {NUM_POINTS}" in stdout
+    assert finished_points(tmp_path) == {str(x) for x in range(1, NUM_POINTS + 1)}
+    assert states(tmp_path)["COMPLETE"] == NUM_POINTS, "each point is finished once"
+    assert states(tmp_path)["RUNNING"] == 0
+    assert marked_processes(tmp_path) == []
+
+
+def test_an_orphan_that_still_runs_is_ended_and_run_again(tmp_path: Path) -> None:
+    command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; [ -e {tmp_path}/go ] || sleep 1000; echo value: {{x}}'"
+    tuner = start(tmp_path, command, n=1)
+    wait_for((tmp_path / "runs").exists)
+    tuner.kill()
+    tuner.communicate()
+    orphans = marked_processes(tmp_path)
+    assert orphans
+    (tmp_path / "go").touch()
+    tuner = start(tmp_path, command, "--resume", n=1)
+    stdout, _ = tuner.communicate(timeout=60)
+    assert "was ended and will run again" in stdout
+    assert not set(orphans) & set(marked_processes(tmp_path))
+    assert (tmp_path / "runs").read_text().split() == ["1", "1"]
+
+
+def test_an_orphan_that_finished_by_itself_is_kept(tmp_path: Path) -> None:
+    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; {wait}; echo value: {{x}}'"
+    tuner = start(tmp_path, command, n=1)
+    wait_for((tmp_path / "runs").exists)
+    tuner.kill()
+    tuner.communicate()
+    (tmp_path / "go").touch()
+    wait_for(lambda: not marked_processes(tmp_path))
+    tuner = start(tmp_path, command, "--resume", n=1)
+    stdout, _ = tuner.communicate(timeout=60)
+    assert "had finished: kept" in stdout
+    assert "best: trial 0, x=1: 1" in stdout
+    assert (tmp_path / "runs").read_text().split() == ["1"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
+    """Mount a real file system of one megabyte."""
+    need_root()
+    mounted: list[Path] = []
+
+    def mount() -> Path:
+        path = tmp_path / "disk"
+        path.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=True)
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize("filler", ["log", "other"])
+def test_a_full_disk_stops_the_study_clearly_and_leaves_the_record_intact(
+    tmp_path: Path, small_disk: Callable[[], Path], filler: str
+) -> None:
+    disk = small_disk()
+    fill = "head -c 2000000 /dev/zero" if filler == "log" else f"head -c 2000000 /dev/zero > {disk}/ballast"
+    command = f"sh -c 'if [ {{x}} = 4 ] && [ ! -e {tmp_path}/go ]; then {fill} || exit 1; fi; echo value: {{x}}'"
+    tuner = start(tmp_path, command, "--output-dir", str(disk), n=6)
+    _, stderr = tuner.communicate(timeout=60)
+    assert tuner.returncode == 1, stderr
+    assert "no space left" in stderr and len(stderr.strip().splitlines()) == 1, stderr
+    (tmp_path / "go").touch()
+    for path in [disk / "ballast", *disk.glob("s/trials/0003/log.txt")]:
+        path.unlink(missing_ok=True)
+    tuner = start(tmp_path, command, "--output-dir", str(disk), "--resume", n=6)
+    stdout, stderr = tuner.communicate(timeout=60)
+    assert tuner.returncode == 0, stderr
+    assert "resumed: 3 finished trials kept; best 3 (trial 2)" in stdout
+    assert "x=6: 6" in stdout

@@ -1,0 +1,58 @@
+"""What the terminal is told of trials that wait, in which order and under which names."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.report.terminal.live_screen import LiveScreen
+from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import YOUR_COMMAND
+from zenith_tune.tuning.events import StudyTelling
+
+
+def lines_of(output: io.StringIO) -> list[list[str]]:
+    return [line.split() for line in output.getvalue().splitlines()]
+
+
+def telling() -> tuple[StudyTelling, io.StringIO]:
+    output = io.StringIO()
+    reporter = TerminalReporter(Console(file=output, width=120))
+    return StudyTelling(lambda: reporter), output
+
+
+def trial(number: int, *, is_baseline: bool = False) -> Trial:
+    return Trial(params={}, outcome=Outcome.CANCELLED, number=number, is_baseline=is_baseline)
+
+
+def test_what_a_found_job_does_is_told_once_its_trial_has_a_name() -> None:
+    tell, output = telling()
+    tell.state(3, "pending (Priority)")
+    tell.state(3, "running on n1")
+    assert output.getvalue() == ""
+    tell.started(trial(3), "mbs1", Path("log.txt"), None)
+    tell.state(3, "running on n2")
+    assert lines_of(output) == [["trial", "3", "mbs1", "running", "on", n] for n in ("n1", "n2")]
+
+
+def test_the_users_own_command_has_one_name() -> None:
+    tell, output = telling()
+    tell.started(trial(0, is_baseline=True), YOUR_COMMAND, Path("log.txt"), None)
+    tell.state(0, "pending")
+    tell.finished(trial(0, is_baseline=True), YOUR_COMMAND, Study(Direction.MAXIMIZE), counts=False)
+    assert [line[:4] for line in lines_of(output)] == [["trial", "base", "your", "command"]] * 2
+
+
+def test_a_trial_that_is_not_submitted_yet_does_not_show_as_running() -> None:
+    screen, output = LiveScreen(), io.StringIO()
+    screen.begin(3, Study(Direction.MAXIMIZE), 2, "starting")
+    screen.start(0, YOUR_COMMAND)
+    screen.start(1, "mbs1")
+    screen.state(1, "running on n1")
+    Console(file=output, width=120, height=30).print(screen.draw())
+    shown = [line.split() for line in output.getvalue().splitlines()]
+    assert [row[:4] for row in shown[1:3]] == [["base", "your", "command", "starting"], ["1", "mbs1", "running", "on"]]
