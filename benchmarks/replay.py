@@ -63,8 +63,10 @@ def run(options: argparse.Namespace) -> None:
     fit, judged = (fit, fit) if same else disjoint(fit, read_runs(options.judge))
     found = [landscape for landscape in landscapes(judged) if options.only in landscape.name]
     if not found:
-        law = "a replay needs a landscape, at least 3 layouts of one model on one cluster that ran, but there is none"
-        raise UsageError(f"{law}: give another --judge" + (" or --only" if options.only else ""))
+        problem = (
+            "a replay needs a landscape, at least 3 layouts of one model on one cluster that ran, but there is none"
+        )
+        raise UsageError(f"{problem}: give another --judge" + (" or --only" if options.only else ""))
     replays, origins = replay_landscapes(found, fit, names, same=same, num_seeds=options.seeds)
     scores = summaries(replays)
     if options.json:

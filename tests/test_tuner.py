@@ -290,12 +290,12 @@ def test_a_value_in_another_unit_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_trials_that_fail_unlike_your_own_command_do_not_stop_the_study(tmp_path: Path) -> None:
-    class Told(ToyPreset):
+    class RunHints(ToyPreset):
         def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
             return command.replace("base", str(params["x"]))
 
     command = "sh -c 'echo RuntimeError: not with base; [ base = 5 ] && echo value: 5'"
-    assert tune(tmp_path, command, Told(range(6))).optimize() == (5.0, {"x": 5})
+    assert tune(tmp_path, command, RunHints(range(6))).optimize() == (5.0, {"x": 5})
 
 
 def test_a_program_that_does_not_take_the_options_stops_the_study(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
-from zenith_tune.tuning.confirmation import AloneCheck
+from zenith_tune.tuning.confirmation import IsolatedRerun
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution
 from zenith_tune.tuning.interruption import Interruption, why_stopped
 from zenith_tune.tuning.place import StudyPlace, check_text
-from zenith_tune.tuning.scheduler import Evaluation, Limits
+from zenith_tune.tuning.scheduler import Limits, TrialScheduler
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.tuning.watch import Timeouts
 
@@ -212,7 +212,7 @@ class PresetTuner:
         )
 
     def _run(self, session: StudySession, limits: Limits, interruption: Interruption, runner: Runner) -> None:
-        evaluation = Evaluation(
+        evaluation = TrialScheduler(
             preset=self.preset,
             identify=self.identify,
             run_point=lambda params, identity, why: session.run_point(params, self.render(params), identity, why),
@@ -236,7 +236,7 @@ class PresetTuner:
                 session.run_baseline(self.command)
             why = self._search(evaluation)
             if runner.shares_machine and runner.num_slots > 1:
-                for line in AloneCheck(session, self.render).run():
+                for line in IsolatedRerun(session, self.render).run():
                     self.listener.noted(line)
         except BaseException as error:
             why = why_stopped(error) or why
@@ -248,7 +248,7 @@ class PresetTuner:
             finally:
                 self._end(session, why)
 
-    def _search(self, evaluation: Evaluation) -> str:
+    def _search(self, evaluation: TrialScheduler) -> str:
         """Run the strategy to its end, wait for what it submitted, and return what ended it."""
         try:
             self.strategy.optimize(evaluation, self.preset.get_search_space(), self.evaluator.direction)

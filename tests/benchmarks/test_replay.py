@@ -213,10 +213,10 @@ def run_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         (["--output", "{}/none/replay.md"], "cannot be written"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(tmp_path: Path, arguments: list[str], law: str) -> None:
+def test_bad_arguments_are_refused_in_one_line(tmp_path: Path, arguments: list[str], problem: str) -> None:
     result = run_script("--json", *(word.format(tmp_path) for word in arguments))
     assert result.returncode == 2
-    assert len(result.stderr.strip().splitlines()) == 1 and law in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and problem in result.stderr
 
 
 @pytest.mark.slow

@@ -68,8 +68,8 @@ def test_the_refined_calibration_predicts_the_users_own_machine_better() -> None
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_runs_are_refused_with_the_reasons(count: int) -> None:
-    law = f"at least 3 runs that state their speed, but got {count} (left out: 7 marked by its source: PROXY)"
-    with pytest.raises(UsageError, match=re.escape(law)):
+    problem = f"at least 3 runs that state their speed, but got {count} (left out: 7 marked by its source: PROXY)"
+    with pytest.raises(UsageError, match=re.escape(problem)):
         calibrate([*made_runs(TRUTH)[:count], *DOUBTFUL], **ABOUT)
 
 

@@ -81,8 +81,10 @@ def test_a_head_of_another_width_than_the_layers_is_refused(tmp_path: Path) -> N
     folder = write_shards(tmp_path / "old", model, 2, 2)
     wide = np.zeros((6, 16), np.uint16)
     edit_stage(folder, model, 1, lambda weights: weights.update({"output_layer.weight": wide}))
-    law = f"the hidden size is 8 by 'embedding.word_embeddings.weight' in {FILES[0]}, but 16 by 'output_layer.weight'"
-    assert law in refused(folder)
+    problem = (
+        f"the hidden size is 8 by 'embedding.word_embeddings.weight' in {FILES[0]}, but 16 by 'output_layer.weight'"
+    )
+    assert problem in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +94,11 @@ def test_a_head_of_another_width_than_the_layers_is_refused(tmp_path: Path) -> N
         (1, "final_layernorm", "a model with 'embedding.word_embeddings.weight' must have a final norm"),
     ],
 )
-def test_a_language_model_without_an_end_is_refused(tmp_path: Path, stage: int, part: str, law: str) -> None:
+def test_a_language_model_without_an_end_is_refused(tmp_path: Path, stage: int, part: str, problem: str) -> None:
     model = Model(Shape())
     folder = write_shards(tmp_path / "old", model, 2, 2)
     edit_stage(folder, model, stage, without(part))
-    assert law in refused(folder)
+    assert problem in refused(folder)
     merge(folder, tmp_path / "one.safetensors", ModelShape(any_model=True))
     assert not any(part in name for name in read(tmp_path / "one.safetensors")[0])
 
@@ -161,10 +163,10 @@ SPEC = ModelSpec(name="m", num_layers=4, hidden=8, ffn_hidden=8, num_heads=4, nu
     ],
 )
 def test_a_named_model_of_another_width_or_other_groups_is_refused(
-    tmp_path: Path, other: dict[str, Any], law: str
+    tmp_path: Path, other: dict[str, Any], problem: str
 ) -> None:
     folder = write_shards(tmp_path / "old", Model(Shape(**other)), 2, 2)
-    assert law in refused(folder, ModelShape.of_model(SPEC))
+    assert problem in refused(folder, ModelShape.of_model(SPEC))
 
 
 def test_a_named_model_of_other_experts_is_refused(tmp_path: Path) -> None:
@@ -188,11 +190,11 @@ def write_unknown(folder: Path, name: str, tp: int, dims: tuple[int, ...] = (4, 
 
 
 @pytest.mark.parametrize(("name", "law"), UNKNOWN)
-def test_a_matrix_that_no_rule_knows_is_not_called_split(tmp_path: Path, name: str, law: str) -> None:
+def test_a_matrix_that_no_rule_knows_is_not_called_split(tmp_path: Path, name: str, problem: str) -> None:
     folder = write_unknown(tmp_path / "old", name, 1)
     with pytest.raises(UsageError) as error:
         reshard(folder, tmp_path / "new", Target(tp=2, pp=1))
-    assert law in str(error.value) and "choose --tp 1" in str(error.value)
+    assert problem in str(error.value) and "choose --tp 1" in str(error.value)
     assert not (tmp_path / "new").exists()
     assert len(reshard(folder, tmp_path / "new", Target(tp=1, pp=2)).paths) == 2
 

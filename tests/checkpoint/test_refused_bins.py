@@ -60,8 +60,8 @@ def test_a_truncated_bin_is_refused(tmp_path: Path, kept: int) -> None:
         (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "names 'a.b' twice"),
     ],
 )
-def test_a_bin_of_another_kind_is_refused(tmp_path: Path, content: Callable[[Any], Any], law: str) -> None:
+def test_a_bin_of_another_kind_is_refused(tmp_path: Path, content: Callable[[Any], Any], problem: str) -> None:
     torch = need_torch()
     (tmp_path / "old").mkdir()
     torch.save(content(torch), shard(tmp_path / "old", extension="bin"))
-    assert law in refused(tmp_path / "old")
+    assert problem in refused(tmp_path / "old")

@@ -54,8 +54,8 @@ def folder(tmp_path: Path, model: Model) -> Path:
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
     shard(folder, 1, 0).unlink()
-    law = "must hold 2 x 2 = 4 shards (TP x PP), but has 3: pytorch_model_tp_1_pp_0.safetensors is missing"
-    assert law in refused(folder)
+    problem = "must hold 2 x 2 = 4 shards (TP x PP), but has 3: pytorch_model_tp_1_pp_0.safetensors is missing"
+    assert problem in refused(folder)
 
 
 def test_a_whole_stage_that_is_missing_is_found_by_the_number_of_layers(folder: Path) -> None:
@@ -74,9 +74,9 @@ def test_a_whole_stage_that_is_missing_is_found_by_the_number_of_layers(folder: 
         ("pytorch_model_tp_0_pp_0.bin", "holds both pytorch_model_tp_0_pp_0.bin and pytorch_model_tp_0_pp_0.safe"),
     ],
 )
-def test_an_extra_shard_is_refused(folder: Path, name: str, law: str) -> None:
+def test_an_extra_shard_is_refused(folder: Path, name: str, problem: str) -> None:
     (folder / name).write_bytes(shard(folder).read_bytes())
-    assert law in refused(folder)
+    assert problem in refused(folder)
 
 
 def test_other_files_beside_the_shards_are_left_alone(folder: Path, tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_bytes_behind_the_last_tensor_are_refused(folder: Path) -> None:
         ("{}", "holds no tensor"),
     ],
 )
-def test_a_damaged_header_is_refused(tmp_path: Path, header: str, law: str) -> None:
+def test_a_damaged_header_is_refused(tmp_path: Path, header: str, problem: str) -> None:
     (tmp_path / "old").mkdir()
     body = b"" if header == "{}" else b"xx"
     shard(tmp_path / "old").write_bytes(len(header).to_bytes(8, "little") + header.encode() + body)
-    assert law in refused(tmp_path / "old")
+    assert problem in refused(tmp_path / "old")
 
 
 def test_a_header_of_absurd_length_is_not_read(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def other(array: Any) -> Any:
     ],
 )
 def test_a_shard_that_does_not_go_with_the_others_is_refused(
-    folder: Path, model: Model, edit: Callable[[Weights], object], law: str
+    folder: Path, model: Model, edit: Callable[[Weights], object], problem: str
 ) -> None:
     change(folder, model, edit)
-    assert law in refused(folder)
+    assert problem in refused(folder)
 
 
 def test_another_element_type_on_one_rank_is_refused(folder: Path, model: Model) -> None:
@@ -185,8 +185,8 @@ def test_an_unknown_weight_that_differs_is_refused_and_one_that_does_not_is_kept
     written = merge(folder, folder.parent / "ok.safetensors")
     assert written.num_tensors == len(model.whole()) + 4
     change(folder, model, lambda w: w.update(dict.fromkeys(adapters, other(w[NORM]))), 1)
-    law = "'decoder.layers.0.adapter.weight' must be the same on all tensor ranks"
-    assert law in refused(folder)
+    problem = "'decoder.layers.0.adapter.weight' must be the same on all tensor ranks"
+    assert problem in refused(folder)
 
 
 def test_a_shard_that_was_copied_under_another_name_is_refused(folder: Path) -> None:
@@ -211,8 +211,8 @@ def test_a_tied_output_layer_that_differs_from_the_embedding_is_refused_or_taken
         weights["output_layer.weight"] = other(weights["output_layer.weight"])
 
     change(folder, model, edit, pp=1)
-    law = "'output_layer.weight' must be the same as 'embedding.word_embeddings.weight'"
-    assert law in refused(folder, ModelShape(tied=True))
+    problem = "'output_layer.weight' must be the same as 'embedding.word_embeddings.weight'"
+    assert problem in refused(folder, ModelShape(tied=True))
     assert "output layer: own" in merge(folder, folder.parent / "ok.safetensors").notes
 
 
@@ -229,8 +229,8 @@ def test_missing_experts_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "old", model, 1, 1)
     kept = {name: array for name, array in model.shard(0, 1, 0, 1).items() if "local_experts.3." not in name}
     write_safetensors(shard(folder), kept, "BF16")
-    law = "'decoder.layers.0.mlp' must hold experts 0 to 3, but holds 3 (0, 1, 2)"
-    assert law in refused(folder)
+    problem = "'decoder.layers.0.mlp' must hold experts 0 to 3, but holds 3 (0, 1, 2)"
+    assert problem in refused(folder)
 
 
 def test_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
         (ModelShape(hidden=16), "must have 16 columns, but has [12, 8]"),
     ],
 )
-def test_a_shape_that_is_not_the_shards_own_is_refused(folder: Path, shape: ModelShape, law: str) -> None:
-    assert law in refused(folder, shape)
+def test_a_shape_that_is_not_the_shards_own_is_refused(folder: Path, shape: ModelShape, problem: str) -> None:
+    assert problem in refused(folder, shape)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_a_shape_that_is_not_the_shards_own_is_refused(folder: Path, shape: Mode
         (Target(tp=2, pp=2, layers_per_stage=(1, 2)), ModelShape(), "2 numbers that add up to 4 layers, but got 1,2"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(folder: Path, target: Target, shape: ModelShape, law: str) -> None:
+def test_a_layout_that_cannot_be_is_refused(folder: Path, target: Target, shape: ModelShape, problem: str) -> None:
     with pytest.raises(UsageError) as error:
         reshard(folder, folder.parent / "new", target, shape)
-    assert law in str(error.value)
+    assert problem in str(error.value)
     assert sorted(folder.parent.iterdir()) == [folder]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from zenith_tune.checkpoint import tensor_view as mosaic
-from zenith_tune.checkpoint.tensor_view import Mosaic
+from zenith_tune.checkpoint.tensor_view import TensorView
 from zenith_tune.errors import UsageError
 
 
@@ -23,9 +23,9 @@ def test_cutting_and_joining_files_is_cutting_and_joining_arrays(
     for number, array in enumerate(arrays):
         path = tmp_path / str(number)
         path.write_bytes(b"xyz" + array.tobytes())
-        parts.append(Mosaic.of_file(path, 3, num_rows, width))
+        parts.append(TensorView.of_file(path, 3, num_rows, width))
     upright = random.random() < 0.5
-    found = Mosaic.stack(parts) if upright else Mosaic.beside(parts)
+    found = TensorView.stack(parts) if upright else TensorView.beside(parts)
     expected = np.concatenate(arrays, axis=0 if upright else 1)
     top, left = random.randrange(expected.shape[0]), random.randrange(expected.shape[1])
     bottom, right = random.randint(top + 1, expected.shape[0]), random.randint(left + 1, expected.shape[1])
@@ -39,11 +39,11 @@ def test_a_file_that_became_shorter_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abc")
     with pytest.raises(UsageError, match="became shorter while it was read"):
-        Mosaic.of_file(path, 0, 2, 2).read()
+        TensorView.of_file(path, 0, 2, 2).read()
 
 
 def test_what_is_constant_is_known_by_its_elements(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abababac")
-    whole = Mosaic.of_file(path, 0, 2, 4)
+    whole = TensorView.of_file(path, 0, 2, 4)
     assert whole.rows(0, 1).is_constant(2) and not whole.is_constant(2) and not whole.rows(0, 1).is_constant(1)

@@ -210,8 +210,8 @@ def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, fold
         ("x" * 300 + ".bin", "cannot be written"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(tmp_path: Path, folder: Path, name: str, law: str) -> None:
-    with pytest.raises(UsageError, match=law):
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path, folder: Path, name: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
         merge(folder, tmp_path / name)
 
 

@@ -74,10 +74,10 @@ def test_json_is_one_object(zenithtune: Run, tmp_path: Path, model: Model) -> No
         (["merge", "old", "--output", "one.bin", "--model", "no-such"], "unknown model 'no-such'"),
     ],
 )
-def test_a_mistake_is_one_line(zenithtune: Run, tmp_path: Path, model: Model, args: list[str], law: str) -> None:
+def test_a_mistake_is_one_line(zenithtune: Run, tmp_path: Path, model: Model, args: list[str], problem: str) -> None:
     write_shards(tmp_path / "old", model, 1, 1)
     done = zenithtune("checkpoint", *args)
-    assert done.returncode == 2 and law in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 2 and problem in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "old"]
 
 

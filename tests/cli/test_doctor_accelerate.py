@@ -51,7 +51,7 @@ def test_a_context_size_that_nobody_asked_for_is_diagnosed_and_told_first(doctor
     shown = as_json(doctor(*A100, "--json", "--", *megatron(tmp_path)))
     assert shown["planned"]["layout"]["cp"] == 2 and shown["planned"]["layout"]["dp"] == 2
     first = shown["advice"][0]
-    assert (first["name"], first["number"], first["finding"]) == ("unasked_size", 2, LEFT_OUT)
+    assert (first["name"], first["number"], first["finding"]) == ("implicit_default", 2, LEFT_OUT)
     assert first["change"] == f"cp 2 -> 1, dp 2 -> 4: set {KEY}: 1"
     assert first["gain"] == pytest.approx(shown["planned"]["step_s"] / first["planned"]["step_s"] - 1)
 
@@ -60,7 +60,7 @@ def test_a_context_size_that_is_said_is_nobodys_mistake(doctor: Run, tmp_path: P
     for size in (1, 2):
         shown = as_json(doctor(*A100, "--json", "--", *megatron(tmp_path, **{KEY: size})))
         assert shown["planned"]["layout"]["cp"] == size
-        assert "unasked_size" not in [advice["name"] for advice in shown["advice"]]
+        assert "implicit_default" not in [advice["name"] for advice in shown["advice"]]
 
 
 def test_a_context_size_that_the_gpus_cannot_have_is_told(doctor: Run, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_measured_run_of_another_model_gets_a_doubt_and_nothing_else(doctor: R
 def test_the_log_says_on_which_gpu_it_ran_out(doctor: Run) -> None:
     log = str(measured_data() / "logs" / "megatron_oom.log")
     done = doctor(log, "--cluster", "h100x8")
-    law = "the run says that its GPU has 139.8 GiB, but one of h100x1 has 79.1 GiB"
-    assert done.code == 2 and f"{law}: name the --cluster that it ran on" in done.err
+    problem = "the run says that its GPU has 139.8 GiB, but one of h100x1 has 79.1 GiB"
+    assert done.code == 2 and f"{problem}: name the --cluster that it ran on" in done.err
     assert doctor(log, "--cluster", "h200x8").code == 0
 
 

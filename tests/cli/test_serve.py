@@ -143,5 +143,5 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         port = str(client_of(line).server.port)
         done = subprocess.run([*SERVE, "--port", port], cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
-    cure = "give another --port, or none to have a free one taken"
-    assert done.stderr == f"zenithtune: port {port} of 127.0.0.1 is in use: {cure}\n"
+    hint = "give another --port, or none to have a free one taken"
+    assert done.stderr == f"zenithtune: port {port} of 127.0.0.1 is in use: {hint}\n"

@@ -131,9 +131,9 @@ def test_a_part_that_is_no_table_is_refused_with_its_key(key: str) -> None:
         ("a.toml", b"", "must have gpu, num_gpus"),
     ],
 )
-def test_a_file_that_is_no_cluster_is_refused(tmp_path: Path, name: str, content: bytes, law: str) -> None:
+def test_a_file_that_is_no_cluster_is_refused(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     (tmp_path / name).write_bytes(content)
-    assert law in refusal(tmp_path / name)
+    assert problem in refusal(tmp_path / name)
 
 
 @pytest.mark.timeout(20)

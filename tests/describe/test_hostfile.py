@@ -22,7 +22,7 @@ def test_what_mpi_writes_beside_the_slots_is_left_alone() -> None:
         ("n1 slots=8\n\nn1 slots=4\n", "each host once, but line 3 of hosts is a duplicate of 'n1': take one out"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_refused(text: str, law: str) -> None:
+def test_a_line_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_hostfile(text, "hosts")
-    assert law in str(refused.value)
+    assert problem in str(refused.value)

@@ -112,10 +112,10 @@ def test_one_gpu_is_a_machine_too() -> None:
         (" ".join(f"GPU{i}" for i in range(5000)), "must have at most 1024 GPUs, but has 5000"),
     ],
 )
-def test_a_broken_matrix_is_refused_in_one_line(text: str, law: str) -> None:
+def test_a_broken_matrix_is_refused_in_one_line(text: str, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_topology(text)
-    assert law in str(caught.value) and "\n" not in str(caught.value)
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
     assert str(caught.value).endswith("save it anew with `nvidia-smi topo -m`")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.planner.planners import planner
-from zenith_tune.doctor.diagnosis_input import Case, Measured, RunOrigin
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput, Measured, RunOrigin
 from zenith_tune.layouts.layout import parse_layout
 
 
@@ -18,8 +18,8 @@ def case(
     measured: Measured | None = None,
     framework: str = "megatron",
     origin: RunOrigin | None = None,
-) -> Case:
+) -> DiagnosisInput:
     """Return a run of a layout."""
     at = planner(model, cluster, seq_len=seq_len, framework=framework)
     chosen = parse_layout(layout, num_gpus=at.cluster.num_gpus, global_batch=gbs)
-    return Case.of(at, chosen, measured=measured, recompute_modules=modules, origin=origin)
+    return DiagnosisInput.of(at, chosen, measured=measured, recompute_modules=modules, origin=origin)

@@ -112,8 +112,8 @@ def test_a_run_that_ran_out_on_a_gpu_of_another_size_is_refused(capacity: str, i
         return
     with pytest.raises(UsageError) as caught:
         case("TP2 PP2 mbs4 SP", measured=said)
-    law = f"the run says that its GPU has {float(capacity):.1f} GiB, but one of h100x8 has 79.1 GiB"
-    assert str(caught.value) == f"{law}: name the --cluster that it ran on"
+    problem = f"the run says that its GPU has {float(capacity):.1f} GiB, but one of h100x8 has 79.1 GiB"
+    assert str(caught.value) == f"{problem}: name the --cluster that it ran on"
 
 
 @pytest.mark.parametrize("cluster", ["h100x2", "h100x64"])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from zenith_tune.doctor.logged_run import dumped_arguments, dumped_command, recompute_modules
-from zenith_tune.presets.megatron_lm.job import Given, read_job
+from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job
 
 VALUES = {
     "add_bias_linear": "False",
@@ -40,7 +40,7 @@ def dump(values: dict[str, str], prefix: str = "") -> str:
 
 def test_a_dump_becomes_the_job_that_it_is_of() -> None:
     arguments = dumped_arguments(f"using world size: 16\n{dump(VALUES)}{VOCAB}")
-    job = read_job(dumped_command(arguments), Given(n_gpus=int(arguments["world_size"])))
+    job = read_job(dumped_command(arguments), MegatronLmOverrides(n_gpus=int(arguments["world_size"])))
     at, model = job.start, job.model
     assert model is not None and (model.num_kv_heads, model.vocab, model.linear_bias) == (8, 128256, False)
     assert (at.tp, at.pp, at.vp, at.dp, at.micro_batch, at.global_batch) == (2, 4, 2, 2, 2, 64)
@@ -56,7 +56,7 @@ def test_ranks_before_the_lines_and_windows_line_ends_change_nothing() -> None:
 
 def test_heads_without_groups_have_no_groups() -> None:
     alone = {**VALUES, "group_query_attention": "False", "num_query_groups": "1"}
-    model = read_job(dumped_command(dumped_arguments(dump(alone) + VOCAB)), Given(n_gpus=16)).model
+    model = read_job(dumped_command(dumped_arguments(dump(alone) + VOCAB)), MegatronLmOverrides(n_gpus=16)).model
     assert model is not None and model.num_kv_heads == 32
 
 

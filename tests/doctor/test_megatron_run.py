@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.command_runs import Run, as_json, running
-from zenith_tune.doctor.diagnosed_run import Told, megatron_run
+from zenith_tune.doctor.diagnosed_run import RunHints, megatron_run
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 
@@ -23,14 +23,14 @@ def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def layout_of(command: str, **args: str) -> Layout:
-    return megatron_run(command, Told(args=args, cluster=args.pop("cluster", "h100x8"))).layout
+    return megatron_run(command, RunHints(args=args, cluster=args.pop("cluster", "h100x8"))).layout
 
 
 def test_a_command_of_ms_swift_tells_its_job_and_its_defaults() -> None:
     # By ms-swift's documentation: a batch of 16 in micro-batches of 1, selective recomputation, a sharded optimizer.
     at = Layout(num_gpus=8, global_batch=16, micro_batch=1, recompute="selective", zero=1)
     assert layout_of(SWIFT) == at
-    run = megatron_run(f"NNODES=2 {SWIFT}", Told(cluster="h100x16"))
+    run = megatron_run(f"NNODES=2 {SWIFT}", RunHints(cluster="h100x16"))
     assert (run.layout.num_gpus, run.subject.model.name, run.subject.job.seq_len) == (16, "qwen3-30b-a3b", 4096)
 
 

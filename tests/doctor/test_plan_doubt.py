@@ -6,7 +6,7 @@ import pytest
 
 from tests.doctor.cases import case
 from zenith_tune.doctor.advice.batch import small_micro_batch
-from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines, plan_doubt
+from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines, plan_mismatch
 from zenith_tune.doctor.diagnosis_input import Measured, RunOrigin
 from zenith_tune.errors import UsageError
 
@@ -24,13 +24,13 @@ def test_a_step_that_is_far_from_the_plan_is_doubted_and_not_called_well(share: 
 
 @pytest.mark.parametrize("share", [0.6, 1.0, 1.4])
 def test_a_step_near_the_plan_is_not_doubted(share: float) -> None:
-    assert plan_doubt(case(GOOD, measured=Measured(step_s=share * case(GOOD).planned.step_s))) is None
+    assert plan_mismatch(case(GOOD, measured=Measured(step_s=share * case(GOOD).planned.step_s))) is None
 
 
 def test_a_run_that_went_well_without_the_memory_that_is_planned_is_doubted() -> None:
     large = case(GOOD, model="llama3-70b")
-    assert plan_doubt(large) is None, "nothing was measured"
-    doubt = plan_doubt(case(GOOD, model="llama3-70b", measured=Measured(step_s=large.planned.step_s)))
+    assert plan_mismatch(large) is None, "nothing was measured"
+    doubt = plan_mismatch(case(GOOD, model="llama3-70b", measured=Measured(step_s=large.planned.step_s)))
     assert doubt is not None and "of 79.1 GiB, although the run went well" in doubt and doubt.endswith(ASKED)
 
 
@@ -44,7 +44,7 @@ def test_a_run_that_went_well_without_the_memory_that_is_planned_is_doubted() ->
     ],
 )
 def test_what_the_user_said_of_the_run_is_what_may_be_wrong(origin: RunOrigin, asked: str) -> None:
-    doubt = plan_doubt(case(GOOD, origin=origin, measured=Measured(step_s=0.1)))
+    doubt = plan_mismatch(case(GOOD, origin=origin, measured=Measured(step_s=0.1)))
     assert doubt is not None and doubt.endswith(f"off: {asked}")
 
 

@@ -13,7 +13,7 @@ from zenith_tune.doctor.advice.memory import full_memory
 from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link
 from zenith_tune.doctor.advice.recompute import idle_recompute, needless_recompute
 from zenith_tune.doctor.diagnosis import single_change
-from zenith_tune.doctor.diagnosis_input import Case, Measured
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput, Measured
 from zenith_tune.planner.planner import Planner
 
 TOPOLOGIES = Path(__file__).parents[1] / "describe" / "topologies"
@@ -72,7 +72,7 @@ def test_what_nvlink_joins_is_what_the_topology_of_the_node_says() -> None:
     pairs = read_topology(TOPOLOGIES / "a100_pcie_pairs.txt")
     at = plain.planner
     linked = Planner(at.model, with_topology(at.cluster, pairs, "pairs"), at.job, at.calibration)
-    advice = slow_tensor_link(Case.of(linked, plain.layout))
+    advice = slow_tensor_link(DiagnosisInput.of(linked, plain.layout))
     assert advice is not None and "NVLink joins 2 GPUs" in advice.finding and advice.planned.layout.tp <= 2
 
 

@@ -14,7 +14,7 @@ from tests.serve.served import serving_of, wait_until
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.reader import study_names
-from zenith_tune.serve.study_index import StudyShelf
+from zenith_tune.serve.study_index import StudyIndex
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def test_a_study_on_a_server_is_followed_and_a_server_that_is_away_is_told(
     thread.start()
     wait_until(lambda: (tmp_path / "out" / "s" / "trials" / "0000" / "log.txt").exists())
     assert study_names(server.url) == ["s"]
-    with serving_of(StudyShelf.open(None, db=server.url, output_dir=None, look_s=0.2), look_s=0.2) as client:
+    with serving_of(StudyIndex.open(None, db=server.url, output_dir=None, look_s=0.2), look_s=0.2) as client:
         told = client.get("/data.json")
         assert told.json()["live"]["state"] == "running" and PASSWORD not in told.text
         assert PASSWORD not in client.get("/").text

@@ -120,11 +120,11 @@ def test_deepspeed_with_a_launcher_of_its_own_is_told_the_nodes_by_a_host_file(t
         ({"extra": "--gres=nosuch:1"}, "would never start such a trial"),
     ],
 )
-def test_what_can_never_start_is_refused_at_once(asked: dict[str, object], law: str) -> None:
+def test_what_can_never_start_is_refused_at_once(asked: dict[str, object], problem: str) -> None:
     runner = SlurmRunner(**asked)  # type: ignore[arg-type]
     with pytest.raises(UsageError) as refused:
         runner.prepare(Resources(), None)
-    assert law in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_as_many_trials_run_side_by_side_as_the_partition_holds() -> None:

@@ -169,7 +169,7 @@ def test_stages_of_sharding_are_those_of_the_framework(framework: str, stages: s
 def test_what_a_rule_cuts_off_is_counted_with_an_example() -> None:
     cuts = {cut.rule: cut for cut in Candidates(LLAMA_70B, job(), 60, 510).cuts}
     assert cuts["heads"].example == "num_attention_heads must be divisible by tp, but 64 % 3 != 0"
-    assert cuts["batch"].law == "gbs must be divisible by dp*mbs"
+    assert cuts["batch"].problem == "gbs must be divisible by dp*mbs"
     assert all(cut.count > 0 for cut in cuts.values())
 
 

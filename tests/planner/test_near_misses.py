@@ -23,7 +23,7 @@ def tight() -> PlannedLayout:
 def test_a_layout_that_fits_by_a_hair_is_worded_by_its_risk(tight: PlannedLayout) -> None:
     assert memory_reason(tight).startswith("31% likely to run out of memory (78.9 of 79.1 GiB); would take ")
     (miss,) = memory_misses([tight], None, risk=0.3, evaluate_neighbours=lambda layout: [])
-    assert miss.cure == "--risk 0.32 takes it; no single change makes it fit"
+    assert miss.hint == "--risk 0.32 takes it; no single change makes it fit"
 
 
 def test_with_room_a_layout_loses_what_a_full_memory_costs(tight: PlannedLayout) -> None:

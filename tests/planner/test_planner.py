@@ -75,7 +75,7 @@ def test_near_misses_of_memory_are_faster_and_nearly_fit() -> None:
         assert miss.planned.oom_probability >= plan.risk
         assert miss.planned.memory_bytes <= NEAR_MEMORY * plan.cluster.gpu.memory_bytes
         assert f"of 79.1 GiB); would take {format_seconds(miss.planned.step_s)} with room" in miss.reason
-        assert "GiB more per GPU" in miss.cure or "--risk" in miss.cure
+        assert "GiB more per GPU" in miss.hint or "--risk" in miss.hint
 
 
 def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -> None:
@@ -83,7 +83,7 @@ def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -
     misses = [miss for miss in plan.near_misses if miss.obstacle is Obstacle.BATCH]
     assert misses and misses[0].planned.layout.global_batch == 512
     assert misses[0].planned.tokens_per_s > plan.best[0].tokens_per_s
-    assert misses[0].cure == "take batch 512"
+    assert misses[0].hint == "take batch 512"
     assert f"{misses[0].planned.tokens_per_s_per_gpu:,.0f} tok/s/GPU with batch 512" in misses[0].reason
 
 
@@ -187,11 +187,11 @@ def test_a_near_miss_is_explained_with_the_step_time_that_it_was_shown_with() ->
 
 def test_what_would_cure_a_near_miss_is_inside_the_space() -> None:
     at = planner("llama3-70b", "h100x64")
-    free = next(miss for miss in at.plan(512).near_misses if ", or " in miss.cure)
-    name, value = free.cure.partition(", or ")[2].split()[:2]
+    free = next(miss for miss in at.plan(512).near_misses if ", or " in miss.hint)
+    name, value = free.hint.partition(", or ")[2].split()[:2]
     pinned = parse_values(f"{name}={value}", what="--fix")
     bound = at.plan(512, space=SearchSpace(pinned=pinned)).near_misses
-    assert bound and not any(f" {name} " in miss.cure for miss in bound)
+    assert bound and not any(f" {name} " in miss.hint for miss in bound)
 
 
 def test_hints_are_inside_the_space() -> None:

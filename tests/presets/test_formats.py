@@ -55,8 +55,8 @@ def test_accelerate_gets_even_pipelines_only() -> None:
         ("accelerate", "jax", "leave --framework out$"),
     ],
 )
-def test_a_plan_for_a_framework_that_a_format_cannot_run_is_refused(name: str, framework: str, cure: str) -> None:
-    with pytest.raises(UsageError, match=f"--emit {name} writes plans for .* but the framework is {framework}: {cure}"):
+def test_a_plan_for_a_framework_that_a_format_cannot_run_is_refused(name: str, framework: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"--emit {name} writes plans for .* but the framework is {framework}: {hint}"):
         format_named(name).narrowed(SearchSpace(), framework)
     with pytest.raises(UsageError, match="writes plans for"):
         format_named(name).emit(target(framework=framework))

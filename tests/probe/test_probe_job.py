@@ -6,7 +6,7 @@ import pytest
 
 from tests.probe.rank_script import SHAPE, training, write_script
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm.job import Given
+from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
 from zenith_tune.probe.fake_rank import fake_rank
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.shell import CommandLine
@@ -19,7 +19,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job_of(*options: str, n_gpus: int | None = None, **variables: str) -> ProbeJob:
-    return ProbeJob.of(CommandLine.from_argv(training(*options, **variables)).text, Given(n_gpus=n_gpus))
+    return ProbeJob.of(CommandLine.from_argv(training(*options, **variables)).text, MegatronLmOverrides(n_gpus=n_gpus))
 
 
 def written(job: ProbeJob, layout: str) -> str:
@@ -61,7 +61,7 @@ def test_a_script_that_changes_its_folder_is_followed(tmp_path: Path, script: Pa
     script.rename(tmp_path / "my tree" / script.name)
     text = f"cd 'my tree'\nexport NCCL_DEBUG=INFO\ntorchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}\n"
     (tmp_path / "train.sh").write_text(text)
-    job = ProbeJob.of("bash train.sh", Given())
+    job = ProbeJob.of("bash train.sh", MegatronLmOverrides())
     command = fake_rank(job.run_of(job.named("TP2")), job.named("TP2"), 0, tmp_path / "r").command
     assert command.startswith("cd 'my tree' && ") and "NCCL_DEBUG=INFO" in command
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_probed_is_told_in_one_line_with_options_that_a_probe_has
     command: str, parts: list[str]
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        ProbeJob.of(command, Given())
+        ProbeJob.of(command, MegatronLmOverrides())
     text = str(refused.value)
     assert "\n" not in text and "--args" not in text and "preset" not in text
     for part in parts:
@@ -110,9 +110,9 @@ def test_the_folder_of_a_script_is_put_in_and_what_only_a_shell_knows_is_refused
     head = 'HERE=$(cd "$(dirname "$0")" && pwd)\nexport PYTHONPATH=$HERE/tree NAME=$(date)\n'
     train = f"torchrun --nproc-per-node 2 {script} {options} {batch} --data-path "
     (tmp_path / "train.sh").write_text(f"{head}{train}$HERE/data\n")
-    job = ProbeJob.of(f"bash {tmp_path}/train.sh", Given())
+    job = ProbeJob.of(f"bash {tmp_path}/train.sh", MegatronLmOverrides())
     assert f"PYTHONPATH={tmp_path}/tree" in job.command and f"--data-path {tmp_path}/data" in job.command
     assert "$(" not in job.command and "NAME" not in job.command
     (tmp_path / "train.sh").write_text(f"{head}{train}$(date)\n")
     with pytest.raises(UsageError, match=r"cannot know what '\$\(date\)' is: write it out"):
-        ProbeJob.of(f"bash {tmp_path}/train.sh", Given())
+        ProbeJob.of(f"bash {tmp_path}/train.sh", MegatronLmOverrides())

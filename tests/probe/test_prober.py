@@ -12,7 +12,7 @@ import pytest
 from tests.probe.rank_script import is_alive, marked_processes, started, training, write_script
 from zenith_tune.cli.probe import NUM_STEPS
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.megatron_lm.job import Given
+from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.probe.prober import Prober
@@ -36,7 +36,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
         layout: str = "PP4", *, timeout_s: float | None = 60, tell: list[str] | None = None, **how: str
     ) -> ProbedLayout:
         told: list[str] = [] if tell is None else tell
-        job = ProbeJob.of(CommandLine.from_argv(training(**how)).text, Given())
+        job = ProbeJob.of(CommandLine.from_argv(training(**how)).text, MegatronLmOverrides())
         subject = job.subject("h200x8")
         prober = Prober(
             planner=Planner(subject.model, subject.cluster, subject.job),

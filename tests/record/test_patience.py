@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from zenith_tune.errors import StudyError
-from zenith_tune.record.server.patience import Patience, is_away, is_momentary
+from zenith_tune.record.server.patience import RetryPolicy, is_away, is_momentary
 
 URL = "postgresql://me:hunter2-of-mine@host/studies"
 
@@ -39,7 +39,7 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
 
 def test_an_outage_is_waited_for_and_told_once() -> None:
     told: list[str] = []
-    patience = Patience(URL, told.append, limit_s=20)
+    patience = RetryPolicy(URL, told.append, limit_s=20)
     assert patience.call(failing(2, failure())) == "answer"
     assert told == [
         "the database does not answer (connection refused): waiting for it, at most 20 s",
@@ -48,16 +48,16 @@ def test_an_outage_is_waited_for_and_told_once() -> None:
 
 
 def test_patience_ends_and_is_not_tried_a_second_time() -> None:
-    patience = Patience(URL, lambda line: None, limit_s=0.0)
+    patience = RetryPolicy(URL, lambda line: None, limit_s=0.0)
     with pytest.raises(StudyError, match=r"host/studies has not answered for 0 s .*--resume") as gone:
         patience.call(failing(1, failure()))
     assert "hunter2" not in str(gone.value)
     with pytest.raises(StudyError):
-        Patience.call(patience, failing(1, failure()))
+        RetryPolicy.call(patience, failing(1, failure()))
 
 
 def test_what_is_no_outage_passes_through() -> None:
-    patience = Patience(URL, lambda line: None)
+    patience = RetryPolicy(URL, lambda line: None)
     wrong = IntegrityError("insert", None, DriverError("duplicate key"))
     with pytest.raises(IntegrityError):
         patience.call(failing(1, wrong))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.studies import BEST, TRIALS, header, recorded
 from zenith_tune.record.reader import StudyReader
-from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.record.view import StudyView, TrialView
 from zenith_tune.study.trial import Outcome, Trial
 
@@ -19,7 +19,7 @@ def view(tmp_path: Path) -> StudyView:
 
 
 def test_labels_are_those_that_the_tuner_shows(view: StudyView) -> None:
-    preset = RemadePreset(view.header)
+    preset = RestoredPreset(view.header)
     labels = [preset.label(each) for each in view.trials]
     assert labels[:3] == ["your command", "mbs1 full", "mbs4 full"]
     assert labels[BEST] == "TP2 PP2 mbs1 full"
@@ -27,11 +27,11 @@ def test_labels_are_those_that_the_tuner_shows(view: StudyView) -> None:
 
 def test_a_label_that_the_record_holds_goes_before(view: StudyView) -> None:
     stored = TrialView(trial=view.trials[1].trial, label="as it was called")
-    assert RemadePreset(view.header).label(stored) == "as it was called"
+    assert RestoredPreset(view.header).label(stored) == "as it was called"
 
 
 def test_the_planner_tells_time_and_memory_of_each_layout_that_it_can_reckon(view: StudyView) -> None:
-    preset = RemadePreset(view.header)
+    preset = RestoredPreset(view.header)
     planned = preset.planned(view)
     assert preset.why_not == ""
     assert planned[BEST].layout.pp == 2
@@ -42,23 +42,23 @@ def test_the_planner_tells_time_and_memory_of_each_layout_that_it_can_reckon(vie
 
 def test_a_preset_that_cannot_plan_says_why(tmp_path: Path) -> None:
     about = header(tmp_path, args={"n_gpus": "8", "gbs": "64"})
-    preset = RemadePreset(about)
+    preset = RestoredPreset(about)
     assert "the model is not known" in preset.why_not
     assert preset.label(TrialView(trial=TRIALS[4])) == "TP2 PP2 mbs1 full"
-    demo = RemadePreset(header(tmp_path, preset="demo", args={"n_gpus": "8", "gbs": "16"}))
+    demo = RestoredPreset(header(tmp_path, preset="demo", args={"n_gpus": "8", "gbs": "16"}))
     assert demo.why_not == "preset demo makes no plans"
 
 
 @pytest.mark.parametrize(("preset", "args"), [("of-another-package", {}), ("megatron", {"n_gpus": "many"})])
 def test_without_the_preset_the_parameters_are_the_label(tmp_path: Path, preset: str, args: dict[str, str]) -> None:
-    remade = RemadePreset(header(tmp_path, preset=preset, args=args))
+    remade = RestoredPreset(header(tmp_path, preset=preset, args=args))
     trial = Trial(params={"x": 1, "y": "a"}, outcome=Outcome.OK, number=3)
     assert remade.label(TrialView(trial=trial)) == "x=1 y=a"
     assert remade.why_not
 
 
 def test_points_of_another_release_have_no_plan_and_still_a_label(tmp_path: Path) -> None:
-    remade = RemadePreset(header(tmp_path))
+    remade = RestoredPreset(header(tmp_path))
     trial = TrialView(trial=Trial(params={"tp": "wide", "unheard": 7}, outcome=Outcome.OK, number=3))
     assert remade.layout(trial) is None
     assert "wide" in remade.label(trial)

@@ -12,7 +12,7 @@ from tests.report.studies import BASELINE, failed, ok, recorded
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.report.trial_digest import told_capacity
+from zenith_tune.report.trial_digest import reported_capacity
 from zenith_tune.study.trial import Outcome
 from zenith_tune.units import GIB
 
@@ -48,7 +48,7 @@ def test_it_needed_what_it_had_taken_and_what_it_asked_for_on_top(cause: str, gi
 def test_a_memory_in_pieces_tells_no_more_than_that_it_was_not_enough() -> None:
     pieces = "Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 3.00 GiB is free."
     assert FailedAllocation.of(pieces).needed_bytes is None
-    assert told_capacity([None, pieces, MISSPELT]) == 80 * GIB
+    assert reported_capacity([None, pieces, MISSPELT]) == 80 * GIB
 
 
 def test_every_trial_out_of_memory_is_placed_beyond_the_gpu(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.record.record import StudyHeader
-from zenith_tune.report.study_comparison import gain_words
+from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
 from zenith_tune.report.terminal.terminal import TerminalReporter
@@ -80,7 +80,7 @@ def digest(tmp_path: Path, *trials: Trial) -> dict[str, Any]:
 def test_the_report_of_a_repeat_has_no_gain_either(tmp_path: Path) -> None:
     told = digest(tmp_path, BASE, AGAIN)
     assert (told["gain"], told["best_is_own"], told["is_within_noise"]) == (0.0, True, False)
-    assert gain_words(told) == "none; the best trial has the settings of your own command"
+    assert describe_gain(told) == "none; the best trial has the settings of your own command"
     text = study_markdown(told)
     assert "with the settings of your own command: no gain" in text and "over your own command" not in text
 
@@ -92,7 +92,7 @@ def test_a_gain_inside_the_two_spreads_is_within_the_noise(tmp_path: Path, value
     assert (told["best_is_own"], told["is_within_noise"]) == (False, is_noise)
     assert told["gain"] == pytest.approx(value / 100 - 1)
     assert ("within the noise" in study_markdown(told)) is is_noise
-    assert ("within the noise" in gain_words(told)) is is_noise
+    assert ("within the noise" in describe_gain(told)) is is_noise
 
 
 def test_a_terminal_says_that_a_gain_is_within_the_noise(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
 from zenith_tune.strategies.zero_progressive.strategy import COLUMNS as ZERO
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Findings
-from zenith_tune.tuning.events import StudyEnd, StudyTelling
+from zenith_tune.tuning.events import StudyEnd, StudyNotifier
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.20 GiB. GPU 0 has 80.00 GiB of which 0.50 is free"
@@ -88,7 +88,7 @@ def test_memory_that_a_log_tells_while_it_runs_reaches_the_listener() -> None:
             heard.append((number, peak_memory_bytes))
 
     listener = Listens(Console(file=io.StringIO()))
-    StudyTelling(lambda: listener).progress(7, progress)
+    StudyNotifier(lambda: listener).progress(7, progress)
     assert heard == [(7, round(41.2 * 2**30))]
 
 

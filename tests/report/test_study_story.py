@@ -11,7 +11,7 @@ from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header
 from tests.study_tools import Asks, tune
 from zenith_tune.presets.mimo.preset import MimoPreset
 from zenith_tune.record.reader import ExportedStudy, StudyReader
-from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.record.search import StudySearch
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
@@ -86,7 +86,7 @@ def test_a_preset_that_plans_by_itself_predicts_its_trials(tmp_path: Path) -> No
 
 def test_a_preset_without_plans_still_says_so(tmp_path: Path) -> None:
     about = header(tmp_path, preset="demo", args={}, command="python train.py")
-    assert RemadePreset(about).why_not == "preset demo makes no plans"
+    assert RestoredPreset(about).why_not == "preset demo makes no plans"
 
 
 def test_another_batch_is_noted_wherever_the_gain_is(tmp_path: Path) -> None:

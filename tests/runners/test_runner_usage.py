@@ -32,7 +32,7 @@ HOSTS = ["--hostfile", "hosts"]
     ],
 )
 def test_a_mistake_is_told_in_one_line_within_four_tenths_of_a_cpu_second(
-    arguments: list[str], law: str, tmp_path: Path
+    arguments: list[str], problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("n1 slots=8\nn1 slots=8\n")
     argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *arguments, *TRAIN]
@@ -40,6 +40,6 @@ def test_a_mistake_is_told_in_one_line_within_four_tenths_of_a_cpu_second(
     def refused() -> None:
         done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-        assert law in done.stderr
+        assert problem in done.stderr
 
     assert_answers_quickly(refused)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.serve.server import LiveServer
-from zenith_tune.serve.study_index import StudyShelf
+from zenith_tune.serve.study_index import StudyIndex
 
 Json = dict[str, Any]
 
@@ -117,13 +117,13 @@ def served(
     root: Path, study: str | None = None, *, token: str | None = None, port: int = 0, look_s: float = 0.05
 ) -> Iterator[Client]:
     """Serve the studies of an output folder, looking at them more often than usual."""
-    with serving_of(StudyShelf.open(study, db=None, output_dir=root, look_s=look_s), token, port, look_s) as client:
+    with serving_of(StudyIndex.open(study, db=None, output_dir=root, look_s=look_s), token, port, look_s) as client:
         yield client
 
 
 @contextmanager
-def serving_of(shelf: StudyShelf, token: str | None = None, port: int = 0, look_s: float = 0.05) -> Iterator[Client]:
-    server = LiveServer(shelf, "127.0.0.1", port, token, look_s)
+def serving_of(studies: StudyIndex, token: str | None = None, port: int = 0, look_s: float = 0.05) -> Iterator[Client]:
+    server = LiveServer(studies, "127.0.0.1", port, token, look_s)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

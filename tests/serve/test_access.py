@@ -13,7 +13,7 @@ from tests.serve.served import Client, served
 from zenith_tune.errors import UsageError
 from zenith_tune.serve.access import Access, checked_token
 from zenith_tune.serve.server import MAX_CONNECTIONS, MAX_WATCHERS, LiveServer
-from zenith_tune.serve.study_index import StudyShelf
+from zenith_tune.serve.study_index import StudyIndex
 
 TOKEN = "a-token-of-sixteen"
 
@@ -189,6 +189,6 @@ def _watch(client: Client) -> socket.socket:
 
 def test_a_port_in_use_is_one_line(root: Path) -> None:
     with served(root) as client, pytest.raises(UsageError, match=f"port {client.server.port} of 127.0.0.1 is in use"):
-        LiveServer(StudyShelf.open(None, db=None, output_dir=root), "127.0.0.1", client.server.port, None)
+        LiveServer(StudyIndex.open(None, db=None, output_dir=root), "127.0.0.1", client.server.port, None)
     with pytest.raises(UsageError, match=r"--host 192\.0\.2\.1 cannot be listened on"):
-        LiveServer(StudyShelf.open(None, db=None, output_dir=root), "192.0.2.1", 0, None)
+        LiveServer(StudyIndex.open(None, db=None, output_dir=root), "192.0.2.1", 0, None)

@@ -25,8 +25,8 @@ def test_only_what_changed_since_a_marker_is_told() -> None:
 def test_a_marker_of_somebody_else_is_answered_with_everything(marker: str | None) -> None:
     log = ChangeLog()
     log.take({"name": "s"}, {1: {"number": 1}})
-    told = log.since(marker)
-    assert told["is_all"] and told["fields"] == {"name": "s"} and told["trials"] == [{"number": 1}]
+    snapshot = log.since(marker)
+    assert snapshot["is_all"] and snapshot["fields"] == {"name": "s"} and snapshot["trials"] == [{"number": 1}]
 
 
 def test_a_marker_of_later_than_now_is_answered_with_everything() -> None:
@@ -40,5 +40,5 @@ def test_when_a_trial_vanishes_everything_is_told_anew() -> None:
     log.take({"name": "s"}, {1: {"number": 1}, 2: {"number": 2}})
     before = log.marker
     assert log.take({"name": "s"}, {2: {"number": 2}})
-    told = log.since(before)
-    assert told["is_all"] and told["trials"] == [{"number": 2}]
+    snapshot = log.since(before)
+    assert snapshot["is_all"] and snapshot["trials"] == [{"number": 2}]

@@ -130,12 +130,12 @@ class Training:
         options, tp = self.options, self.tp
         groups = options.num_query_groups if options.group_query_attention else options.num_attention_heads
         if options.num_attention_heads % tp:
-            law = f"num_attention_heads ({options.num_attention_heads}) must be a multiple of"
-            raise ValueError(f"{law} tensor_model_parallel_size ({tp}).")
+            problem = f"num_attention_heads ({options.num_attention_heads}) must be a multiple of"
+            raise ValueError(f"{problem} tensor_model_parallel_size ({tp}).")
         may_divide = options.version >= (0, 16)
         if groups % tp and not (may_divide and tp % groups == 0):
-            law = f"num_query_groups ({groups}) must be a multiple{' or divisor' if may_divide else ''} of"
-            raise ValueError(f"{law} tensor_model_parallel_size ({tp}).")
+            problem = f"num_query_groups ({groups}) must be a multiple{' or divisor' if may_divide else ''} of"
+            raise ValueError(f"{problem} tensor_model_parallel_size ({tp}).")
         if self.cp > 1 and options.seq_length % (2 * self.cp):
             raise AssertionError(
                 "seq-length should be a multiple of 2 * context-parallel-size if context-parallel-size > 1."
@@ -146,8 +146,8 @@ class Training:
             if options.num_experts % self.ep:
                 raise AssertionError("Number of experts should be a multiple of expert model parallel_size.")
             if tp > 1 and not self.sequence_parallel:
-                law = "During training, performance may degrade if MoE and tensor parallelism"
-                raise ValueError(f"{law}are enabled without also enabling sequence parallelism.")
+                problem = "During training, performance may degrade if MoE and tensor parallelism"
+                raise ValueError(f"{problem}are enabled without also enabling sequence parallelism.")
 
     def _checked_chunks(self) -> int:
         """Return the model chunks per pipeline rank."""
@@ -182,12 +182,14 @@ class Training:
             raise RuntimeError("pipeline-model-parallel size should be greater than 1 with interleaved schedule")
         count = self.num_micro_batches
         if count < self.pp:
-            law = "The number of contiguous micro-batches in a virtual pipeline stage"
-            raise ValueError(f"{law}should range in [PP={self.pp} , M={count}]")
+            problem = "The number of contiguous micro-batches in a virtual pipeline stage"
+            raise ValueError(f"{problem}should range in [PP={self.pp} , M={count}]")
         if remainder := count % self.pp:
-            law = "The remainder of M (the total micro-batches) divided by N (number of contiguous micro-batches in a"
+            problem = (
+                "The remainder of M (the total micro-batches) divided by N (number of contiguous micro-batches in a"
+            )
             bound = "should be 0, or larger than or equal to the pipeline-parallel size"
-            raise RuntimeError(f"{law} virtual pipeline stage) {bound}, but it is {remainder}.")
+            raise RuntimeError(f"{problem} virtual pipeline stage) {bound}, but it is {remainder}.")
 
     def _check_recompute(self) -> None:
         options = self.options
@@ -200,8 +202,8 @@ class Training:
             raise ValueError('Using recompute_granularity: full so recompute_method must be "block" or "uniform"')
         elif self.granularity == "full" and options.recompute_num_layers is None:
             most = options.num_layers // self.pp
-            law = "When using recompute_granularity: full recompute_num_layers must be between 1 and"
-            raise ValueError(f"{law} num_layers_per_pipeline_rank: {most}")
+            problem = "When using recompute_granularity: full recompute_num_layers must be between 1 and"
+            raise ValueError(f"{problem} num_layers_per_pipeline_rank: {most}")
 
     def parameters(self) -> tuple[float, float]:
         """Return the parameters of the dense part and of the experts, of the whole model."""

@@ -12,17 +12,17 @@ from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND
-from zenith_tune.tuning.events import StudyTelling
+from zenith_tune.tuning.events import StudyNotifier
 
 
 def lines_of(output: io.StringIO) -> list[list[str]]:
     return [line.split() for line in output.getvalue().splitlines()]
 
 
-def telling() -> tuple[StudyTelling, io.StringIO]:
+def telling() -> tuple[StudyNotifier, io.StringIO]:
     output = io.StringIO()
     reporter = TerminalReporter(Console(file=output, width=120))
-    return StudyTelling(lambda: reporter), output
+    return StudyNotifier(lambda: reporter), output
 
 
 def trial(number: int, *, is_baseline: bool = False) -> Trial:

@@ -48,8 +48,8 @@ def most_measured(runs: Sequence[MeasuredRun]) -> str:
     if not sizes:
         found = Counter(unusable(run) or f"no family for {run.framework}" for run in runs).most_common(3)
         reasons = "; ".join(f"{count} of them: {reason}" for reason, count in found)
-        law = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
-        raise UsageError(f"{law} ({reasons}): give other rows")
+        problem = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
+        raise UsageError(f"{problem} ({reasons}): give other rows")
     return max(sizes, key=lambda name: sizes[name])
 
 

@@ -160,8 +160,10 @@ def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:
 
 def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
     why = "; ".join(f"{number} {reason}" for reason, number in left_out.most_common(3))
-    law = f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed, but got {count}"
-    return UsageError(f"{law}{f' (left out: {why})' if why else ''}: give more runs, or another --framework")
+    problem = (
+        f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed, but got {count}"
+    )
+    return UsageError(f"{problem}{f' (left out: {why})' if why else ''}: give more runs, or another --framework")
 
 
 def _shift(move: Move) -> float:

@@ -52,8 +52,8 @@ def _text(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"measured runs {str(path)!r} cannot be read ({reason}): check the path") from None
     if len(data) > MAX_BYTES:
-        law = f"a file of measured runs must be of at most {MAX_BYTES // MIB} MiB"
-        raise UsageError(f"{law}, but {path} is larger: split it")
+        problem = f"a file of measured runs must be of at most {MAX_BYTES // MIB} MiB"
+        raise UsageError(f"{problem}, but {path} is larger: split it")
     return data.decode("utf-8-sig", errors="replace")
 
 
@@ -130,8 +130,10 @@ def read_measured(place: Path) -> list[MeasuredRun]:
     """Read every row of one CSV file, or of every CSV file in a folder, its `published` and its `h200`."""
     runs = [run for path in csv_files(place) for run in read_rows(path)]
     if not runs:
-        law = f"{str(place)!r} must hold measured runs, one per row with at least source_id and model, but holds none"
-        raise UsageError(f"{law}: give a CSV file, or a folder with CSV files or published/*.csv")
+        problem = (
+            f"{str(place)!r} must hold measured runs, one per row with at least source_id and model, but holds none"
+        )
+        raise UsageError(f"{problem}: give a CSV file, or a folder with CSV files or published/*.csv")
     return runs
 
 

@@ -39,8 +39,8 @@ def read_probes(place: Path) -> list[MeasuredRun]:
             stored = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
         return list(_runs(stored))
     except OSError as error:
-        law = f"probes must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
-        raise UsageError(f"{law}: give the folder that a probe wrote") from None
+        problem = f"probes must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(f"{problem}: give the folder that a probe wrote") from None
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
         raise UsageError(f"{path} must be what a probe writes, but is not: give the folder of another probe") from None
 

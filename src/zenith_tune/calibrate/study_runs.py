@@ -67,8 +67,8 @@ def _load(folder: Path) -> Json:
         with open_regular(path) as file:
             study = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
     except OSError as error:
-        law = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
-        raise UsageError(f"{law}: give the folder of a finished study, OUTPUT_DIR/STUDY") from None
+        problem = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(f"{problem}: give the folder of a finished study, OUTPUT_DIR/STUDY") from None
     except (ValueError, RecursionError):
         study = None
     if not isinstance(study, dict) or not isinstance(study.get("trials"), list):
@@ -79,8 +79,8 @@ def _load(folder: Path) -> Json:
 def _refuse_other_size(folder: Path, args: Json, job: StudiedJob) -> None:
     asked, had = job.cluster.num_gpus, _count(args.get("n_gpus"))
     if had is not None and had != asked:
-        law = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
-        raise UsageError(f"{law}: give the cluster that it ran on")
+        problem = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
+        raise UsageError(f"{problem}: give the cluster that it ran on")
 
 
 def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[MeasuredRun]:

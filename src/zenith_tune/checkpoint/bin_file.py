@@ -24,8 +24,8 @@ def import_torch(why: str) -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        cure = "install 'zenith-tune[checkpoint]', or use .safetensors"
-        raise UsageError(f"{why}, which needs torch, but torch is not installed: {cure}") from None
+        hint = "install 'zenith-tune[checkpoint]', or use .safetensors"
+        raise UsageError(f"{why}, which needs torch, but torch is not installed: {hint}") from None
 
 
 ALIGNMENT = 64
@@ -99,8 +99,8 @@ def read_bin(path: Path) -> ShardContent:
     torch = import_torch(f"{path.name} is a .bin shard")
     loaded = _loaded(torch, path)
     if "model0" in loaded:
-        law = f"shard {path} holds the stages of an interleaved pipeline (model0, model1 ...)"
-        raise UsageError(f"{law}: save it without virtual pipeline stages")
+        problem = f"shard {path} holds the stages of an interleaved pipeline (model0, model1 ...)"
+        raise UsageError(f"{problem}: save it without virtual pipeline stages")
     wrapper = next((key for key in WRAPPERS if isinstance(loaded.get(key), dict)), None)
     weights, beside = (loaded, {}) if wrapper is None else (loaded[wrapper], dict(loaded))
     beside.pop(wrapper or "", None)
@@ -157,8 +157,8 @@ def _leaves(node: dict[Any, Any], keys: tuple[str, ...], path: Path) -> Iterator
 def _refuse_old_order(plain: dict[str, Any], path: Path) -> None:
     version = plain.get("checkpoint_version")
     if isinstance(version, int | float) and version < 2:
-        law = f"shard {path} has checkpoint_version {version}, whose order of queries, keys and values is another"
-        raise UsageError(f"{law}: load and save it with a Megatron-LM that writes version 3")
+        problem = f"shard {path} has checkpoint_version {version}, whose order of queries, keys and values is another"
+        raise UsageError(f"{problem}: load and save it with a Megatron-LM that writes version 3")
 
 
 def _tensors(torch: Any, found: dict[tuple[str, ...], Any], path: Path) -> dict[str, StoredTensor]:

@@ -46,49 +46,49 @@ def refuse_experts(tensors: Tensors) -> None:
         num_experts = router.shape[0] if router is not None and router.shape else max(experts) + 1
         if experts != set(range(num_experts)):
             shown = ", ".join(map(str, sorted(experts)[:8])) + (" ..." if len(experts) > 8 else "")
-            law = (
+            problem = (
                 f"{mixture.rstrip('.')!r} must hold experts 0 to {num_experts - 1}, but holds {len(experts)} ({shown})"
             )
-            raise UsageError(f"{law}: shards of expert parallelism cannot be joined; save with EP 1")
+            raise UsageError(f"{problem}: shards of expert parallelism cannot be joined; save with EP 1")
 
 
 def refuse_layers(num_layers: int, shape: ModelShape) -> None:
     """Refuse another number of layers than was told."""
     if shape.num_layers is not None and shape.num_layers != num_layers:
-        law = f"the model has {shape.num_layers} layers, but the shards hold {num_layers}"
-        raise UsageError(f"{law}: a stage is missing, or check --model")
+        problem = f"the model has {shape.num_layers} layers, but the shards hold {num_layers}"
+        raise UsageError(f"{problem}: a stage is missing, or check --model")
 
 
 def refuse_tables(tables: list[JoinedTensor], shape: ModelShape) -> int | None:
     """Refuse vocabularies of another size than was told; return their rows, padding included."""
     rows = {table.shape[0] for table in tables}
     if len(rows) > 1:
-        law = f"all vocabulary tables must have the same rows, but have {', '.join(map(str, sorted(rows)))}"
-        raise UsageError(f"{law}: the shards are of different checkpoints")
+        problem = f"all vocabulary tables must have the same rows, but have {', '.join(map(str, sorted(rows)))}"
+        raise UsageError(f"{problem}: the shards are of different checkpoints")
     for table in tables:
         if shape.hidden is not None and table.name.endswith(EMBEDDING) and table.shape[1:] != (shape.hidden,):
-            law = f"{table.name!r} must have {shape.hidden} columns, but has {list(table.shape)}"
-            raise UsageError(f"{law}: check --model")
+            problem = f"{table.name!r} must have {shape.hidden} columns, but has {list(table.shape)}"
+            raise UsageError(f"{problem}: check --model")
     padded = rows.pop() if rows else None
     if padded is not None and shape.vocab is not None and shape.vocab > padded:
-        law = f"the vocabulary has {shape.vocab} entries, but the shards hold only {padded} rows"
-        raise UsageError(f"{law}: check --vocab or --model")
+        problem = f"the vocabulary has {shape.vocab} entries, but the shards hold only {padded} rows"
+        raise UsageError(f"{problem}: check --vocab or --model")
     return padded
 
 
 def refuse_widths(tensors: Tensors, shape: ModelShape) -> None:
     """Refuse feed-forward parts and routers of another size than was told."""
     for name, tensor in tensors.items():
-        axis, told, what = 0, None, ""
+        axis, expected, what = 0, None, ""
         if name.endswith((".mlp.linear_fc2.weight", ".mlp.dense_4h_to_h.weight")):
-            axis, told, what = 1, shape.ffn, "columns, the feed-forward width"
+            axis, expected, what = 1, shape.ffn, "columns, the feed-forward width"
         elif tensor.split is Split.ROW and is_expert(name):
-            axis, told, what = 1, shape.expert_ffn, "columns, the experts' width"
+            axis, expected, what = 1, shape.expert_ffn, "columns, the experts' width"
         elif name.endswith(".router.weight"):
-            told, what = shape.num_experts, "rows, one for each expert"
-        if told is not None and tensor.shape[axis] != told:
-            law = f"{name!r} must have {told} {what}, but is {describe(tensor.dtype, tensor.shape)}"
-            raise UsageError(f"{law}: check --model")
+            expected, what = shape.num_experts, "rows, one for each expert"
+        if expected is not None and tensor.shape[axis] != expected:
+            problem = f"{name!r} must have {expected} {what}, but is {describe(tensor.dtype, tensor.shape)}"
+            raise UsageError(f"{problem}: check --model")
 
 
 def find_heads(tensors: Tensors, shape: ModelShape) -> tuple[Attention, ...]:
@@ -208,22 +208,24 @@ def _up_split(shards: ShardSet, stage: int, name: str) -> Split:
     up, down = tensors[name].shape, tensors[down_name].shape if down_name in tensors else ()
     if len(down) == 2 and up and up[0] in (down[1], 2 * down[1]):
         return Split.COLUMN if up[0] == down[1] else Split.GATED
-    law = f"{name!r} has {list(up)} and {down_name!r} {list(down) or 'is missing'}, of which the first must have as "
-    raise UsageError(f"{law}many rows as the second has columns, or twice as many: it is not Megatron's")
+    problem = (
+        f"{name!r} has {list(up)} and {down_name!r} {list(down) or 'is missing'}, of which the first must have as "
+    )
+    raise UsageError(f"{problem}many rows as the second has columns, or twice as many: it is not Megatron's")
 
 
 def _refuse_grouped(names: list[list[str]]) -> None:
     grouped = next((name for stage in names for name in stage if is_grouped(name)), None)
     if grouped is not None:
-        law = f"{grouped!r} holds all experts in one tensor, in an order that is not supported"
-        raise UsageError(f"{law}: save with Transformer Engine's grouped experts, or without --moe-grouped-gemm")
+        problem = f"{grouped!r} holds all experts in one tensor, in an order that is not supported"
+        raise UsageError(f"{problem}: save with Transformer Engine's grouped experts, or without --moe-grouped-gemm")
 
 
 def _refuse_other(known: JoinedTensor, other: JoinedTensor, stage: int, other_stage: int) -> None:
     """Refuse a weight that two stages hold differently."""
     if (known.dtype, known.shape) != (other.dtype, other.shape) or not known.mosaic.equals(other.mosaic):
-        law = f"{known.name!r} must be the same wherever it is, but stages {stage} and {other_stage} differ"
-        raise UsageError(f"{law}: the shards are of different checkpoints")
+        problem = f"{known.name!r} must be the same wherever it is, but stages {stage} and {other_stage} differ"
+        raise UsageError(f"{problem}: the shards are of different checkpoints")
 
 
 def _refuse_misplaced(stages: dict[str, list[int]], pp: int) -> None:
@@ -234,8 +236,8 @@ def _refuse_misplaced(stages: dict[str, list[int]], pp: int) -> None:
         first_ok = held == [0] or pp == 1 or (last_too and held == [0, pp - 1])
         if (home is Home.FIRST and not first_ok) or (home is Home.LAST and held != [pp - 1]):
             where = f"stage {', '.join(map(str, held))} of {pp}"
-            law = f"{name!r} belongs to the {home.value} stage ({MTP_TOO}), but is on {where}"
-            raise UsageError(f"{law}: the shards are misnamed or of different checkpoints")
+            problem = f"{name!r} belongs to the {home.value} stage ({MTP_TOO}), but is on {where}"
+            raise UsageError(f"{problem}: the shards are misnamed or of different checkpoints")
 
 
 def _housed(tensor: JoinedTensor, stages: list[int], pp: int) -> JoinedTensor:
@@ -259,8 +261,8 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
     may_be = must_be or (shape.tied is None and pp > 1)
     is_same = may_be and head.dtype == embedding.dtype and head.mosaic.equals(embedding.mosaic)
     if must_be and not is_same:
-        law = f"{head.name!r} must be the same as {embedding.name!r}, as the output layer is tied, but differs"
-        raise UsageError(f"{law}: the shards are of different checkpoints, or give --untied")
+        problem = f"{head.name!r} must be the same as {embedding.name!r}, as the output layer is tied, but differs"
+        raise UsageError(f"{problem}: the shards are of different checkpoints, or give --untied")
     return ({name: each for name, each in found.items() if each is not head} if is_same else found), is_same
 
 

@@ -82,15 +82,15 @@ def find_attention(
     halves = [divmod(qkv_rows - queries, 2) for queries in all_queries]
     kv_sizes = [size for size, rest in halves if not rest and 0 < size <= query_size and not query_size % size]
     if not kv_sizes:
-        law = f"{name!r} has {qkv_rows} rows, which are not {query_size} of queries with their keys and values"
-        raise UsageError(f"{law}: its order is not Megatron's")
+        problem = f"{name!r} has {qkv_rows} rows, which are not {query_size} of queries with their keys and values"
+        raise UsageError(f"{problem}: its order is not Megatron's")
     if not any((shape.heads, shape.kv_heads, shape.head_dim, norm_size)):
         return None
     found = [_heads(shape, query_size, kv_size, norm_size) for kv_size in kv_sizes]
     fitting = next((each for each in found if each is not None), None)
     if fitting is None:
-        law = f"{name!r} has {qkv_rows} rows for {query_size} of queries, which do not go with the heads told"
-        raise UsageError(f"{law}: check --model, --heads, --kv-heads and --head-dim")
+        problem = f"{name!r} has {qkv_rows} rows for {query_size} of queries, which do not go with the heads told"
+        raise UsageError(f"{problem}: check --model, --heads, --kv-heads and --head-dim")
     return fitting
 
 
@@ -105,8 +105,8 @@ def _heads(shape: ModelShape, query_size: int, kv_size: int, norm_size: int | No
     if head_dim == 0 or any(size != head_dim for size in sizes) or query_size % head_dim or kv_size % head_dim:
         return None
     heads, kv_heads = query_size // head_dim, kv_size // head_dim
-    told = (shape.heads or heads, shape.kv_heads or kv_heads)
-    return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim) if told == (heads, kv_heads) else None
+    stated = (shape.heads or heads, shape.kv_heads or kv_heads)
+    return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim) if stated == (heads, kv_heads) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +120,9 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         if self.entries is not None and self.padded - self.entries >= self.divisor * self.tp:
-            law = f"the shards hold {self.padded} rows of a vocabulary of {self.entries}, more than padding to a "
-            cure = "check --vocab and --model, or give --vocab-divisible-by"
-            raise UsageError(f"{law}multiple of {self.divisor} x TP {self.tp} explains: {cure}")
+            problem = f"the shards hold {self.padded} rows of a vocabulary of {self.entries}, more than padding to a "
+            hint = "check --vocab and --model, or give --vocab-divisible-by"
+            raise UsageError(f"{problem}multiple of {self.divisor} x TP {self.tp} explains: {hint}")
 
     def merged(self) -> tuple[int, str]:
         """Return the rows of a merged file, and what to say of them."""
@@ -138,8 +138,8 @@ class Vocabulary:
             rows = -(-self.entries // multiple) * multiple
             return rows, f"vocabulary: {self.entries:,} entries, padded to {rows:,} rows (before: {self.padded:,})"
         if tp != self.tp and self.padded % multiple:
-            law = f"{self.padded} rows of vocabulary are no multiple of {self.divisor} x TP {tp}"
-            raise UsageError(f"{law}: give --vocab N or --model, so that they can be padded anew")
+            problem = f"{self.padded} rows of vocabulary are no multiple of {self.divisor} x TP {tp}"
+            raise UsageError(f"{problem}: give --vocab N or --model, so that they can be padded anew")
         kept = f"vocabulary: all {self.padded:,} rows are kept"
         unsure = "; with --vocab or --model they would be padded as Megatron-LM does for this TP"
         return self.padded, kept + (unsure if tp != self.tp else "")

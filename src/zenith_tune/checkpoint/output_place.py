@@ -77,8 +77,8 @@ def refuse_full_disk(path: Path, num_bytes: int) -> None:
     """Refuse what has no room, before hours are spent on it."""
     free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     if num_bytes > free:
-        law = f"--output {path} needs {format_bytes(num_bytes)}, but the disk has {format_bytes(free)} left"
-        raise DiskFullError(f"{law}: nothing was written; free some or give another place")
+        problem = f"--output {path} needs {format_bytes(num_bytes)}, but the disk has {format_bytes(free)} left"
+        raise DiskFullError(f"{problem}: nothing was written; free some or give another place")
 
 
 @contextlib.contextmanager

@@ -91,8 +91,8 @@ class NewLayout:
         if tensor.home is Home.FIRST:
             return {0, self.pp - 1} if self.embedding_is_last_too else {0}
         if self.pp > 1 and tensor.name not in self.on_every_stage:
-            law = f"{tensor.name!r} has no known place in a pipeline of {self.pp} stages"
-            raise UsageError(f"{law}: choose --pp 1, or leave it out of the checkpoint")
+            problem = f"{tensor.name!r} has no known place in a pipeline of {self.pp} stages"
+            raise UsageError(f"{problem}: choose --pp 1, or leave it out of the checkpoint")
         return set(range(self.pp))
 
     def _local_name(self, name: str) -> str:
@@ -110,12 +110,12 @@ def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) ->
             continue
         shown = f"{tensor.name!r}, {describe(tensor.dtype, tensor.shape)}"
         if is_state_space(tensor.name):
-            law = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
-            raise UsageError(f"{law}: choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
+            problem = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
+            raise UsageError(f"{problem}: choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
         if source_tp == 1:
-            law = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
-            cure = "choose --tp 1, or convert the checkpoint to Megatron's names first (Hugging Face's are not known)"
-            raise UsageError(f"{law}: {cure}")
+            problem = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
+            hint = "choose --tp 1, or convert the checkpoint to Megatron's names first (Hugging Face's are not known)"
+            raise UsageError(f"{problem}: {hint}")
 
 
 MAX_SHARDS = 4096
@@ -134,8 +134,8 @@ class Target:
 
     def __post_init__(self) -> None:
         if not (self.tp > 0 and self.pp > 0 and self.tp * self.pp <= MAX_SHARDS):
-            law = f"--tp and --pp must be from 1, and at most {MAX_SHARDS} shards"
-            raise UsageError(f"{law}, but got {self.tp} x {self.pp}: choose others")
+            problem = f"--tp and --pp must be from 1, and at most {MAX_SHARDS} shards"
+            raise UsageError(f"{problem}, but got {self.tp} x {self.pp}: choose others")
 
 
 def reshard(

@@ -24,8 +24,8 @@ Refuse = Callable[[str], UsageError]
 def read_safetensors(path: Path) -> ShardContent:
     """Return the tensors of a shard and where they lie; nothing but the header is read."""
 
-    def refuse(law: str) -> UsageError:
-        return UsageError(f"shard {path} {law}: copy or save it again")
+    def refuse(problem: str) -> UsageError:
+        return UsageError(f"shard {path} {problem}: copy or save it again")
 
     try:
         with open_regular(Path(os.path.realpath(path))) as file:

@@ -50,8 +50,8 @@ def read_shards(folder: Path) -> ShardSet:
     # Lazy on purpose: one file named after rank 999999999 must not make a list of as many.
     missing = next(((t, p) for t in range(tp) for p in range(pp) if (t, p) not in found), None)
     if missing is not None:
-        law = f"{folder} must hold {tp} x {pp} = {tp * pp} shards (TP x PP), but has {len(found)}"
-        raise UsageError(f"{law}: {shard_name(*missing, extensions[0])} is missing")
+        problem = f"{folder} must hold {tp} x {pp} = {tp * pp} shards (TP x PP), but has {len(found)}"
+        raise UsageError(f"{problem}: {shard_name(*missing, extensions[0])} is missing")
     if len(extensions) > 1:
         raise UsageError(f"the shards of {folder} must be of one kind, but are .bin and .safetensors: leave one out")
     contents = {ranks: _read(found[ranks]) for ranks in sorted(found)}
@@ -71,8 +71,8 @@ def _found(folder: Path) -> dict[tuple[int, int], Path]:
     for path in listed:
         match = SHARD_NAME.fullmatch(path.name)
         if match is None:
-            law = f"{path.name!r} in {folder} is no shard's name, which is {PREFIX}T_pp_P.bin or .safetensors"
-            raise UsageError(f"{law}: move it away")
+            problem = f"{path.name!r} in {folder} is no shard's name, which is {PREFIX}T_pp_P.bin or .safetensors"
+            raise UsageError(f"{problem}: move it away")
         ranks = int(match[1]), int(match[2])
         if ranks in found:
             raise UsageError(f"{folder} holds both {found[ranks].name} and {path.name}: move one away")
@@ -119,7 +119,7 @@ Tensors = Mapping[str, JoinedTensor]
 Files = Mapping[str, str]
 """The file that each weight was found in first."""
 DIFFERENT = "the shards are of different models"
-CURE = f"{DIFFERENT}, or give --any-model if its layers do differ"
+HINT = f"{DIFFERENT}, or give --any-model if its layers do differ"
 _OF_A_RUN = re.compile(r"iteration|checkpoint_version|consumed_.*", re.DOTALL)
 _HIDDEN_AXES = [
     (r"(word|position|tokentype)_embeddings\.weight|word_embeddings_for_head\.weight|output_layer\.weight", 1),
@@ -142,9 +142,9 @@ def refuse_two_runs(shards: ShardSet) -> None:
             )
             if key is not None:
                 names = shard_name(0, 0, shards.extension), shard_name(*ranks, shards.extension)
-                told = f"{_short(mine[key])} in {names[0]} and {_short(theirs[key])} in {names[1]}"
-                law = f"all shards must be of one checkpoint, but {key} is {told}"
-                raise UsageError(f"{law}: give the folder of one save")
+                values = f"{_short(mine[key])} in {names[0]} and {_short(theirs[key])} in {names[1]}"
+                problem = f"all shards must be of one checkpoint, but {key} is {values}"
+                raise UsageError(f"{problem}: give the folder of one save")
 
 
 def refuse_two_models(tensors: Tensors, files: Files) -> None:
@@ -166,7 +166,7 @@ def _refuse_unlike(tensors: Tensors, files: Files) -> None:
         if (like.dtype, like.shape) != (tensor.dtype, tensor.shape):
             one = f"{like.name!r} is {describe(like.dtype, like.shape)} in {files[like.name]}"
             two = f"{name!r} {describe(tensor.dtype, tensor.shape)} in {files[name]}"
-            raise UsageError(f"layers must be alike, but {one} and {two}: {CURE}")
+            raise UsageError(f"layers must be alike, but {one} and {two}: {HINT}")
 
 
 def _refuse_lacking(tensors: Tensors, files: Files) -> None:
@@ -182,8 +182,8 @@ def _refuse_lacking(tensors: Tensors, files: Files) -> None:
         if fuller is not None:
             lacking = layers[kinds[fuller]][min(fuller - fewer)]
             where = files[next(iter(layers[number].values()))]
-            law = f"layers must hold the same names, but layer {number} in {where} has no like of {lacking!r}"
-            raise UsageError(f"{law} in {files[lacking]}: {CURE}")
+            problem = f"layers must hold the same names, but layer {number} in {where} has no like of {lacking!r}"
+            raise UsageError(f"{problem} in {files[lacking]}: {HINT}")
 
 
 def _refuse_sizes(tensors: Tensors, files: Files) -> None:
@@ -198,21 +198,23 @@ def _refuse_sizes(tensors: Tensors, files: Files) -> None:
             first = size, name
         elif size != first[0]:
             one = f"{first[0]} by {first[1]!r} in {files[first[1]]}"
-            raise UsageError(f"the hidden size is {one}, but {size} by {name!r} in {files[name]}: {CURE}")
+            raise UsageError(f"the hidden size is {one}, but {size} by {name!r} in {files[name]}: {HINT}")
 
 
 def _refuse_ends(names: Iterable[str]) -> None:
     """Refuse a language model without its embedding or its final norm."""
     head = next((name for name in names if name.endswith((HEAD, TIED_HEAD))), None)
     embedding = next((name for name in names if name.endswith(EMBEDDING)), None)
-    cure = "a shard lost it when it was saved; save it again, or give --any-model if the model has none"
+    hint = "a shard lost it when it was saved; save it again, or give --any-model if the model has none"
     if head is not None and embedding is None:
-        law = f"a model with {head!r} must have {EMBEDDING!r} on its first stage, but none of its shards holds it"
-        raise UsageError(f"{law}: {cure}")
+        problem = f"a model with {head!r} must have {EMBEDDING!r} on its first stage, but none of its shards holds it"
+        raise UsageError(f"{problem}: {hint}")
     has_layers = any(layer_of(name) is not None for name in names)
     if embedding is not None and has_layers and not any(is_final_norm(name) for name in names):
-        law = f"a model with {embedding!r} must have a final norm on its last stage, but none of its shards holds it"
-        raise UsageError(f"{law}: {cure}")
+        problem = (
+            f"a model with {embedding!r} must have a final norm on its last stage, but none of its shards holds it"
+        )
+        raise UsageError(f"{problem}: {hint}")
 
 
 def _short(value: Any) -> str:

@@ -224,8 +224,8 @@ def find_numbers(names_by_stage: list[list[str]]) -> LayerNumbers:
     places = [{place for name in names if (place := layer_of(name)) is not None} for names in names_by_stage]
     lists = sorted({container for stage in places for container, _ in stage})
     if len(lists) > 1:
-        law = f"the model must have one list of layers, but has {len(lists)} ({', '.join(map(repr, lists))})"
-        raise UsageError(f"{law}: encoder-decoder and multimodal checkpoints are not supported")
+        problem = f"the model must have one list of layers, but has {len(lists)} ({', '.join(map(repr, lists))})"
+        raise UsageError(f"{problem}: encoder-decoder and multimodal checkpoints are not supported")
     numbers = [sorted(number for _, number in stage) for stage in places]
     per_stage = tuple(len(stage) for stage in numbers)
     starts = [sum(per_stage[:stage]) for stage in range(len(per_stage))]
@@ -234,8 +234,8 @@ def find_numbers(names_by_stage: list[list[str]]) -> LayerNumbers:
     if all(stage == list(range(start, start + len(stage))) for start, stage in zip(starts, numbers, strict=True)):
         return LayerNumbers(per_stage=per_stage, numbering=Numbering.GLOBAL)
     shown = "; ".join(f"stage {stage}: {_shown(found)}" for stage, found in enumerate(numbers))
-    law = "layers must be numbered from 0 on each stage, or through all stages without a gap"
-    raise UsageError(f"{law}, but are {shown}: a shard is missing or of another checkpoint")
+    problem = "layers must be numbered from 0 on each stage, or through all stages without a gap"
+    raise UsageError(f"{problem}, but are {shown}: a shard is missing or of another checkpoint")
 
 
 def _shown(numbers: list[int]) -> str:
@@ -247,10 +247,10 @@ def spread(num_layers: int, pp: int, given: tuple[int, ...] | None, numbering: N
     """Return the layers of each stage of a new layout: those given, or the same number on each."""
     if given is not None:
         if len(given) != pp or sum(given) != num_layers:
-            law = f"--layers-per-stage must have {pp} numbers that add up to {num_layers} layers"
-            raise UsageError(f"{law}, but got {','.join(map(str, given))}: change it")
+            problem = f"--layers-per-stage must have {pp} numbers that add up to {num_layers} layers"
+            raise UsageError(f"{problem}, but got {','.join(map(str, given))}: change it")
         return LayerNumbers(per_stage=given, numbering=numbering)
     if num_layers % pp:
-        law = f"{num_layers} layers cannot be spread evenly over {pp} stages"
-        raise UsageError(f"{law}: choose another --pp, or say how by --layers-per-stage")
+        problem = f"{num_layers} layers cannot be spread evenly over {pp} stages"
+        raise UsageError(f"{problem}: choose another --pp, or say how by --layers-per-stage")
     return LayerNumbers(per_stage=(num_layers // pp,) * pp, numbering=numbering)

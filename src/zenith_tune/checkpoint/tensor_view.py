@@ -23,7 +23,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FileSlice:
     """Hold where rows of bytes lie in a file, each `stride` after the one before."""
 
     path: Path
@@ -31,11 +31,11 @@ class Piece:
     stride: int
     width: int
 
-    def from_row(self, row: int) -> Piece:
+    def from_row(self, row: int) -> FileSlice:
         """Leave the rows before `row` out."""
         return replace(self, offset=self.offset + row * self.stride)
 
-    def columns(self, start: int, stop: int) -> Piece:
+    def columns(self, start: int, stop: int) -> FileSlice:
         """Keep these bytes of each row."""
         return replace(self, offset=self.offset + start, width=stop - start)
 
@@ -65,17 +65,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class RowBlock:
     """Hold pieces side by side, all of `num_rows` rows."""
 
     num_rows: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileSlice, ...]
 
-    def rows(self, start: int, stop: int) -> Band:
+    def rows(self, start: int, stop: int) -> RowBlock:
         """Keep these rows."""
-        return Band(stop - start, tuple(piece.from_row(start) for piece in self.pieces))
+        return RowBlock(stop - start, tuple(piece.from_row(start) for piece in self.pieces))
 
-    def columns(self, start: int, stop: int) -> Band:
+    def columns(self, start: int, stop: int) -> RowBlock:
         """Keep these bytes of each row."""
         kept, left = [], 0
         for piece in self.pieces:
@@ -83,7 +83,7 @@ class Band:
             if low < high:
                 kept.append(piece.columns(low, high))
             left += piece.width
-        return Band(self.num_rows, tuple(kept))
+        return RowBlock(self.num_rows, tuple(kept))
 
     def read_into(self, block: Bytes) -> None:
         """Fill a block of the band's own shape."""
@@ -93,29 +93,29 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Mosaic:
+class TensorView:
     """Hold bands on top of one another, all of one width: a tensor as rows of bytes, wherever they lie."""
 
     width: int
-    bands: tuple[Band, ...]
+    bands: tuple[RowBlock, ...]
 
     @classmethod
-    def of_file(cls, path: Path, offset: int, num_rows: int, width: int) -> Mosaic:
+    def of_file(cls, path: Path, offset: int, num_rows: int, width: int) -> TensorView:
         """Return a matrix that lies in one file, row after row."""
-        return cls(width, (Band(num_rows, (Piece(path=path, offset=offset, stride=width, width=width),)),))
+        return cls(width, (RowBlock(num_rows, (FileSlice(path=path, offset=offset, stride=width, width=width),)),))
 
     @classmethod
-    def stack(cls, parts: Iterable[Mosaic]) -> Mosaic:
+    def stack(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices of one width on top of one another."""
         listed = list(parts)
         return cls(listed[0].width, tuple(band for part in listed for band in part.bands))
 
     @classmethod
-    def beside(cls, parts: Iterable[Mosaic]) -> Mosaic:
+    def beside(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices with the same number of rows, each of one band, side by side."""
         listed = list(parts)
         pieces = tuple(piece for part in listed for band in part.bands for piece in band.pieces)
-        return cls(sum(part.width for part in listed), (Band(listed[0].num_rows, pieces),))
+        return cls(sum(part.width for part in listed), (RowBlock(listed[0].num_rows, pieces),))
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +127,7 @@ class Mosaic:
         """Bytes of the whole matrix."""
         return self.num_rows * self.width
 
-    def rows(self, start: int, stop: int) -> Mosaic:
+    def rows(self, start: int, stop: int) -> TensorView:
         """Keep these rows."""
         kept, top = [], 0
         for band in self.bands:
@@ -135,11 +135,11 @@ class Mosaic:
             if low < high:
                 kept.append(band.rows(low, high))
             top += band.num_rows
-        return Mosaic(self.width, tuple(kept))
+        return TensorView(self.width, tuple(kept))
 
-    def columns(self, start: int, stop: int) -> Mosaic:
+    def columns(self, start: int, stop: int) -> TensorView:
         """Keep these bytes of each row."""
-        return Mosaic(stop - start, tuple(band.columns(start, stop) for band in self.bands))
+        return TensorView(stop - start, tuple(band.columns(start, stop) for band in self.bands))
 
     def read(self) -> Bytes:
         """Return the whole matrix."""
@@ -156,7 +156,7 @@ class Mosaic:
         for start in range(0, num_rows, step):
             yield self.rows(start, min(start + step, num_rows)).read()
 
-    def equals(self, other: Mosaic) -> bool:
+    def equals(self, other: TensorView) -> bool:
         """Tell whether both hold the same bytes."""
         if (self.num_rows, self.width) != (other.num_rows, other.width):
             return False
@@ -232,10 +232,10 @@ class StoredTensor:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
-    def mosaic(self) -> Mosaic:
+    def mosaic(self) -> TensorView:
         """The tensor as rows of bytes, one for each index of its first dimension."""
         num_rows = self.shape[0] if self.shape else 1
-        return Mosaic.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype))
+        return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ class JoinedTensor:
     key_parts: tuple[int, ...]
     dtype: str
     shape: tuple[int, ...]
-    mosaic: Mosaic
+    mosaic: TensorView
     split: Split
     home: Home
 
@@ -295,7 +295,7 @@ class JoinedTensor:
         have = self.shape[0]
         mosaic = self.mosaic.rows(0, min(have, num_rows))
         if num_rows > have:
-            mosaic = Mosaic.stack([mosaic, *[self.mosaic.rows(have - 1, have)] * (num_rows - have)])
+            mosaic = TensorView.stack([mosaic, *[self.mosaic.rows(have - 1, have)] * (num_rows - have)])
         return replace(self, mosaic=mosaic, shape=(num_rows, *self.shape[1:]))
 
     def part(self, rank: int, tp: int) -> JoinedTensor:
@@ -306,19 +306,19 @@ class JoinedTensor:
         halves = 2 if self.split is Split.GATED else 1
         size, rest = divmod(self.shape[axis], halves * tp)
         if rest:
-            law = f"{self.name!r}, {describe(self.dtype, self.shape)}, cannot be split over {tp} tensor ranks"
-            raise UsageError(f"{law}: {self.shape[axis] // halves} is no multiple of {tp}; choose another --tp")
+            problem = f"{self.name!r}, {describe(self.dtype, self.shape)}, cannot be split over {tp} tensor ranks"
+            raise UsageError(f"{problem}: {self.shape[axis] // halves} is no multiple of {tp}; choose another --tp")
         shape = tuple(halves * size if i == axis else each for i, each in enumerate(self.shape))
         return replace(self, shape=shape, mosaic=self._cut(rank, size, halves * tp * size))
 
-    def _cut(self, rank: int, size: int, whole: int) -> Mosaic:
+    def _cut(self, rank: int, size: int, whole: int) -> TensorView:
         start, stop = rank * size, (rank + 1) * size
         if self.split is Split.ROW:
             column_bytes = self.mosaic.width // whole
             return self.mosaic.columns(start * column_bytes, stop * column_bytes)
         if self.split is Split.GATED:
             half = whole // 2
-            return Mosaic.stack([self.mosaic.rows(start, stop), self.mosaic.rows(half + start, half + stop)])
+            return TensorView.stack([self.mosaic.rows(start, stop), self.mosaic.rows(half + start, half + stop)])
         return self.mosaic.rows(start, stop)
 
 
@@ -334,13 +334,13 @@ def join_ranks(ranks: list[StoredTensor], name: str, split: Split, home: Home) -
         axis = 1 if split is Split.ROW else 0
         shape = tuple(len(ranks) * size if i == axis else size for i, size in enumerate(shape))
         if split is Split.ROW:
-            mosaic = Mosaic.beside(parts)
+            mosaic = TensorView.beside(parts)
         elif split is Split.GATED:
             half = first.shape[0] // 2
             gates, ups = [part.rows(0, half) for part in parts], [part.rows(half, 2 * half) for part in parts]
-            mosaic = Mosaic.stack([*gates, *ups])
+            mosaic = TensorView.stack([*gates, *ups])
         else:
-            mosaic = Mosaic.stack(parts)
+            mosaic = TensorView.stack(parts)
     return JoinedTensor(
         name=name, key_parts=first.key_parts, dtype=first.dtype, shape=shape, mosaic=mosaic, split=split, home=home
     )
@@ -349,16 +349,16 @@ def join_ranks(ranks: list[StoredTensor], name: str, split: Split, home: Home) -
 def _refuse_few_axes(tensor: StoredTensor, split: Split) -> None:
     needed = {Split.WHOLE: 0, Split.ROW: 2}.get(split, 1)
     if len(tensor.shape) < needed:
-        law = f"{tensor.name!r} must have {needed} or more dimensions to be split by {split.value}"
-        raise UsageError(f"{law}, but is {describe(tensor.dtype, tensor.shape)}: it is not Megatron's")
+        problem = f"{tensor.name!r} must have {needed} or more dimensions to be split by {split.value}"
+        raise UsageError(f"{problem}, but is {describe(tensor.dtype, tensor.shape)}: it is not Megatron's")
 
 
 def _refuse_differences(ranks: list[StoredTensor]) -> None:
     for rank, other in enumerate(ranks[1:], start=1):
         if not ranks[0].mosaic.equals(other.mosaic):
-            law = f"{other.name!r} must be the same on all tensor ranks, but {ranks[0].path.name} and "
-            cure = "the shards are of different checkpoints, or its name is one that no rule splits"
-            raise UsageError(f"{law}{other.path.name} (rank {rank}) differ: {cure}")
+            problem = f"{other.name!r} must be the same on all tensor ranks, but {ranks[0].path.name} and "
+            hint = "the shards are of different checkpoints, or its name is one that no rule splits"
+            raise UsageError(f"{problem}{other.path.name} (rank {rank}) differ: {hint}")
 
 
 def _refuse_copies(ranks: list[StoredTensor]) -> None:
@@ -367,6 +367,6 @@ def _refuse_copies(ranks: list[StoredTensor]) -> None:
     if len(first.shape) < 2 or not all(first.mosaic.equals(other.mosaic) for other in ranks[1:]):
         return
     if not first.mosaic.is_constant(ITEM_BYTES[first.dtype]):
-        law = f"{first.name!r} must be split over {len(ranks)} tensor ranks, but all of them hold the same"
-        cure = "a shard was copied under another name, or (experts only) give --whole-experts"
-        raise UsageError(f"{law}: {cure}")
+        problem = f"{first.name!r} must be split over {len(ranks)} tensor ranks, but all of them hold the same"
+        hint = "a shard was copied under another name, or (experts only) give --whole-experts"
+        raise UsageError(f"{problem}: {hint}")

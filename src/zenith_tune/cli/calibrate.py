@@ -123,8 +123,8 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
         if not is_folder and path.is_dir():
             raise UsageError(f"--output must be a file, but {path} is a folder: give a file in it, {path}/mine.json")
         if not is_folder and path.exists() and not _is_calibration(path):
-            law = f"--output must be a new file or an earlier calibration, but {path} is something else"
-            raise UsageError(f"{law}: give another file")
+            problem = f"--output must be a new file or an earlier calibration, but {path} is something else"
+            raise UsageError(f"{problem}: give another file")
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise

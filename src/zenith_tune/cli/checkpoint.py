@@ -84,7 +84,7 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
     from zenith_tune.checkpoint.merge import merge as run
 
     divisor, force = options["vocab_divisible_by"], options["force"]
-    return _told(output, options, lambda: run(folder, output, _shape(options), vocab_divisor=divisor, force=force))
+    return _reported(output, options, lambda: run(folder, output, _shape(options), vocab_divisor=divisor, force=force))
 
 
 @checkpoint.command(short_help="Write the shards for another layout.")
@@ -118,7 +118,7 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
         vocab_divisor=options["vocab_divisible_by"],
     )
     place = output or _beside(folder, f"-tp{target.tp}-pp{target.pp}")
-    return _told(place, options, lambda: run(folder, place, target, _shape(options), force=options["force"]))
+    return _reported(place, options, lambda: run(folder, place, target, _shape(options), force=options["force"]))
 
 
 def _beside(folder: Path, ending: str) -> Path:
@@ -128,7 +128,7 @@ def _beside(folder: Path, ending: str) -> Path:
     return source.with_name(f"{source.name}{ending}")
 
 
-def _told(place: Path, options: Options, run: Callable[[], Written]) -> int:
+def _reported(place: Path, options: Options, run: Callable[[], Written]) -> int:
     try:
         with _ended_in_order():
             written = run()

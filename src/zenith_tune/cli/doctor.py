@@ -15,7 +15,7 @@ from zenith_tune.planner.limits import RISK
 
 if TYPE_CHECKING:
     from zenith_tune.describe.topology import Topology
-    from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Told
+    from zenith_tune.doctor.diagnosed_run import DiagnosedRun, RunHints
     from zenith_tune.doctor.diagnosis import Diagnosis
 
 Options = dict[str, Any]
@@ -96,12 +96,12 @@ def _diagnosis(
         run = replace(run, subject=replace(run.subject, cluster=cluster))
     from zenith_tune.calibrate.calibration_file import load_calibration
     from zenith_tune.doctor.diagnosis import diagnose
-    from zenith_tune.doctor.diagnosis_input import Case
+    from zenith_tune.doctor.diagnosis_input import DiagnosisInput
     from zenith_tune.planner.planner import Planner
 
     known = load_calibration(options["calibration"]) if options["calibration"] else None
     planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, known)
-    case = Case.of(
+    case = DiagnosisInput.of(
         planner,
         run.layout,
         measured=run.measured,
@@ -112,44 +112,44 @@ def _diagnosis(
     return diagnose(case), run
 
 
-def _told(options: Options) -> Told:
-    from zenith_tune.doctor.diagnosed_run import Told
+def _hints(options: Options) -> RunHints:
+    from zenith_tune.doctor.diagnosed_run import RunHints
     from zenith_tune.registry import parse_pairs
 
     args = parse_pairs(",".join(options["args"]), "--args") if options["args"] else {}
-    return Told(preset=options["preset"], args=args, cluster=options["cluster"])
+    return RunHints(preset=options["preset"], args=args, cluster=options["cluster"])
 
 
 def _run(target: Path | None, command: tuple[str, ...], options: Options) -> DiagnosedRun:
     from zenith_tune.shell import CommandLine
 
-    told = _told(options)
+    hints = _hints(options)
     text = CommandLine.from_argv(command).text if command else None
     if target is None:
         from zenith_tune.doctor.diagnosed_run import from_command
 
         assert text is not None
-        return from_command(text, told)
+        return from_command(text, hints)
     if target.is_dir() or target.name == "study.json":
         from zenith_tune.doctor.studied_run import from_study
 
         if text is not None:
             raise UsageError("a study knows the command that it tuned: leave -- COMMAND out")
-        return from_study(target if target.is_dir() else target.parent, told)
-    if text is None and not target.exists() and (run := _of_named_study(target, told, options)) is not None:
+        return from_study(target if target.is_dir() else target.parent, hints)
+    if text is None and not target.exists() and (run := _of_named_study(target, hints, options)) is not None:
         return run
     from zenith_tune.doctor.logged_run import from_log
 
-    return from_log(target, text, told)
+    return from_log(target, text, hints)
 
 
-def _of_named_study(target: Path, told: Told, options: Options) -> DiagnosedRun | None:
+def _of_named_study(target: Path, hints: RunHints, options: Options) -> DiagnosedRun | None:
     """Return the run of the study of this name; None where there is none and it looks like a file's name."""
     from zenith_tune.doctor.studied_run import from_named_study
     from zenith_tune.errors import StudyError, UnknownNameError
 
     try:
-        return from_named_study(str(target), told, db=options["db"], output_dir=options["output_dir"])
+        return from_named_study(str(target), hints, db=options["db"], output_dir=options["output_dir"])
     except (StudyError, UnknownNameError):
         if target.suffix or len(target.parts) > 1:
             return None

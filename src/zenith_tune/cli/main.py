@@ -247,8 +247,10 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
     objective = options["objective"]
     if objective is None or is_objective_name(objective):
         if args:
-            law = "--maximize, --minimize and --select go with --objective REGEX"
-            raise UsageError(f"{law}: give one" if objective is None else f"{law}, but {objective!r} has its own way")
+            problem = "--maximize, --minimize and --select go with --objective REGEX"
+            raise UsageError(
+                f"{problem}: give one" if objective is None else f"{problem}, but {objective!r} has its own way"
+            )
         return options["evaluator"], _pairs(options, "evaluator_args"), objective
     if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
         raise UsageError("--objective REGEX is an evaluator of its own: leave --evaluator and --evaluator-args out")

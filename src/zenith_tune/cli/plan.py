@@ -42,8 +42,10 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
         from zenith_tune.presets.mimo.preset import MimoPreset
 
         if MimoPreset.recognises(shlex.join(command)):
-            law = "a plan has one layout for the whole model, but the command trains modules with layouts of their own"
-            raise UsageError(f"{law}: take zenithtune optimize --preset mimo --dry-run -- COMMAND")
+            problem = (
+                "a plan has one layout for the whole model, but the command trains modules with layouts of their own"
+            )
+            raise UsageError(f"{problem}: take zenithtune optimize --preset mimo --dry-run -- COMMAND")
     return command
 
 
@@ -128,8 +130,8 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
     for parameter in context.command.params:
         name = parameter.name or ""
         if name not in PROBED and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            law = f"--probe plans what the command says, of which {parameter.opts[0]} is no part"
-            raise UsageError(f"{law}: leave it out")
+            problem = f"--probe plans what the command says, of which {parameter.opts[0]} is no part"
+            raise UsageError(f"{problem}: leave it out")
     asked = {"layouts": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
     return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 
@@ -184,7 +186,7 @@ def _plan(request: PlanRequest, options: Options) -> int:
         _print_json({**_plan_object(plan, what_if, points, enough), **_reason(options)}, emission)
     else:
         report = _plan_report(options)
-        _tell_reason(options)
+        _print_reason(options)
         report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else (), enough)
         report.more(points, what_if)
         _print(emission, options)
@@ -209,8 +211,8 @@ def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emis
     try:
         write_output(options["html"], render_page(digest))
     except OSError as error:
-        law = f"{str(options['html'])!r} cannot be written ({error.strerror})"
-        raise UsageError(f"{law}: give another --html") from error
+        problem = f"{str(options['html'])!r} cannot be written ({error.strerror})"
+        raise UsageError(f"{problem}: give another --html") from error
     click.echo(f"written: {options['html']}", err=options["as_json"] or _is_beside(options))
 
 
@@ -233,7 +235,7 @@ def _explain(request: PlanRequest, options: Options) -> int:
     if options["as_json"]:
         _print_json({**explanation_object(explanation), **_reason(options)}, emission)
     else:
-        _tell_reason(options)
+        _print_reason(options)
         _plan_report(options).explanation(explanation)
         _print(emission, options)
     return 1 if explanation.broken else 0
@@ -256,7 +258,7 @@ def _reason(options: Options) -> dict[str, Any]:
     return {"tensor_parallel_reason": options["reason"]} if "reason" in options else {}
 
 
-def _tell_reason(options: Options) -> None:
+def _print_reason(options: Options) -> None:
     if "reason" in options:
         click.echo(f"note: {options['reason']}", err=_is_beside(options))
 

@@ -93,14 +93,14 @@ def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
         place = expanded(output_dir).absolute()
         there = next(path for path in (place, *place.parents) if os.path.lexists(path))
         if not os.access(f"{there}/.", os.W_OK | os.X_OK):
-            law = f"the output folder {place} cannot be written, as {there} is no folder that you may write to"
-            raise UsageError(f"{law}: choose another --output-dir")
+            problem = f"the output folder {place} cannot be written, as {there} is no folder that you may write to"
+            raise UsageError(f"{problem}: choose another --output-dir")
     if calibration is not None:
         try:
             open_regular(Path(os.path.realpath(calibration))).close()
         except OSError as error:
-            law = f"calibration {str(calibration)!r} cannot be read ({error.strerror})"
-            raise UsageError(f"{law}: check the path") from None
+            problem = f"calibration {str(calibration)!r} cannot be read ({error.strerror})"
+            raise UsageError(f"{problem}: check the path") from None
 
 
 @contextlib.contextmanager
@@ -115,9 +115,9 @@ def _full_disk_is_clear(output_dir: Path | None) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or not is_disk_full(cause):
             raise
-        law = f"no space left on the disk of {output_dir or DEFAULT_OUTPUT_DIR}"
-        cure = "free some and probe again, or choose another --output-dir"
-        raise DiskFullError(f"{law}: {cure}; layouts that were shown are kept") from error
+        problem = f"no space left on the disk of {output_dir or DEFAULT_OUTPUT_DIR}"
+        hint = "free some and probe again, or choose another --output-dir"
+        raise DiskFullError(f"{problem}: {hint}; layouts that were shown are kept") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +155,8 @@ def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout
     layouts = list(dict.fromkeys(job.layouts()))
     planned = [each for each in planner.evaluate(layouts) if each.oom_probability < risk]
     if not planned:
-        law = f"none of {len(layouts)} layouts is planned to fit"
-        raise UsageError(f"{law}: name one by --layout, or take more GPUs")
+        problem = f"none of {len(layouts)} layouts is planned to fit"
+        raise UsageError(f"{problem}: name one by --layout, or take more GPUs")
     best: dict[Layout, Layout] = {}
     for each in sorted(planned, key=lambda each: each.step_s):
         # Of one cut the fastest recomputation stands for the others, which a probe would find as slow as planned.
@@ -165,12 +165,12 @@ def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout
 
 
 def _request(command: tuple[str, ...], options: Options) -> _Request:
-    from zenith_tune.presets.megatron_lm.job import Given
+    from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
     from zenith_tune.shell import CommandLine
 
     num_gpus = options["gpus"] or _num_gpus(options["cluster"])
-    given = Given(n_gpus=num_gpus, gbs=options["gbs"], model=options["model"], vocab=options["vocab"])
+    given = MegatronLmOverrides(n_gpus=num_gpus, gbs=options["gbs"], model=options["model"], vocab=options["vocab"])
     job = ProbeJob.of(CommandLine.from_argv(command).text, given)
     return _Request(job=job, subject=job.subject(options["cluster"]))
 

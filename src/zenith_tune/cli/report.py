@@ -75,8 +75,8 @@ def _content(sources: list[StudySource]) -> Json:
     from zenith_tune.report.study_comparison import compared
     from zenith_tune.report.study_digest import StudyDigest
 
-    told = [StudyDigest(source).object() for source in sources]
-    return compared(*told) if len(told) > 1 else told[0]
+    digests = [StudyDigest(source).object() for source in sources]
+    return compared(*digests) if len(digests) > 1 else digests[0]
 
 
 def _text(content: Json, form: str) -> str:
@@ -109,5 +109,5 @@ def _write(output: Path, text: str) -> None:
     try:
         write_output(output, text)
     except OSError as error:
-        law = f"{str(output)!r} cannot be written ({error.strerror})"
-        raise UsageError(f"{law}: give another --output") from error
+        problem = f"{str(output)!r} cannot be written ({error.strerror})"
+        raise UsageError(f"{problem}: give another --output") from error

@@ -14,7 +14,7 @@ from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
     from zenith_tune.serve.server import LiveServer
-    from zenith_tune.serve.study_index import StudyShelf
+    from zenith_tune.serve.study_index import StudyIndex
 
 
 @click.command(short_help="Show a study as a page that follows it while it runs.")
@@ -43,11 +43,11 @@ def serve(study: str | None, **options: Any) -> int:
 
     token = checked_token(options["token"], options["host"])
     from zenith_tune.serve.server import LiveServer
-    from zenith_tune.serve.study_index import StudyShelf
+    from zenith_tune.serve.study_index import StudyIndex
 
-    shelf = StudyShelf.open(study, db=options["db"], output_dir=options["output_dir"])
-    server = LiveServer(shelf, options["host"], options["port"], token)
-    click.echo(f"serving study {study or shelf.names()[0]}: {server.address}")
+    studies = StudyIndex.open(study, db=options["db"], output_dir=options["output_dir"])
+    server = LiveServer(studies, options["host"], options["port"], token)
+    click.echo(f"serving study {study or studies.names()[0]}: {server.address}")
     if not server.is_local:
         click.echo("whoever has this address can watch, pause and cancel; it is not encrypted")
     click.echo("Ctrl-C ends it; the study goes on")
@@ -56,15 +56,15 @@ def serve(study: str | None, **options: Any) -> int:
 
         # Some browsers are waited for, and wait for the page themselves.
         threading.Thread(target=webbrowser.open, args=[server.address], daemon=True).start()
-    threading.Thread(target=_read_ahead, args=[shelf], daemon=True).start()
+    threading.Thread(target=_read_ahead, args=[studies], daemon=True).start()
     _serve(server)
     return 0
 
 
-def _read_ahead(shelf: StudyShelf) -> None:
+def _read_ahead(studies: StudyIndex) -> None:
     """Read the study while the browser opens; what keeps it from being read is told on the page."""
     with contextlib.suppress(UsageError):
-        shelf.get().look()
+        studies.get().look()
 
 
 def _serve(server: LiveServer) -> None:

@@ -97,8 +97,8 @@ def _link(value: object, name: str, source: str) -> LinkSpec:
 
 def _count(value: object, key: str, source: str) -> int:
     if type(value) is not int or not 1 <= value <= MAX_COUNT:
-        law = f"{source}: {key} must be a whole number from 1 to {MAX_COUNT}"
-        raise UsageError(f"{law}, but got {reprlib.repr(value)}: change it")
+        problem = f"{source}: {key} must be a whole number from 1 to {MAX_COUNT}"
+        raise UsageError(f"{problem}, but got {reprlib.repr(value)}: change it")
     return value
 
 
@@ -223,10 +223,10 @@ def _path(name: str) -> Path | None:
 
 def _unknown(name: str) -> UsageError:
     if find_gpu(name):
-        law = f"cluster {name!r} must say how many GPUs it has, but does not"
-        return UsageError(f"{law}: write {name.lower()}x8 for eight of them")
+        problem = f"cluster {name!r} must say how many GPUs it has, but does not"
+        return UsageError(f"{problem}: write {name.lower()}x8 for eight of them")
     matches = _matches(name.lower())
     if matches:
         return UnknownNameError("GPU", max((match["gpu"] for match in matches), key=len), known_gpus())
-    law = f"cluster {name!r} must be a GPU and a count such as h100x64, 'local', or a file, but is none of them"
-    return UsageError(f"{law}: known GPUs are {', '.join(sorted(known_gpus()))}")
+    problem = f"cluster {name!r} must be a GPU and a count such as h100x64, 'local', or a file, but is none of them"
+    return UsageError(f"{problem}: known GPUs are {', '.join(sorted(known_gpus()))}")

@@ -65,12 +65,14 @@ class ClusterSpec:
 def refuse_counts(source: str, *, num_gpus: int, gpus_per_node: int, fast_domain: int) -> None:
     """Raise for numbers that cannot be those of one cluster."""
     if num_gpus < 1 or (num_gpus > gpus_per_node and num_gpus % gpus_per_node):
-        law = f"the number of GPUs must fill nodes of {gpus_per_node}, or be less than one of them"
-        raise UsageError(f"{source}: {law}, but got {num_gpus}: {_nearest(num_gpus, gpus_per_node)}")
+        problem = f"the number of GPUs must fill nodes of {gpus_per_node}, or be less than one of them"
+        raise UsageError(f"{source}: {problem}, but got {num_gpus}: {_nearest(num_gpus, gpus_per_node)}")
     small, large = sorted((gpus_per_node, fast_domain))
     if large % small:
-        law = f"fast_domain must divide gpus_per_node or be a multiple of it, but got {fast_domain} and {gpus_per_node}"
-        raise UsageError(f"{source}: {law}: change one of them")
+        problem = (
+            f"fast_domain must divide gpus_per_node or be a multiple of it, but got {fast_domain} and {gpus_per_node}"
+        )
+        raise UsageError(f"{source}: {problem}: change one of them")
 
 
 def even_domain(num_gpus: int, gpus_per_node: int, fast_domain: int) -> int:

@@ -40,9 +40,9 @@ class ConfigJson:
     otherwise: str
     """What to do where the config cannot be mended."""
 
-    def refuse(self, law: str) -> ModelConfigError:
+    def refuse(self, problem: str) -> ModelConfigError:
         """Return the error for a config that breaks `law`."""
-        return ModelConfigError(f"{self.source}{law}: mend it, {self.otherwise}")
+        return ModelConfigError(f"{self.source}{problem}: mend it, {self.otherwise}")
 
     def language_part(self) -> ConfigJson | None:
         """Return the nested config that describes the language model, or this one where it does."""
@@ -126,8 +126,8 @@ def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
     try:
         values = json.loads(_content(path).decode("utf-8-sig"))
     except FileNotFoundError:
-        law = f"model folder {str(path.parent)!r} has no config.json"
-        raise ModelConfigError(f"{law}: add it, {otherwise}") from None
+        problem = f"model folder {str(path.parent)!r} has no config.json"
+        raise ModelConfigError(f"{problem}: add it, {otherwise}") from None
     except OSError as error:
         raise empty.refuse(f" cannot be read ({error.strerror})") from None
     except RecursionError:

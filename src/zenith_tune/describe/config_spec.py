@@ -330,11 +330,11 @@ def _refuse_other_kinds(config: ConfigJson) -> None:
 
 def _refuse_contradictions(spec: ModelSpec, config: ConfigJson) -> None:
     if spec.num_heads % spec.num_kv_heads:
-        law = "attention heads must be a multiple of key-value heads"
-        raise config.refuse(f": {law}, but got {spec.num_heads} and {spec.num_kv_heads}")
+        problem = "attention heads must be a multiple of key-value heads"
+        raise config.refuse(f": {problem}, but got {spec.num_heads} and {spec.num_kv_heads}")
     if spec.top_k > spec.num_experts:
-        law = "a token must go to at most as many experts as there are"
-        raise config.refuse(f": {law}, but got {spec.top_k} of {spec.num_experts}")
+        problem = "a token must go to at most as many experts as there are"
+        raise config.refuse(f": {problem}, but got {spec.top_k} of {spec.num_experts}")
     if spec.num_dense_layers > spec.num_layers:
-        law = "dense layers must be at most all layers"
-        raise config.refuse(f": {law}, but got {spec.num_dense_layers} of {spec.num_layers}")
+        problem = "dense layers must be at most all layers"
+        raise config.refuse(f": {problem}, but got {spec.num_dense_layers} of {spec.num_layers}")

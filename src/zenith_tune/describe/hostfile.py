@@ -34,13 +34,15 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
             continue
         match = _HOST.match(entry)
         if match is None:
-            law = "a hostfile must have one line `name slots=8` for each host"
-            raise UsageError(f"{law}, but line {number} of {path} is {entry[:80]!r}: correct it")
+            problem = "a hostfile must have one line `name slots=8` for each host"
+            raise UsageError(f"{problem}, but line {number} of {path} is {entry[:80]!r}: correct it")
         if match[1] in found:
-            law = "a hostfile must name each host once"
-            raise UsageError(f"{law}, but line {number} of {path} is a duplicate of {match[1][:80]!r}: take one out")
+            problem = "a hostfile must name each host once"
+            raise UsageError(
+                f"{problem}, but line {number} of {path} is a duplicate of {match[1][:80]!r}: take one out"
+            )
         if len(match[2]) > len(str(_MAX_SLOTS)):
-            law = f"a host must have at most {_MAX_SLOTS} slots"
-            raise UsageError(f"{law}, but line {number} of {path} gives {match[2][:40]}: correct it")
+            problem = f"a host must have at most {_MAX_SLOTS} slots"
+            raise UsageError(f"{problem}, but line {number} of {path} gives {match[2][:40]}: correct it")
         found[match[1]] = int(match[2])
     return found

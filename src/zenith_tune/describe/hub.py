@@ -19,10 +19,10 @@ TIMEOUT_VARIABLE = "ZENITHTUNE_HUB_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 3.0
 FILE_NAME = "config.json"
-CURE = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
+HINT = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
 
 
-def fetch_config(model_id: str, cure: str = CURE) -> Path:
+def fetch_config(model_id: str, hint: str = HINT) -> Path:
     """Return the path of a model's config.json, fetched from the hub or taken from the hub's cache on this machine.
 
     HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and tokens count as everywhere; ZENITHTUNE_HUB_TIMEOUT_S is the deadline.
@@ -31,15 +31,15 @@ def fetch_config(model_id: str, cure: str = CURE) -> Path:
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
-        law = f"model {model_id!r} is no local path, and fetching it needs huggingface_hub, which is not installed"
-        raise ModelConfigError(f"{law}: pip install 'zenith-tune[hub]', or {cure}") from None
+        problem = f"model {model_id!r} is no local path, and fetching it needs huggingface_hub, which is not installed"
+        raise ModelConfigError(f"{problem}: pip install 'zenith-tune[hub]', or {hint}") from None
     timeout_s = _timeout_s()
-    _refuse_id(model_id, cure)
+    _refuse_id(model_id, hint)
     if (reason := _refused()) is not None:
         cached = try_to_load_from_cache(model_id, FILE_NAME)
         if isinstance(cached, str):
             return Path(cached)
-        raise ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {cure}")
+        raise ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {hint}")
     trouble: list[str] = []
     try:
         with warnings.catch_warnings():
@@ -50,12 +50,12 @@ def fetch_config(model_id: str, cure: str = CURE) -> Path:
         cached = try_to_load_from_cache(model_id, FILE_NAME)
         if isinstance(cached, str):
             return Path(cached)
-        raise _too_slow(model_id, timeout_s, trouble, cure) from None
+        raise _too_slow(model_id, timeout_s, trouble, hint) from None
     except Exception as error:  # the hub's own errors, and whatever its HTTP library raises
-        raise ModelConfigError(_explain(error, model_id, cure)) from error
+        raise ModelConfigError(_explain(error, model_id, hint)) from error
 
 
-def _refuse_id(model_id: str, cure: str) -> None:
+def _refuse_id(model_id: str, hint: str) -> None:
     """Refuse what cannot be an id before the hub, or its cache, is asked."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
@@ -63,7 +63,7 @@ def _refuse_id(model_id: str, cure: str) -> None:
     try:
         validate_repo_id(model_id)
     except HFValidationError as error:
-        raise ModelConfigError(_explain(error, model_id, cure)) from None
+        raise ModelConfigError(_explain(error, model_id, hint)) from None
 
 
 def _refused() -> str | None:
@@ -149,37 +149,37 @@ class _Notes(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def _too_slow(model_id: str, timeout_s: float, trouble: list[str], cure: str) -> ModelConfigError:
+def _too_slow(model_id: str, timeout_s: float, trouble: list[str], hint: str) -> ModelConfigError:
     errors = [message for message in trouble if "thrown while requesting" in message]
     if errors:
         reason = _one_line(errors[-1].partition(" thrown while requesting")[0])
-        return ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {cure}")
-    law = f"model {model_id!r}: the hub at {_endpoint()} did not answer within {timeout_s:g} s"
-    return ModelConfigError(f"{law}: raise {TIMEOUT_VARIABLE}, or {cure}")
+        return ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {hint}")
+    problem = f"model {model_id!r}: the hub at {_endpoint()} did not answer within {timeout_s:g} s"
+    return ModelConfigError(f"{problem}: raise {TIMEOUT_VARIABLE}, or {hint}")
 
 
-def _explain(error: Exception, model_id: str, cure: str) -> str:
+def _explain(error: Exception, model_id: str, hint: str) -> str:
     """Return one line on what went wrong and what to do; the most special errors come first."""
     from huggingface_hub import constants, errors
 
     match error:
         case errors.HFValidationError():
-            law = f"model {model_id!r} is neither a local path nor a valid Hugging Face id such as 'Qwen/Qwen3-8B'"
-            return f"{law}: check its spelling, or {cure}"
+            problem = f"model {model_id!r} is neither a local path nor a valid Hugging Face id such as 'Qwen/Qwen3-8B'"
+            return f"{problem}: check its spelling, or {hint}"
         case errors.GatedRepoError():
-            law = f"model {model_id!r} is gated: accept its licence at {_endpoint()}/{model_id} and set HF_TOKEN"
-            return f"{law}, or {cure}"
+            problem = f"model {model_id!r} is gated: accept its licence at {_endpoint()}/{model_id} and set HF_TOKEN"
+            return f"{problem}, or {hint}"
         case errors.RepositoryNotFoundError() | errors.RevisionNotFoundError():
-            law = f"model {model_id!r} does not exist at {_endpoint()}, or is private"
-            return f"{law}: check its spelling, set HF_TOKEN if it is private, or {cure}"
+            problem = f"model {model_id!r} does not exist at {_endpoint()}, or is private"
+            return f"{problem}: check its spelling, set HF_TOKEN if it is private, or {hint}"
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() if constants.HF_HUB_OFFLINE:
-            law = f"model {model_id!r} is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it"
-            return f"{law}: unset HF_HUB_OFFLINE, or {cure}"
+            problem = f"model {model_id!r} is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it"
+            return f"{problem}: unset HF_HUB_OFFLINE, or {hint}"
         case errors.LocalEntryNotFoundError():
-            return f"{_unreachable(model_id)} ({_one_line(error.__cause__ or error)}): go online, or {cure}"
+            return f"{_unreachable(model_id)} ({_one_line(error.__cause__ or error)}): go online, or {hint}"
         case errors.EntryNotFoundError():
-            return f"model {model_id!r} has no config.json at {_endpoint()}: {cure}"
-    return f"{_unreachable(model_id)} ({type(error).__name__}: {_one_line(error)}): go online, or {cure}"
+            return f"model {model_id!r} has no config.json at {_endpoint()}: {hint}"
+    return f"{_unreachable(model_id)} ({type(error).__name__}: {_one_line(error)}): go online, or {hint}"
 
 
 def _unreachable(model_id: str) -> str:

@@ -48,17 +48,17 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
     """Return the machine that `nvidia-smi -L` and `nvidia-smi topo -m`, one after the other, describe."""
     names = listed_gpus(text)
     if not names:
-        law = f"{source} must list its GPUs before their matrix, as `nvidia-smi -L` does, but does not"
-        raise UsageError(f"{law}: save it with `{SAVE}`")
+        problem = f"{source} must list its GPUs before their matrix, as `nvidia-smi -L` does, but does not"
+        raise UsageError(f"{problem}: save it with `{SAVE}`")
     if cut := cut_gpus(text):
-        law = f"{source} must have whole GPUs to train on, but GPU {cut[0]} is cut into MIG instances"
-        raise UsageError(f"{law}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
+        problem = f"{source} must have whole GPUs to train on, but GPU {cut[0]} is cut into MIG instances"
+        raise UsageError(f"{problem}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
     gpu = _one_kind(names, source)
     # The list is left out of what is parsed as a matrix; a machine with one GPU needs none.
     topology = _topology(_LISTED.sub("", text), source) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
-        law = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
-        raise UsageError(f"{law}, but has {topology.num_gpus}: save it anew with `{SAVE}`")
+        problem = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
+        raise UsageError(f"{problem}, but has {topology.num_gpus}: save it anew with `{SAVE}`")
     usual = node_fields(gpu)
     fields = {**usual, **_links(gpu, topology)}
     name = f"{gpu}x{len(names)}"
@@ -104,8 +104,8 @@ def _one_kind(names: list[str], source: str) -> str:
         raise UsageError(f"{source} must have GPUs of one kind, but has {_quoted(kinds)}: {DESCRIBE} for one of them")
     gpu = match_gpu(kinds[0])
     if gpu is None:
-        law = f"{source} must have GPUs that the catalog knows ({', '.join(sorted(known_gpus()))})"
-        raise UsageError(f"{law}, but has {_quoted(kinds)}: {DESCRIBE}")
+        problem = f"{source} must have GPUs that the catalog knows ({', '.join(sorted(known_gpus()))})"
+        raise UsageError(f"{problem}, but has {_quoted(kinds)}: {DESCRIBE}")
     return gpu
 
 
@@ -115,7 +115,7 @@ def _quoted(names: list[str]) -> str:
 
 TIMEOUT_S = 30.0
 """A machine with eight GPUs and no persistence daemon takes some ten seconds; a broken driver takes for ever."""
-CURE = "name the cluster instead, such as h100x8, or give a file"
+HINT = "name the cluster instead, such as h100x8, or give a file"
 
 
 def local_cluster(timeout_s: float = TIMEOUT_S) -> ClusterSpec:
@@ -166,5 +166,5 @@ def _words(said: str) -> str:
     return " ".join(said.split())[:200] or "no message"
 
 
-def _refusal(law: str) -> UsageError:
-    return UsageError(f"cluster 'local': this machine {law}: {CURE}")
+def _refusal(problem: str) -> UsageError:
+    return UsageError(f"cluster 'local': this machine {problem}: {HINT}")

@@ -29,7 +29,7 @@ from zenith_tune.errors import UnknownNameError
 
 Entry = dict[str, Any]
 
-CURE = f"give the path of a config.json, {OTHERWISE}"
+HINT = f"give the path of a config.json, {OTHERWISE}"
 
 _ABOUT = frozenset({"family", "published_params", "source", "hub", "aliases"})
 """What an entry says about the model rather than of its shape."""
@@ -51,7 +51,7 @@ def load_model(text: str) -> ModelSpec:
     refuse_missing_path(text, OTHERWISE)
     if "/" not in text:
         raise UnknownNameError("model", text, known_models())
-    return _from_file(fetch_config(text, CURE), text)
+    return _from_file(fetch_config(text, HINT), text)
 
 
 def _local_model(path: Path) -> ModelSpec:

@@ -25,7 +25,7 @@ def plain_text(text: str) -> str:
 
 MAX_GPUS = 1024
 """More than any machine has; a matrix of more is not one that nvidia-smi wrote."""
-CURE = "save it anew with `nvidia-smi topo -m`"
+HINT = "save it anew with `nvidia-smi topo -m`"
 _GPU = re.compile(r"GPU[0-9]+", re.ASCII)
 _BEGIN = re.compile(r"GPU[0-9]+(?:$|GPU[0-9])", re.ASCII)
 _TITLES = re.compile(r"(?:GPU[0-9]+\s*)+", re.ASCII)
@@ -202,5 +202,5 @@ def _path(cell: str) -> Path:
     return _CELLS[cell]
 
 
-def _refusal(law: str) -> UsageError:
-    return UsageError(f"topology: {law}: {CURE}")
+def _refusal(problem: str) -> UsageError:
+    return UsageError(f"topology: {problem}: {HINT}")

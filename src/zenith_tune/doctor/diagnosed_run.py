@@ -15,7 +15,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.doctor.diagnosis_input import Measured, RunOrigin
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import TuningPreset, UnaskedSize, recognised_preset
+from zenith_tune.presets.base import ImplicitDefault, TuningPreset, recognised_preset
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.megatron.command import OPTIONS, runs_ms_swift
 from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
@@ -27,7 +27,7 @@ from zenith_tune.presets.megatron.swift import (
     megatron_subject,
     with_recompute,
 )
-from zenith_tune.presets.megatron_lm.job import Given, read_job, subject_of
+from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.registry import PresetRegistry, construct, typed
 from zenith_tune.shell import CommandLine
@@ -61,7 +61,7 @@ class DiagnosedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RunHints:
     """Hold what the user says beside the run."""
 
     preset: str | None = None
@@ -73,34 +73,34 @@ class Told:
         """The preset's arguments, the cluster among them."""
         return {**self.args, **({"cluster": self.cluster} if self.cluster is not None else {})}
 
-    def origin(self, emit: str, unasked: Iterable[UnaskedSize] = ()) -> RunOrigin:
+    def origin(self, emit: str, unasked: Iterable[ImplicitDefault] = ()) -> RunOrigin:
         """Return how a run became known by what was said."""
         model, cluster = (str(self.all_args.get(name) or "") for name in ("model", "cluster"))
         return RunOrigin(model=model, cluster=cluster, emit=emit, unasked=tuple(unasked))
 
 
-def from_command(command: str, told: Told) -> DiagnosedRun:
+def from_command(command: str, hints: RunHints) -> DiagnosedRun:
     """Read the run that a command stands for."""
-    with in_words_of_the_doctor():
-        name = told.preset or recognised_preset(command)
+    with as_doctor_options():
+        name = hints.preset or recognised_preset(command)
         if name == MEGATRON_LM:
-            return megatron_lm_run(command, told)
+            return megatron_lm_run(command, hints)
         if name == MEGATRON:
-            return megatron_run(command, told)
-        preset = made_preset(name, told.all_args)
+            return megatron_run(command, hints)
+        preset = made_preset(name, hints.all_args)
         preset.bind(command)
         point = preset.own_point(command)
         if point is None:
-            law = f"preset {name} cannot tell the layout that the command has"
-            unasked = [f"{each.cure}, as {each.finding}" for each in preset.unasked_sizes(command)]
-            cures = [*unasked, "give the folder of a study, whose trials tell theirs"]
-            raise UsageError(f"{law}: {'; or '.join(cures)}")
+            problem = f"preset {name} cannot tell the layout that the command has"
+            unasked = [f"{each.hint}, as {each.finding}" for each in preset.implicit_defaults(command)]
+            ways = [*unasked, "give the folder of a study, whose trials tell theirs"]
+            raise UsageError(f"{problem}: {'; or '.join(ways)}")
         run = run_of_point(preset, name, command, point)
-        return replace(run, origin=told.origin(emitted(name, command), preset.unasked_sizes(command)))
+        return replace(run, origin=hints.origin(emitted(name, command), preset.implicit_defaults(command)))
 
 
 @contextmanager
-def in_words_of_the_doctor() -> Iterator[None]:
+def as_doctor_options() -> Iterator[None]:
     """Let what a preset refuses be told with the options that the doctor has."""
     try:
         yield
@@ -111,13 +111,13 @@ def in_words_of_the_doctor() -> Iterator[None]:
         raise UsageError(text) from None
 
 
-def megatron_lm_run(command: str, told: Told) -> DiagnosedRun:
+def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
     """Read a Megatron-LM command; unlike a preset, also one that no option could be written into."""
-    args = typed(MegatronLmPreset, told.all_args, f"preset {MEGATRON_LM}")
-    job = read_job(command, Given(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
+    args = typed(MegatronLmPreset, hints.all_args, f"preset {MEGATRON_LM}")
+    job = read_job(command, MegatronLmOverrides(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
     subject = subject_of(job, args.get("cluster"))
     modules = _listed(job.args.line, "--recompute-modules")
-    origin = told.origin(emitted(MEGATRON_LM, command))
+    origin = hints.origin(emitted(MEGATRON_LM, command))
     return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules, origin=origin)
 
 
@@ -156,26 +156,26 @@ SWIFT_BATCH, SWIFT_MICRO_BATCH, SWIFT_RECOMPUTE = 16, 1, "selective"
 """What ms-swift takes where nothing is said, by its documentation; Megatron-LM itself recomputes nothing then."""
 
 
-def megatron_run(command: str, told: Told) -> DiagnosedRun:
+def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
     """Read a run from the options of its command; `--args` says the rest, and goes before the command."""
     try:
         said = MegatronArgs(CommandLine(command))
-        defaults = _told_by(command, said)
+        defaults = _stated_by(command, said)
     except CommandError as error:
         raise UsageError(f"{PRESET} cannot tell the layout that the command has ({error}): write it out") from None
-    args = typed(MegatronPreset, told.all_args, PRESET, defaults={"n_gpus": 0, "gbs": 0, **defaults})
+    args = typed(MegatronPreset, hints.all_args, PRESET, defaults={"n_gpus": 0, "gbs": 0, **defaults})
     for name, option in (("n_gpus", "--nproc-per-node or NPROC_PER_NODE"), ("gbs", OPTIONS["gbs"])):
-        if name not in defaults and name not in told.all_args:
+        if name not in defaults and name not in hints.all_args:
             raise UsageError(f"{PRESET} must know {name}, but the command has no {option}: give --args {name}=8")
     start = Layout(num_gpus=args["n_gpus"], global_batch=args["gbs"])
     asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
     subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)
     layout = _layout(said, start, subject.model, is_swift=runs_ms_swift(command))
-    origin = told.origin(emitted(MEGATRON, command))
+    origin = hints.origin(emitted(MEGATRON, command))
     return DiagnosedRun(subject=subject, layout=layout_in(command, layout), origin=origin)
 
 
-def _told_by(command: str, said: MegatronArgs) -> dict[str, Any]:
+def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
     """Return the preset's arguments that the command itself tells."""
     is_swift = runs_ms_swift(command)
     found: dict[str, Any] = {
@@ -197,8 +197,8 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
     tp, pp, cp, ep = (said.count(OPTIONS[name]) or 1 for name in ("tp", "pp", "cp", "ep"))
     mbs = said.count(OPTIONS["mbs"]) or (SWIFT_MICRO_BATCH if is_swift else None)
     if mbs is None:
-        law = f"{PRESET} must know the micro-batch, but the command has no {OPTIONS['mbs']}"
-        raise UsageError(f"{law}: add it to the command")
+        problem = f"{PRESET} must know the micro-batch, but the command has no {OPTIONS['mbs']}"
+        raise UsageError(f"{problem}: add it to the command")
     # Unset, Megatron-LM cuts experts as it cuts the dense layers, and ms-swift does not cut them.
     etp = said.count(OPTIONS["etp"]) or (tp if model.num_experts and not is_swift else 1)
     vp = _chunks(said, pp, model.num_layers)
@@ -207,8 +207,8 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
     if said.has(SELECTIVE_FLAG):
         granularity = "selective"
     if granularity not in RECOMPUTE:
-        law = f"{OPTIONS['recompute_granularity']} must be full or selective, but is {shown(granularity)}"
-        raise UsageError(f"{law}: correct it in the command")
+        problem = f"{OPTIONS['recompute_granularity']} must be full or selective, but is {shown(granularity)}"
+        raise UsageError(f"{problem}: correct it in the command")
     if granularity == "none":
         return replace(layout, recompute="none")
     method = said.text(OPTIONS["recompute_method"]) or "uniform"

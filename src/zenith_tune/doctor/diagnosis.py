@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.doctor.advice.batch import UNASKED, small_micro_batch, unasked_size, unasked_words
+from zenith_tune.doctor.advice.batch import (
+    IMPLICIT_DEFAULT,
+    implicit_default,
+    implicit_default_lines,
+    small_micro_batch,
+)
 from zenith_tune.doctor.advice.better_layout import better_layout, fastest_planned
-from zenith_tune.doctor.advice.memory import full_memory, full_memory_words, has_whole_copies, remedies
+from zenith_tune.doctor.advice.memory import full_memory, full_memory_message, has_whole_copies, remedies
 from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link
 from zenith_tune.doctor.advice.pipeline import pipeline_bubble
 from zenith_tune.doctor.advice.recompute import idle_recompute, needless_recompute
 from zenith_tune.doctor.diagnosed_run import emitted
-from zenith_tune.doctor.diagnosis_input import Advice, Case, Measured, Remedy, RunOrigin
+from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Measured, Remedy, RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.neighbours import neighbours
@@ -31,14 +36,14 @@ MOST_OFF = 0.5
 MODEL, CLUSTER = "model= the one that was trained", "--cluster the one that it ran on"
 
 
-def plan_doubt(case: Case) -> str | None:
+def plan_mismatch(case: DiagnosisInput) -> str | None:
     """Return why the plan cannot be that of the run, or None where nothing measured says so."""
     step_s, planned = case.measured.step_s, case.planned
     if step_s is None or case.measured.out_of_memory:
         return None
     off = step_s / case.step_s(planned) - 1
     # A memory that was measured full makes a step longer than anybody can reckon.
-    is_explained = off > 0 and case.measured.peak_bytes is not None and full_memory_words(case) is not None
+    is_explained = off > 0 and case.measured.peak_bytes is not None and full_memory_message(case) is not None
     against = [f"is {abs(off):.0%} off"] if abs(off) > MOST_OFF and not is_explained else []
     # A run that a plan errs about by a little may well fit: only what no such error explains speaks against the plan.
     if planned.memory_interval_bytes[0] > planned.capacity_bytes:
@@ -47,7 +52,7 @@ def plan_doubt(case: Case) -> str | None:
     return f"the plan {' and '.join(against)}: is {_suspects(case)}?" if against else None
 
 
-def _suspects(case: Case) -> str:
+def _suspects(case: DiagnosisInput) -> str:
     """Return what the user said of the run, which may be mistaken; where nothing was said, what could be."""
     said = [words for words, name in ((MODEL, case.origin.model), (CLUSTER, case.origin.cluster)) if name]
     return ", and ".join(said or (MODEL, CLUSTER))
@@ -57,13 +62,13 @@ LEAST_GAIN = 0.05
 """More than for what has a cause of its own: a plan is not so sure of a rank of layouts."""
 
 
-def fastest_neighbour(case: Case) -> PlannedLayout | None:
+def fastest_neighbour(case: DiagnosisInput) -> PlannedLayout | None:
     """Return the fastest layout that fits among those one change away."""
     around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
     return max((each for each in case.legal(around) if case.fits(each)), key=case.gain, default=None)
 
 
-def single_change(case: Case) -> Advice | None:
+def single_change(case: DiagnosisInput) -> Advice | None:
     """Return it, where it is worth a try."""
     better = fastest_neighbour(case)
     if better is None or case.gain(better) < LEAST_GAIN:
@@ -79,7 +84,7 @@ def single_change(case: Case) -> Advice | None:
     )
 
 
-ADVICE: tuple[Callable[[Case], Advice | None], ...] = (
+ADVICE: tuple[Callable[[DiagnosisInput], Advice | None], ...] = (
     full_memory,
     slow_tensor_link,
     pipeline_bubble,
@@ -95,7 +100,7 @@ ADVICE: tuple[Callable[[Case], Advice | None], ...] = (
 class Diagnosis:
     """Hold what was found."""
 
-    case: Case
+    case: DiagnosisInput
     advice: tuple[Advice, ...]
     remedies: tuple[Remedy, ...]
     """Of a run that does not fit."""
@@ -126,21 +131,21 @@ class Diagnosis:
         return f"{', '.join(figures)}; the best single change is predicted to bring {gain}"
 
 
-def diagnose(case: Case) -> Diagnosis:
+def diagnose(case: DiagnosisInput) -> Diagnosis:
     """Look for everything that limits a run."""
     if not case.runs:
         found = remedies(case)
         way_out = None if any(remedy.fits for remedy in found) else fastest_planned(case)
-        warnings = tuple(unasked_words(case))
+        warnings = tuple(implicit_default_lines(case))
         return Diagnosis(case=case, advice=(), remedies=found, way_out=way_out, warnings=warnings)
-    if (doubt := plan_doubt(case)) is not None:
+    if (doubt := plan_mismatch(case)) is not None:
         # What rests on a plan that is not the run's is no advice.
-        return Diagnosis(case=case, advice=(), remedies=(), warnings=(doubt, *unasked_words(case)))
+        return Diagnosis(case=case, advice=(), remedies=(), warnings=(doubt, *implicit_default_lines(case)))
     advice = _advice(case)
     return Diagnosis(case=case, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(case, advice)))
 
 
-def _advice(case: Case) -> list[Advice]:
+def _advice(case: DiagnosisInput) -> list[Advice]:
     """Return what applies, the largest gain first, but for sizes that nobody asked for: they spoil all the rest."""
     found = [given for look in ADVICE if (given := look(case)) is not None]
     if not found and (given := single_change(case)) is not None:
@@ -148,13 +153,13 @@ def _advice(case: Case) -> list[Advice]:
     most = max((given.gain for given in found), default=0.0)
     if (given := better_layout(case, over=most)) is not None:
         found.append(given)
-    return [*unasked_size(case), *sorted(found, key=lambda given: -given.gain)]
+    return [*implicit_default(case), *sorted(found, key=lambda given: -given.gain)]
 
 
-def _warnings(case: Case, advice: list[Advice]) -> Iterator[str]:
-    if not any(given.name == UNASKED for given in advice):
-        yield from unasked_words(case)
-    if (full := full_memory_words(case)) is not None and not any(given.name == "full_memory" for given in advice):
+def _warnings(case: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
+    if not any(given.name == IMPLICIT_DEFAULT for given in advice):
+        yield from implicit_default_lines(case)
+    if (full := full_memory_message(case)) is not None and not any(given.name == "full_memory" for given in advice):
         yield f"{full}; no single change leaves room and gains: more GPUs would"
 
 
@@ -168,13 +173,13 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     return [*diagnosis.warnings, *(line for lines in advised for line in lines)]
 
 
-def _advice_lines(case: Case, advice: Advice, number: int) -> list[str]:
+def _advice_lines(case: DiagnosisInput, advice: Advice, number: int) -> list[str]:
     before, after = format_seconds(case.step_s(case.planned)), format_seconds(case.step_s(advice.planned))
     gain = f"{format_gain(advice.gain)} speed ({before} -> {after} a step on paper)"
     found = [
         f"{number}. {advice.finding}",
         f"   change {advice.change}",
-        f"   predicted {gain}; {memory_words(advice.planned)}, {advice.planned.oom_probability:.0%} OOM",
+        f"   predicted {gain}; {memory_message(advice.planned)}, {advice.planned.oom_probability:.0%} OOM",
     ]
     found += [f"   but {advice.caution}"] if advice.caution else []
     return [*found, *([f"   written by: {advice.command}"] if advice.command else [])]
@@ -189,18 +194,18 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
     found = [f"{head}; what helps, and what it costs:", *map(_remedy, diagnosis.remedies)]
     if (out := diagnosis.way_out) is not None:
         change = changes(case.layout, out.layout)
-        figures = f"{format_seconds(out.step_s)} a step, {memory_words(out)}, {out.oom_probability:.0%} OOM"
+        figures = f"{format_seconds(out.step_s)} a step, {memory_message(out)}, {out.oom_probability:.0%} OOM"
         found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
         found.append(f"no layout fits on these GPUs: {_larger_machine(case)}")
     return found
 
 
-def _larger_machine(case: Case) -> str:
+def _larger_machine(case: DiagnosisInput) -> str:
     """Return what machine would do: more GPUs hold more of a model only where it is cut or sharded over them."""
     if has_whole_copies(case):
-        law = "every GPU holds the whole model, however many there are"
-        return f"{law}: shard it with FSDP or ZeRO-3, or take larger ones"
+        problem = "every GPU holds the whole model, however many there are"
+        return f"{problem}: shard it with FSDP or ZeRO-3, or take larger ones"
     return "take more of them, or larger ones (zenithtune plan says how many)"
 
 
@@ -208,12 +213,12 @@ def _remedy(remedy: Remedy) -> str:
     if remedy.planned is None or remedy.cost is None:
         return f"  not to be had  {remedy.name}: {remedy.why_not}"
     figures = (
-        f"{memory_words(remedy.planned)}, {remedy.planned.oom_probability:.0%} OOM, {format_gain(remedy.cost)} time"
+        f"{memory_message(remedy.planned)}, {remedy.planned.oom_probability:.0%} OOM, {format_gain(remedy.cost)} time"
     )
     return f"  {'fits' if remedy.fits else 'not enough':<14} {remedy.name}: {remedy.change} ({figures})"
 
 
-def memory_words(planned: PlannedLayout) -> str:
+def memory_message(planned: PlannedLayout) -> str:
     """Return what a layout needs of what a GPU has."""
     return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
 
@@ -251,7 +256,7 @@ def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[st
         return []
     origin = RunOrigin(
         emit=emitted(PresetRegistry.name_of(type(preset)), command),
-        unasked=() if trial.params else tuple(preset.unasked_sizes(command)),
+        unasked=() if trial.params else tuple(preset.implicit_defaults(command)),
         tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
     )
     return trial_diagnosis(subject, layout, trial, origin)
@@ -267,7 +272,7 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: 
     )
     try:
         planner = Planner(subject.model, subject.cluster, subject.job)
-        case = Case.of(planner, layout, measured=measured, origin=origin)
+        case = DiagnosisInput.of(planner, layout, measured=measured, origin=origin)
     except UsageError:  # the run is the user's own, and may break rules that a plan needs
         return []
     return diagnosis_lines(diagnose(case))

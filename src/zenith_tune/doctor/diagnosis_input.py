@@ -18,7 +18,7 @@ from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import RISK
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.base import UnaskedSize
+from zenith_tune.presets.base import ImplicitDefault
 from zenith_tune.units import format_bytes
 
 
@@ -53,7 +53,7 @@ class RunOrigin:
     """The cluster as the user named it; empty: it is this machine."""
     emit: str = ""
     """The format of `plan --emit` that writes a layout for what runs it; empty: there is none."""
-    unasked: tuple[UnaskedSize, ...] = ()
+    unasked: tuple[ImplicitDefault, ...] = ()
     """Sizes that the run has because nobody said otherwise."""
     tried: frozenset[Layout] = frozenset()
     """What else its study has run: that is known, and no advice."""
@@ -74,19 +74,19 @@ MODEL_RULES = ("heads", "query_groups", "ffn", "experts", "expert_tensor")
 
 def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
     """Refuse a memory that the named GPU has not: the run was on another."""
-    peak, told, memory = measured.peak_bytes, measured.capacity_bytes, cluster.gpu.memory_bytes
+    peak, reported, memory = measured.peak_bytes, measured.capacity_bytes, cluster.gpu.memory_bytes
     what = None
     if peak is not None and peak > memory * MOST_FULL:
         what = f"reserved {format_bytes(peak)} on a GPU"
-    elif told is not None and not 1 / MOST_APART < told / memory < MOST_APART:
-        what = f"says that its GPU has {format_bytes(told)}"
+    elif reported is not None and not 1 / MOST_APART < reported / memory < MOST_APART:
+        what = f"says that its GPU has {format_bytes(reported)}"
     if what is not None:
-        law = f"the run {what}, but one of {cluster.name} has {format_bytes(memory)}"
-        raise UsageError(f"{law}: name the --cluster that it ran on")
+        problem = f"the run {what}, but one of {cluster.name} has {format_bytes(memory)}"
+        raise UsageError(f"{problem}: name the --cluster that it ran on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class DiagnosisInput:
     """Hold a run with its estimate."""
 
     planner: Planner
@@ -114,8 +114,8 @@ class Case:
         """Estimate a run; a layout that does not fit its GPUs or its batch is refused."""
         for name in COUNTS:
             if type(value := getattr(layout, name)) is not int or value < 1:
-                law = f"the run cannot be reckoned, because {name} must be a whole number from 1, but is {value!r}"
-                raise UsageError(f"{law}: correct it")
+                problem = f"the run cannot be reckoned, because {name} must be a whole number from 1, but is {value!r}"
+                raise UsageError(f"{problem}: correct it")
         broken = broken_rules(planner.model, planner.job, layout)
         for rule, reason in broken:
             if rule.name in WORLD_RULES:
@@ -123,8 +123,8 @@ class Case:
                     f"the run cannot be reckoned, because {reason}: give the GPUs and the batch that it has"
                 )
             if rule.name in MODEL_RULES:
-                law = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
-                raise UsageError(f"{law}: give the model that was trained, or correct the layout")
+                problem = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
+                raise UsageError(f"{problem}: give the model that was trained, or correct the layout")
         measured = measured or Measured()
         _refuse_memory(planner.cluster, measured)
         return cls(

@@ -18,9 +18,9 @@ from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     DiagnosedRun,
-    Told,
+    RunHints,
+    as_doctor_options,
     from_command,
-    in_words_of_the_doctor,
     made_preset,
     megatron_lm_run,
 )
@@ -121,8 +121,8 @@ def read_bytes(path: Path) -> bytes:
             data: bytes = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        law = f"the doctor needs a study's folder, a log or -- COMMAND, but {str(path)!r} cannot be read ({reason})"
-        raise UsageError(f"{law}: check the path") from None
+        problem = f"the doctor needs a study's folder, a log or -- COMMAND, but {str(path)!r} cannot be read ({reason})"
+        raise UsageError(f"{problem}: check the path") from None
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path} must be at most {MAX_BYTES // MIB} MiB, but is larger: give the end of it")
     return data
@@ -142,34 +142,34 @@ def positive(value: object) -> float | None:
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
 
 
-def from_log(path: Path, command: str | None, told: Told) -> DiagnosedRun:
+def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun:
     """Read what a log measured, and the run from its command or else from the arguments that the log dumps."""
     log = plain_text(read_bytes(path).decode("utf-8", errors="replace"))
     if command is not None:
-        run, evaluator = from_command(command, told), _evaluator(command, told)
+        run, evaluator = from_command(command, hints), _evaluator(command, hints)
     else:
-        run = _from_dump(path, log, told)
+        run = _from_dump(path, log, hints)
         evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
     measured = _measured(path, log, evaluator, command or "")
     return replace(run, measured=measured, what=str(path))
 
 
-def _from_dump(path: Path, log: str, told: Told) -> DiagnosedRun:
+def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
     arguments = dumped_arguments(log)
     if not arguments:
-        law = f"{path} must dump its arguments, as Megatron-LM does, but does not"
-        raise UsageError(f"{law}: give the command too, zenithtune doctor {path} -- COMMAND")
+        problem = f"{path} must dump its arguments, as Megatron-LM does, but does not"
+        raise UsageError(f"{problem}: give the command too, zenithtune doctor {path} -- COMMAND")
     started = {"n_gpus": arguments["world_size"]} if "world_size" in arguments else {}
-    with in_words_of_the_doctor():
-        run = megatron_lm_run(dumped_command(arguments), replace(told, args={**started, **told.args}))
+    with as_doctor_options():
+        run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}))
     return replace(run, recompute_modules=recompute_modules(arguments) if MODULES in arguments else ())
 
 
-def _evaluator(command: str, told: Told) -> TuningEvaluator:
-    name = told.preset or recognised_preset(command)
+def _evaluator(command: str, hints: RunHints) -> TuningEvaluator:
+    name = hints.preset or recognised_preset(command)
     if name == MEGATRON_LM:
         return MegatronEvaluator()
-    preset = made_preset(name, told.all_args)
+    preset = made_preset(name, hints.all_args)
     preset.bind(command)
     return preset.evaluator()
 

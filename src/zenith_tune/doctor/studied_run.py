@@ -9,10 +9,10 @@ from typing import Any
 
 from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
-    Told,
+    RunHints,
+    as_doctor_options,
     emitted,
     from_command,
-    in_words_of_the_doctor,
     made_preset,
     run_of_point,
 )
@@ -26,12 +26,12 @@ STUDY_FILE = "study.json"
 Json = dict[str, Any]
 
 
-def from_study(folder: Path, told: Told) -> DiagnosedRun:
+def from_study(folder: Path, hints: RunHints) -> DiagnosedRun:
     """Read the fastest trial of a study, or where none went well the first that ran out of memory."""
-    return _diagnosed(_study(folder), folder, told)
+    return _diagnosed(_study(folder), folder, hints)
 
 
-def from_named_study(name: str, told: Told, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
+def from_named_study(name: str, hints: RunHints, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
     """Read a study of a database by its name, as far as it has come."""
     from zenith_tune.record.export import trial_as_json
     from zenith_tune.record.source import find_study
@@ -47,13 +47,13 @@ def from_named_study(name: str, told: Told, *, db: str | None, output_dir: Path 
         "gain": view.study.gain,
         "trials": [trial_as_json(trial) for trial in view.study.trials],
     }
-    return _diagnosed(study, Path(name), told)
+    return _diagnosed(study, Path(name), hints)
 
 
-def _diagnosed(study: Json, folder: Path, told: Told) -> DiagnosedRun:
-    command, trial = str(study["command"]), _telling_trial(study, folder)
-    name = told.preset or str(study["preset"])
-    args = {**study["args"], **told.all_args}
+def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
+    command, trial = str(study["command"]), _informative_trial(study, folder)
+    name = hints.preset or str(study["preset"])
+    args = {**study["args"], **hints.all_args}
     params = trial.get("parameters")
     if not isinstance(params, dict):
         params = {}
@@ -65,16 +65,16 @@ def _diagnosed(study: Json, folder: Path, told: Told) -> DiagnosedRun:
     )
     if measured.out_of_memory:
         measured = replace(measured, step_s=None, peak_bytes=None)
-    with in_words_of_the_doctor():
+    with as_doctor_options():
         if not params:
-            run = from_command(command, Told(preset=name, args=args))
+            run = from_command(command, RunHints(preset=name, args=args))
         else:
             run = _run_of_trial(name, args, command, params, folder)
         preset = made_preset(name, args)
         preset.bind(command)
     points = [each["parameters"] for each in study["trials"] if isinstance(each, dict) and _is_point(each)]
     origin = replace(
-        Told(args=args).origin(emitted(name, command), run.origin.unasked),
+        RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
         tried=tried_layouts(preset, command, points, but=run.layout),
     )
     who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
@@ -98,8 +98,8 @@ def _run_of_trial(name: str, args: Json, command: str, params: Json, folder: Pat
         KeyError,
         ArithmeticError,
     ) as error:  # a study of another release, or one that was edited
-        law = f"study {str(folder)!r} must have trials of the preset {name!r}, but their parameters are of another"
-        raise UsageError(f"{law} ({type(error).__name__}: {error}): give another study") from None
+        problem = f"study {str(folder)!r} must have trials of the preset {name!r}, but their parameters are of another"
+        raise UsageError(f"{problem} ({type(error).__name__}: {error}): give another study") from None
 
 
 def _study(folder: Path) -> Json:
@@ -115,7 +115,7 @@ def _study(folder: Path) -> Json:
     return dict(study)
 
 
-def _telling_trial(study: Json, folder: Path) -> Json:
+def _informative_trial(study: Json, folder: Path) -> Json:
     """Return the trial that says most: the fastest, else the first that ran out of memory."""
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
     base, best = study.get("baseline"), study.get("best")

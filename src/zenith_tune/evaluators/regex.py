@@ -80,5 +80,5 @@ def _check(pattern: str) -> None:
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"a pattern must be a valid regular expression, but {pattern!r} is not: {error}") from error
     if regex.groups != 1:
-        cure = "put ( ) around the number" if regex.groups == 0 else "write (?: ) for the others"
-        raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {regex.groups}: {cure}")
+        hint = "put ( ) around the number" if regex.groups == 0 else "write (?: ) for the others"
+        raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {regex.groups}: {hint}")

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.record.view import StudyView, TrialView
 from zenith_tune.study.parameters import Value
 
 MEASURED = ("value", "spread", "step_s", "peak_memory_bytes", "duration_s")
-TOLD = ("failure", "cause", "early", "why", "unit", "command")
+FIELDS = ("failure", "cause", "early", "why", "unit", "command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ExportedTrial:
 
 def exported_trials(view: StudyView) -> list[ExportedTrial]:
     """Return all trials that have ended; those that run are for the next time."""
-    preset = RemadePreset(view.header, view.folder)
+    preset = RestoredPreset(view.header, view.folder)
     return [_exported(view, each, preset.label(each)) for each in view.trials if not each.is_running]
 
 
@@ -53,13 +53,13 @@ def best_so_far(view: StudyView, trials: list[ExportedTrial]) -> list[tuple[int,
 def _exported(view: StudyView, each: TrialView, label: str) -> ExportedTrial:
     trial = each.trial
     measured = {**{name: getattr(trial, name) for name in MEASURED}, "gain": view.study.gain_of(trial)}
-    told = {"outcome": str(trial.outcome), "label": label, **{name: getattr(trial, name) for name in TOLD}}
+    fields = {"outcome": str(trial.outcome), "label": label, **{name: getattr(trial, name) for name in FIELDS}}
     return ExportedTrial(
         number=each.number,
         label=label,
         params=dict(trial.params),
         metrics={name: float(value) for name, value in measured.items() if value is not None and math.isfinite(value)},
-        tags={name: str(text) for name, text in told.items() if text},
+        tags={name: str(text) for name, text in fields.items() if text},
         is_baseline=trial.is_baseline,
         went_well=trial.ok,
         started_s=each.started_s,

@@ -27,7 +27,7 @@ BATCH = 100
 """The most parameters that MLflow takes at once."""
 MAX_CHARS, MAX_KEY_CHARS = 5000, 250
 _PAGE = 1000
-_CURE = "give another --mlflow, such as sqlite:///mlflow.db or http://host:5000"
+_HINT = "give another --mlflow, such as sqlite:///mlflow.db or http://host:5000"
 _DEFAULTS = {
     # Nobody but the store that is named hears of a study.
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -63,15 +63,15 @@ def _mlflow(uri: str) -> Iterator[MlflowClient]:
             from mlflow.tracking import MlflowClient
             from sqlalchemy.exc import SQLAlchemyError
         except ImportError as error:
-            law = f"--mlflow needs MLflow, which is not installed ({error})"
-            raise UsageError(f"{law}: pip install 'zenith-tune[mlflow]'") from error
+            problem = f"--mlflow needs MLflow, which is not installed ({error})"
+            raise UsageError(f"{problem}: pip install 'zenith-tune[mlflow]'") from error
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         try:
             yield MlflowClient(tracking_uri=uri)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             why = " ".join(str(error).split())[:200]
-            raise UsageError(f"MLflow does not take the study ({why}): {_CURE}") from error
+            raise UsageError(f"MLflow does not take the study ({why}): {_HINT}") from error
 
 
 def _refuse_uri(uri: str) -> None:
@@ -81,7 +81,7 @@ def _refuse_uri(uri: str) -> None:
     except ValueError:
         is_one = False
     if not is_one:
-        raise UsageError(f"--mlflow must be the address of a store, but got {uri!r}: {_CURE}")
+        raise UsageError(f"--mlflow must be the address of a store, but got {uri!r}: {_HINT}")
 
 
 def _experiment(client: MlflowClient, view: StudyView) -> str:
@@ -90,8 +90,8 @@ def _experiment(client: MlflowClient, view: StudyView) -> str:
         return str(known.experiment_id)
     header = view.header
     tags = {"preset": header.preset, "evaluator": header.evaluator, "command": header.command}
-    told = {**tags, "direction": str(view.direction)}
-    return str(client.create_experiment(view.name, tags={f"{MARK}{name}": _cut(text) for name, text in told.items()}))
+    fields = {**tags, "direction": str(view.direction)}
+    return str(client.create_experiment(view.name, tags={f"{MARK}{name}": _cut(text) for name, text in fields.items()}))
 
 
 def _runs(client: MlflowClient, experiment: str) -> Iterator[Run]:

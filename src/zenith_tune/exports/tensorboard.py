@@ -24,8 +24,8 @@ def export_to_tensorboard(view: StudyView, folder: Path) -> tuple[Path, int]:
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
-        law = f"--tensorboard needs tensorboardX, which is not installed ({error})"
-        raise UsageError(f"{law}: pip install 'zenith-tune[tensorboard]'") from error
+        problem = f"--tensorboard needs tensorboardX, which is not installed ({error})"
+        raise UsageError(f"{problem}: pip install 'zenith-tune[tensorboard]'") from error
     trials = exported_trials(view)
     target = folder / view.name
     if target.exists() and not (target / MARK).is_file():
@@ -52,10 +52,10 @@ def _write(writer: SummaryWriter, view: StudyView, trials: list[ExportedTrial]) 
     for trial in trials:
         for name, value in _shown(trial).items():
             writer.add_scalar(f"study/{name}", value, trial.number, walltime=trial.ended_s)
-        told = {"trial": trial.label, "outcome": trial.tags["outcome"], "unit": view.unit}
+        fields = {"trial": trial.label, "outcome": trial.tags["outcome"], "unit": view.unit}
         params = {name: _plain(value) for name, value in trial.params.items()}
         metrics = {f"trial/{name}": value for name, value in _shown(trial).items()}
-        writer.add_hparams({**params, **told}, metrics, name=_run_name(trial), global_step=trial.number)
+        writer.add_hparams({**params, **fields}, metrics, name=_run_name(trial), global_step=trial.number)
 
 
 def _shown(trial: ExportedTrial) -> dict[str, float]:

@@ -20,7 +20,7 @@ class Cut:
     """Hold what one rule has cut off the search."""
 
     rule: str
-    law: str
+    problem: str
     count: int
     what: str
     """What was counted: values of a size, grids of tp x pp x vp x cp x dp, or micro-batches."""
@@ -43,7 +43,7 @@ class CutLog:
     def cuts(self) -> list[Cut]:
         """Return one entry per rule, the one that cut most first."""
         cuts = [
-            Cut(rule=rule, what=what, law=RULES[rule].law, count=self._counts[rule, what], example=reasons[0])
+            Cut(rule=rule, what=what, problem=RULES[rule].problem, count=self._counts[rule, what], example=reasons[0])
             for (rule, what), reasons in self._found.items()
         ]
         return sorted(cuts, key=lambda cut: -cut.count)

@@ -66,8 +66,8 @@ def check_recompute_layers(recompute_num_layers: int, *, num_layers: int, pp: in
     stage = num_layers // pp
     if stage % recompute_num_layers == 0:
         return None
-    law = "recompute_num_layers must divide num_layers/pp"
-    return f"{law}, but {num_layers}/{pp} = {stage} and {stage} % {recompute_num_layers} != 0"
+    problem = "recompute_num_layers must divide num_layers/pp"
+    return f"{problem}, but {num_layers}/{pp} = {stage} and {stage} % {recompute_num_layers} != 0"
 
 
 def check_experts(num_experts: int | None, *, ep: int) -> str | None:
@@ -95,9 +95,9 @@ def check_selective_once(method: str, num_layers: int, *, first_method: str, fir
     """Check that selective recomputation, which knows neither method nor layers, stands in the space only once."""
     if (method, num_layers) == (first_method, first_num_layers):
         return None
-    law = "selective recomputation takes neither recompute_method nor recompute_num_layers"
+    problem = "selective recomputation takes neither recompute_method nor recompute_num_layers"
     same = f"{first_method} and {first_num_layers}"
-    return f"{law}: {method} and {num_layers} are the same run under another name as {same}"
+    return f"{problem}: {method} and {num_layers} are the same run under another name as {same}"
 
 
 def check_multiple(name: str, value: int, factors: str, *sizes: int) -> str | None:

@@ -24,7 +24,7 @@ class LayoutRule:
     """Hold one rule: its name, its law in words, and what tells why a layout breaks it."""
 
     name: str
-    law: str
+    problem: str
     explain: Explain
 
 
@@ -143,7 +143,7 @@ _RULES: tuple[tuple[str, str, Explain], ...] = (
     ("zero_stage", "the framework must have the stage of sharding", _zero_stage),
     ("framework", "the framework must be able to cut and recompute this way", _framework),
 )
-RULES = {name: LayoutRule(name=name, law=law, explain=explain) for name, law, explain in _RULES}
+RULES = {name: LayoutRule(name=name, problem=problem, explain=explain) for name, problem, explain in _RULES}
 
 
 def broken_rules(model: ModelSpec, job: JobSpec, layout: Layout) -> list[tuple[LayoutRule, str]]:

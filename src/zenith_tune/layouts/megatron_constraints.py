@@ -18,9 +18,9 @@ def check_pipeline_split(num_layers: int, *, pp: int, vp: int, layout_strings: b
         return None
     if layout_strings and pp > 1:
         return f"num_layers must be at least pp*vp, but {num_layers} < {pp}*{vp} = {pp * vp}"
-    law = "num_layers, or num_layers+2 with embedding and loss counted, must be divisible by pp*vp"
+    problem = "num_layers, or num_layers+2 with embedding and loss counted, must be divisible by pp*vp"
     both = f"neither {num_layers} nor {num_layers + ACCOUNTED}"
-    return f"{law}, but {both} gives whole chunks for {pp}*{vp} = {pp * vp}"
+    return f"{problem}, but {both} gives whole chunks for {pp}*{vp} = {pp * vp}"
 
 
 def check_interleaving(vp: int, *, pp: int) -> str | None:

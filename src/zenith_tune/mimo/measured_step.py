@@ -47,7 +47,7 @@ class MeasuredStep:
     """Hold what a run has measured of its steps so far.
 
     >>> told = MeasuredStep(passes=(), sync_s=0.002, end_s=0.01).line()
-    >>> MeasuredStep.read(f"iteration 1\\n{told}\\n").end_s
+    >>> MeasuredStep.read(f"iteration 1\\n{reported}\\n").end_s
     0.01
     """
 

@@ -116,9 +116,9 @@ class DeadEnd:
     def error(self) -> UsageError:
         """Return which rule leaves nothing, and what is nearest."""
         nearest = [text for text in (self._nearest_batch(), self._nearest_gpus()) if text]
-        cure = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
+        hint = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
         what = f"no layout is left for {self.num_gpus} GPUs and batch {self.global_batch}"
-        return UsageError(f"{what}: {self._reason()}: {cure}")
+        return UsageError(f"{what}: {self._reason()}: {hint}")
 
     def _pinned_reason(self) -> str | None:
         at = PinnedValues(

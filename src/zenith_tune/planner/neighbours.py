@@ -105,8 +105,8 @@ def memory_misses(
     for miss in (miss.with_room() for miss in misses):
         gain = math.inf if best is None else best.step_s / miss.step_s - 1
         if gain > LEAST_GAIN:
-            cure = _memory_cure(miss, evaluate_neighbours(miss.layout), risk)
-            found.append(_miss(miss, Obstacle.MEMORY, gain, memory_reason(miss), cure))
+            hint = _memory_hint(miss, evaluate_neighbours(miss.layout), risk)
+            found.append(_miss(miss, Obstacle.MEMORY, gain, memory_reason(miss), hint))
     return found
 
 
@@ -130,7 +130,7 @@ def memory_reason(miss: PlannedLayout) -> str:
     return f"{what} ({sizes}); would take {format_seconds(miss.roomy_s)} with room"
 
 
-def _memory_cure(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -> str:
+def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -> str:
     fitting = [step for step in steps if step.oom_probability < risk]
     if not fitting:
         return f"{_more(miss)}; no single change makes it fit"
@@ -146,5 +146,5 @@ def _more(miss: PlannedLayout) -> str:
     return f"--risk {min(math.floor(miss.oom_probability * 100) + 1, 100) / 100:g} takes it"
 
 
-def _miss(planned: PlannedLayout, obstacle: Obstacle, gain: float, reason: str, cure: str) -> NearMiss:
-    return NearMiss(planned=planned, obstacle=obstacle, gain=gain, reason=reason, cure=cure)
+def _miss(planned: PlannedLayout, obstacle: Obstacle, gain: float, reason: str, hint: str) -> NearMiss:
+    return NearMiss(planned=planned, obstacle=obstacle, gain=gain, reason=reason, hint=hint)

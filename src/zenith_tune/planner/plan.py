@@ -120,7 +120,7 @@ class NearMiss:
     gain: float
     """How much more speed than the best layout's, as a fraction; infinite where nothing fits."""
     reason: str
-    cure: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

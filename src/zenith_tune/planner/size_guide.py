@@ -144,8 +144,8 @@ def parse_size(text: str) -> float:
     match = _SIZE.fullmatch(text.strip())
     billions = float(match[1]) * (1000.0 if match[2].lower() == "t" else 1.0) if match else 0.0
     if not LEAST <= billions <= MOST:
-        law = f"a size must be {LEAST:g}B to {MOST:g}B, in billions of parameters"
-        raise UsageError(f"{law}, but got {text[:40]!r}: write e.g. 70B")
+        problem = f"a size must be {LEAST:g}B to {MOST:g}B, in billions of parameters"
+        raise UsageError(f"{problem}, but got {text[:40]!r}: write e.g. 70B")
     return billions
 
 

@@ -33,7 +33,7 @@ def recognised_preset(command: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnaskedSize:
+class ImplicitDefault:
     """Hold such a size, and the line that says what was meant."""
 
     name: str
@@ -53,7 +53,7 @@ class UnaskedSize:
         return f"your file leaves {self.key} out, which {self.taken_by} takes for {self.size}"
 
     @property
-    def cure(self) -> str:
+    def hint(self) -> str:
         """The line to write."""
         return f"set {self.key}: {self.meant}"
 
@@ -92,8 +92,8 @@ class TuningPreset(ABC):
 
     def evaluator(self) -> TuningEvaluator:
         """Return the evaluator used where the user names none."""
-        law = f"{type(self).__name__} reads no value by itself"
-        raise UsageError(f"{law}: give --objective REGEX or --evaluator NAME, or define its evaluator()")
+        problem = f"{type(self).__name__} reads no value by itself"
+        raise UsageError(f"{problem}: give --objective REGEX or --evaluator NAME, or define its evaluator()")
 
     def placeholder_names(self) -> set[str]:
         """Return the names that a command may hold in braces, such as {tp}."""
@@ -130,7 +130,7 @@ class TuningPreset(ABC):
         """Return the point that `command` itself stands for, where it is one of the search space."""
         return None
 
-    def unasked_sizes(self, command: str) -> list[UnaskedSize]:
+    def implicit_defaults(self, command: str) -> list[ImplicitDefault]:
         """Return the parallel sizes that the framework takes because `command` leaves them out, and nobody means."""
         return []
 

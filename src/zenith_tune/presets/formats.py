@@ -28,9 +28,9 @@ def refuse_framework(name: str, framework: str) -> None:
     if framework in known:
         return
     others = [other for other, takes in FRAMEWORKS.items() if framework in takes]
-    cure = f", or take --emit {' or '.join(others)}" if others else ""
-    law = f"--emit {name} writes plans for {' or '.join(known)}"
-    raise UsageError(f"{law}, but the framework is {framework}: leave --framework out{cure}")
+    hint = f", or take --emit {' or '.join(others)}" if others else ""
+    problem = f"--emit {name} writes plans for {' or '.join(known)}"
+    raise UsageError(f"{problem}, but the framework is {framework}: leave --framework out{hint}")
 
 
 DATA_PARALLEL_ONLY = ("deepspeed", "fsdp", "hf-accelerate")

@@ -109,8 +109,8 @@ def machine_gpus() -> int:
     try:
         return load_cluster(LOCAL).num_gpus
     except UsageError:
-        law = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
-        raise UsageError(f"{law}: give --args n_gpus=8, or --num_gpus 8 in the command") from None
+        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        raise UsageError(f"{problem}: give --args n_gpus=8, or --num_gpus 8 in the command") from None
 
 
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")

@@ -33,14 +33,14 @@ def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
     except UsageError as error:
         if named is not None:
             raise
-        law = str(error).rpartition(": ")[0]
-        raise UsageError(f"{law}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
+        problem = str(error).rpartition(": ")[0]
+        raise UsageError(f"{problem}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
     if cluster.num_gpus >= num_gpus:
         name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
         return replace(cluster, num_gpus=num_gpus, name=name)
     if named is not None and not names_one_node(named):
-        law = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
-        raise UsageError(f"{law}: give cluster={cluster.gpu.name}x{num_gpus}")
+        problem = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
+        raise UsageError(f"{problem}: give cluster={cluster.gpu.name}x{num_gpus}")
     from zenith_tune.planner.what_if import resized
 
     return resized(cluster, num_gpus)

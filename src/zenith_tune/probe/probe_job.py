@@ -23,7 +23,14 @@ from zenith_tune.layouts.layout import Layout, parse_values
 from zenith_tune.presets.launched_gpus import VARIABLE as WORLD_SIZE
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import written_command
-from zenith_tune.presets.megatron_lm.job import PRESET, Given, MegatronJob, read_job, recompute_name, subject_of
+from zenith_tune.presets.megatron_lm.job import (
+    PRESET,
+    MegatronJob,
+    MegatronLmOverrides,
+    read_job,
+    recompute_name,
+    subject_of,
+)
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.probe.fake_rank import in_folder, interpreter
 from zenith_tune.shell import CommandLine
@@ -78,11 +85,11 @@ class ProbeJob:
     search: str = DEFAULT
 
     @classmethod
-    def of(cls, command: str, given: Given, *, search: str = DEFAULT) -> Self:
+    def of(cls, command: str, given: MegatronLmOverrides, *, search: str = DEFAULT) -> Self:
         """Read a command; `given.n_gpus` may differ from what it starts, as no other rank is needed."""
         run = find_pretrain_run(command)
         num_gpus = given.n_gpus or (pretrain_gpus(run) if run is not None else None)
-        with in_words_of_a_probe():
+        with as_probe_options():
             if run is None or num_gpus is None:
                 read_job(command, given)  # says what is missing
                 raise AssertionError("a command without GPUs is refused")
@@ -91,13 +98,13 @@ class ProbeJob:
         if (lack := job.rules.lack("a probe", FAKE_GROUPS)) is not None:
             raise UsageError(f"{lack}: probe with a newer tree")
         if job.args.text(DISPATCHER) == "flex":
-            law = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
-            raise UsageError(f"{law}: give {DISPATCHER} alltoall for the probe")
+            problem = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
+            raise UsageError(f"{problem}: give {DISPATCHER} alltoall for the probe")
         return cls(command=plain, job=job, search=search)
 
     def subject(self, cluster: str | None) -> PlanSubject:
         """Return what the planner needs to know."""
-        with in_words_of_a_probe():
+        with as_probe_options():
             return subject_of(self.job, cluster)
 
     def named(self, text: str) -> Layout:
@@ -113,8 +120,8 @@ class ProbeJob:
             fields[name] = bool(fields.get(name, getattr(start, name)))
         layout = replace(start, **fields)
         if ranks is not None and layout.dp != ranks:
-            law = f"DP follows from the {layout.num_gpus} GPUs and is {layout.dp}, but got DP{ranks}"
-            raise UsageError(f"{law}: leave DP out of --layout, or give other --gpus")
+            problem = f"DP follows from the {layout.num_gpus} GPUs and is {layout.dp}, but got DP{ranks}"
+            raise UsageError(f"{problem}: leave DP out of --layout, or give other --gpus")
         return layout
 
     def layouts(self) -> Iterator[Layout]:
@@ -131,7 +138,7 @@ class ProbeJob:
 
 
 @contextlib.contextmanager
-def in_words_of_a_probe() -> Iterator[None]:
+def as_probe_options() -> Iterator[None]:
     """Let what the preset refuses be told with the options that a probe has."""
     try:
         yield
@@ -157,8 +164,8 @@ def _plain_command(run: PretrainRun) -> str:
     for word in (run.program, *run.arguments):
         known = plain_word(word, script=script, folder=folder)
         if known is None:
-            law = f"a probe runs the training without its script, and cannot know what {shown(word)} is"
-            raise UsageError(f"{law}: write it out in {run.script or 'the command'}, or probe the plain command")
+            problem = f"a probe runs the training without its script, and cannot know what {shown(word)} is"
+            raise UsageError(f"{problem}: write it out in {run.script or 'the command'}, or probe the plain command")
         words.append(known)
     return in_folder(run.folder, CommandLine.from_argv(words).text)
 

@@ -21,7 +21,7 @@ class StudyControl:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self._wishes: dict[str, Any] = {}
+        self._requests: dict[str, Any] = {}
 
     def is_paused(self) -> bool:
         """Tell whether no further trial should start."""
@@ -45,7 +45,7 @@ class StudyControl:
     def forget(self) -> None:
         """Forget all wishes: a study that is begun anew, or gone on with, was asked for after them."""
         self._path.unlink(missing_ok=True)
-        self._seen, self._wishes = None, {}
+        self._seen, self._requests = None, {}
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -57,10 +57,10 @@ class StudyControl:
             # What cannot be read is no wish: the file may hold anything.
             with contextlib.suppress(OSError, ValueError):
                 stored = json.loads(self._path.read_text(encoding="utf-8"))
-                self._wishes = stored if isinstance(stored, dict) else {}
+                self._requests = stored if isinstance(stored, dict) else {}
             self._seen = seen
-        return self._wishes
+        return self._requests
 
-    def _write(self, wishes: dict[str, Any]) -> None:
-        write_json(self._path, wishes)
+    def _write(self, requests: dict[str, Any]) -> None:
+        write_json(self._path, requests)
         self._seen = None

@@ -39,9 +39,9 @@ def batch_note(study: Study) -> str:
 
 def trained_batch(trial: Trial) -> int | None:
     """Return the samples of a trial's step: as its log told them, else as its command says."""
-    told = trial.extra.get(BATCH)
-    if isinstance(told, int) and not isinstance(told, bool) and told > 0:
-        return told
+    batch = trial.extra.get(BATCH)
+    if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0:
+        return batch
     try:
         said = CommandLine(trial.command).get(OPTION) or ""
     except CommandError:

@@ -71,8 +71,8 @@ def _sqlite(path: Path) -> Iterator[Query]:
         with closing(_connected(path)) as connection:
             yield lambda sql, values: connection.execute(sql, dict(values)).fetchall()
     except sqlite3.Error as error:
-        law = f"the database {path} cannot be read ({error})"
-        raise StudyError(f"{law}: give the database of a study, or the folder of one") from error
+        problem = f"the database {path} cannot be read ({error})"
+        raise StudyError(f"{problem}: give the database of a study, or the folder of one") from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -245,8 +245,8 @@ class StudyReader:
             raise self._changed("the header", error) from error
 
     def _changed(self, what: str, error: Exception) -> StudyError:
-        law = f"{what} of study {self.name!r} cannot be read ({type(error).__name__}: {error})"
-        return StudyError(f"{law}: its database was changed by something else; give another study")
+        problem = f"{what} of study {self.name!r} cannot be read ({type(error).__name__}: {error})"
+        return StudyError(f"{problem}: its database was changed by something else; give another study")
 
     def _study(self, query: Query) -> tuple[int, Direction]:
         rows = query(_STUDY, {"name": self.name})

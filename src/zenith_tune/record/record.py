@@ -14,7 +14,7 @@ from zenith_tune.errors import StudyError
 from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.search import NUMBERS, SEARCH_KEY, TEXTS, StudySearch, finite, measured
 from zenith_tune.record.server.claims import TWIN_OF, Claims, create_once, run_key
-from zenith_tune.record.server.patience import Patience
+from zenith_tune.record.server.patience import RetryPolicy
 from zenith_tune.record.server.url import is_server, one_at_a_time
 from zenith_tune.record.storage import clear_errors, open_storage
 from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
@@ -70,7 +70,7 @@ class StudyRecord:
         self.study_name = study_name
         self.claims: Claims | None = None
         """What the study's other tuners must know of this one; None where a file lock keeps them off."""
-        self._patience = Patience(url, tell) if is_server(url) else None
+        self._patience = RetryPolicy(url, tell) if is_server(url) else None
         self._folder = folder
         self._storage = open_storage(url)
         self._lock = threading.Lock()
@@ -271,8 +271,8 @@ class StudyRecord:
             raise self._changed(f"trial {frozen.number}", error) from error
 
     def _changed(self, what: str, error: Exception) -> StudyError:
-        law = f"{what} of study {self.study_name!r} cannot be read ({type(error).__name__}: {error})"
-        return StudyError(f"{law}: its database was changed by something else; choose another --study-name")
+        problem = f"{what} of study {self.study_name!r} cannot be read ({type(error).__name__}: {error})"
+        return StudyError(f"{problem}: its database was changed by something else; choose another --study-name")
 
     def _read_trial(self, frozen: FrozenTrial) -> Trial:
         result: dict[str, Any] = dict(frozen.user_attrs.get(_RESULT, {}))

@@ -27,7 +27,7 @@ WORLD_RULES = ("world", "expert_world", "batch")
 """Rules without which nothing can be reckoned."""
 
 
-class RemadePreset:
+class RestoredPreset:
     """Tell what a study's preset knows of its trials; asked again of the same trial it answers from memory."""
 
     def __init__(self, header: StudyHeader, folder: Path | None = None) -> None:

@@ -39,7 +39,7 @@ class StudySearch:
     @property
     def predictions(self) -> dict[int, Prediction]:
         """What the strategy expected of its trials, by their numbers."""
-        return {number: told for table in self.tables for number, told in table.predictions.items()}
+        return {number: stored for table in self.tables for number, stored in table.predictions.items()}
 
     def ended(self, at_s: float, why: str, found: Findings | None) -> StudySearch:
         """Return the search at its end; a strategy that was cut off before it found anything leaves what was known."""
@@ -74,13 +74,13 @@ def _table(content: Json) -> Findings:
     columns, rows = tuple(map(_text, content["columns"])), tuple(tuple(map(_text, row)) for row in content["rows"])
     if any(len(row) != len(columns) for row in rows):
         raise ValueError("a row has another length than the head")
-    told = content.get("predictions", {}).items()
+    stored = content.get("predictions", {}).items()
     return Findings(
         title=_text(content["title"]),
         columns=columns,
         rows=rows,
         lines=tuple(map(_text, content.get("lines", ()))),
-        predictions={int(number): _prediction(each) for number, each in told},
+        predictions={int(number): _prediction(each) for number, each in stored},
     )
 
 

@@ -38,8 +38,8 @@ def find_study(text: str, *, db: str | None = None, output_dir: Path | None = No
     if (root / text / FILE_NAME).is_file():
         return ExportedStudy(root / text)
     if not database.is_file():
-        law = f"there is neither a study, a folder nor a file {text!r}, and no {database}"
-        raise StudyError(f"{law}: give --output-dir or --db of the study, or its folder")
+        problem = f"there is neither a study, a folder nor a file {text!r}, and no {database}"
+        raise StudyError(f"{problem}: give --output-dir or --db of the study, or its folder")
     raise UnknownNameError("study", text, known)
 
 

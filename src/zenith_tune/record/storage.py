@@ -82,8 +82,8 @@ def _open_server(url: str) -> RDBStorage:
     try:
         sqlalchemy.engine.make_url(address)
     except (ValueError, sqlalchemy.exc.ArgumentError):
-        law = f"a server's --db must be postgresql://USER@HOST:PORT/DATABASE, but got {shown(url)}"
-        raise UsageError(f"{law}: correct it") from None
+        problem = f"a server's --db must be postgresql://USER@HOST:PORT/DATABASE, but got {shown(url)}"
+        raise UsageError(f"{problem}: correct it") from None
     # Two connections are held, for many tuners share what the server has to give.
     options = {"pool_pre_ping": True, "pool_size": 2, "max_overflow": 8, "connect_args": connect_args(url)}
     gate = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool, connect_args=connect_args(url))
@@ -180,8 +180,8 @@ def _explain(error: Exception, url: str) -> Exception:
         return disk_full(where)
     if is_server(url):
         said = mask(in_one_line(error), [*find_secrets(url), *passwords(url)])
-        law = f"the database {where} cannot be used ({said})"
-        return StudyError(f"{law}: check the host, the user, the password and the database in --db")
+        problem = f"the database {where} cannot be used ({said})"
+        return StudyError(f"{problem}: check the host, the user, the password and the database in --db")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if "readonly" in text or "unable to open" in text:
         return StudyError(f"the database {where} cannot be written ({first}): choose another --db or --output-dir")

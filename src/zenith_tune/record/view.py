@@ -19,7 +19,9 @@ from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import WHOLE_LINE_LENGTH, TrialLog
 
 # Each name of a secret has one of these in it; the rates that trainers print at every step are no names.
-_TELLING = re.compile(r"secret|pass|pw|credential|token(?!s?(?:/|_per_| per ))|key|auth|login|cookie", re.IGNORECASE)
+_INFORMATIVE = re.compile(
+    r"secret|pass|pw|credential|token(?!s?(?:/|_per_| per ))|key|auth|login|cookie", re.IGNORECASE
+)
 
 
 def mask_lines(lines: Sequence[str]) -> list[str]:
@@ -29,7 +31,7 @@ def mask_lines(lines: Sequence[str]) -> list[str]:
     ['step 1 | tokens/s: 900', 'HF_TOKEN=***', 'step 2, once more ***']
     """
     text = "\n".join(lines)
-    telling = [index for index, line in enumerate(lines) if _TELLING.search(line)]
+    telling = [index for index, line in enumerate(lines) if _INFORMATIVE.search(line)]
     # A name at the end of a line has its value on the next.
     near = sorted({index + more for index in telling for more in (-1, 0, 1) if 0 <= index + more < len(lines)})
     found = find_secrets("\n".join(lines[index] for index in near)) if near else []

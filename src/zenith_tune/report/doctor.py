@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from zenith_tune.doctor.diagnosis import Diagnosis, diagnosis_lines, memory_words
-from zenith_tune.doctor.diagnosis_input import Advice, Case, Remedy
+from zenith_tune.doctor.diagnosis import Diagnosis, diagnosis_lines, memory_message
+from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.report.plan.json import planned_object
 from zenith_tune.units import format_bytes, format_gain, format_seconds
 
@@ -60,15 +60,15 @@ def diagnosis_object(diagnosis: Diagnosis) -> Json:
     }
 
 
-def _title(case: Case) -> str:
+def _title(case: DiagnosisInput) -> str:
     job = f"batch {case.layout.global_batch}, sequence {case.planner.job.seq_len}, {case.planner.job.framework.name}"
     return f"{case.planner.model.name} on {case.cluster.name}, {case.planned.name}, {job}"
 
 
-def _figures(case: Case) -> str:
+def _figures(case: DiagnosisInput) -> str:
     planned, measured = case.planned, case.measured
     at = planned if case.runs else planned.with_room()
-    words = [f"planned {format_seconds(at.step_s)} a step ({at.bound}), {memory_words(planned)}"]
+    words = [f"planned {format_seconds(at.step_s)} a step ({at.bound}), {memory_message(planned)}"]
     if measured.step_s is not None:
         off = format_gain(measured.step_s / case.step_s(planned) - 1)
         words.append(f"measured {format_seconds(measured.step_s)} ({off} against the plan)")

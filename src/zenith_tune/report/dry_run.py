@@ -14,7 +14,7 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.tuner import PresetTuner
 from zenith_tune.tuning.events import StudyListener
-from zenith_tune.tuning.scheduler import Evaluation, Limits
+from zenith_tune.tuning.scheduler import Limits, TrialScheduler
 from zenith_tune.units import count
 
 ASSUMPTION = "every trial is assumed to go well with the same value; real results may lead elsewhere"
@@ -53,7 +53,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
     listener.dry_run_started(plan, mask(tuner.command, tuner.secrets) if tuner.runs_baseline else None)
     for note in [*tuner.notes(), ASSUMPTION]:
         listener.noted(note)
-    evaluation = Evaluation(tuner.preset, tuner.identify, pretend, study, listener, limits, recorded={})
+    evaluation = TrialScheduler(tuner.preset, tuner.identify, pretend, study, listener, limits, recorded={})
     why = f"strategy {tuner.strategy_name} came to its end"
     try:
         tuner.strategy.optimize(evaluation, tuner.preset.get_search_space(), tuner.evaluator.direction)
@@ -114,12 +114,12 @@ class DryRunJson(DryRunListener):
     def point_would_run(
         self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
     ) -> None:
-        told = {"number": number, "label": label, "command": command, "parameters": dict(params)}
+        fields = {"number": number, "label": label, "command": command, "parameters": dict(params)}
         if predicted is not None:
             parts = {f"{name.replace(' ', '_')}_s": seconds for name, seconds in predicted.parts_s.items()}
             known = {"step_s": predicted.step_s, **parts, "memory_bytes": predicted.memory_bytes, "by": predicted.by}
-            told["predicted"] = known
-        self._write(event="would_run", **told)
+            fields["predicted"] = known
+        self._write(event="would_run", **fields)
 
     def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
         self._write(event="point_pruned", label=label, parameters=dict(params), reason=reason)

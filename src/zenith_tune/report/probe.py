@@ -35,8 +35,8 @@ class ProbeReport:
         self.say(f"  measured: {_measured(probed)}")
         measured_on = probed.stages[0].probe.gpu
         if match_gpu(measured_on) not in (None, self._gpu):
-            law = f"the cluster has {self._gpu}, but the ranks ran on {measured_on}"
-            self.say(f"  note: {law}: their memory holds there, their time does not")
+            problem = f"the cluster has {self._gpu}, but the ranks ran on {measured_on}"
+            self.say(f"  note: {problem}: their memory holds there, their time does not")
         self.say(f"  modelled: {_modelled(combined)}")
         planned = probed.planned
         speed = f"{combined.tokens_per_s / planned.layout.num_gpus:,.0f} tokens/s/GPU"

@@ -48,7 +48,7 @@ def compared(first: Json, second: Json) -> Json:
     }
 
 
-def gain_words(study: Json) -> str:
+def describe_gain(study: Json) -> str:
     """Return a study's gain over its own command, which is none where that command is the fastest."""
     if study["gain"] is None:
         return "unknown"
@@ -92,10 +92,10 @@ def _caution(differences: list[list[str]]) -> str:
     How the value is read names the batch and the sequence too: it is told where nothing else tells them apart.
     """
     found = [row for row in differences if row[0] in JOB] or [row for row in differences if row[0] == "evaluator"]
-    told = [
+    shown = [
         f"{name} ({one} and {other})" if len(one) + len(other) <= MAX_CAUTION else name for name, one, other in found
     ]
-    return f"They did not do the same job, as these differ: {', '.join(told)}." if told else ""
+    return f"They did not do the same job, as these differ: {', '.join(shown)}." if shown else ""
 
 
 def _fastest(study: Json) -> Json | None:
@@ -127,7 +127,7 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
             [
                 best["label"] if best else "none",
                 format_value(best["value"], study["unit"]) if best else "none",
-                gain_words(study),
+                describe_gain(study),
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
                 format_seconds(took) if took is not None else "unknown",
                 _state(study),

@@ -12,7 +12,7 @@ from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.record.export import batch_note
-from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RemadePreset
+from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
 from zenith_tune.report.search_digest import best_so_far, search_object
@@ -20,8 +20,8 @@ from zenith_tune.report.trial_digest import (
     best_layout_object,
     needed_memory,
     predicted_object,
+    reported_capacity,
     resolved_args,
-    told_capacity,
 )
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.parameters import Value
@@ -40,7 +40,7 @@ class StudyDigest:
 
     def __init__(self, source: StudySource) -> None:
         self.source = source
-        self._preset: RemadePreset | None = None
+        self._preset: RestoredPreset | None = None
         self._trials: dict[int, Json] = {}
         self._best: tuple[int | None, Json] = (None, {})
 
@@ -100,23 +100,23 @@ class StudyDigest:
             **self._of_best(view, planned),
         }
 
-    def preset(self, view: StudyView) -> RemadePreset:
+    def preset(self, view: StudyView) -> RestoredPreset:
         """Return the study's preset, made when it is first asked for."""
         if self._preset is None:
-            self._preset = RemadePreset(view.header, view.folder)
+            self._preset = RestoredPreset(view.header, view.folder)
         return self._preset
 
     def _trial(
         self, view: StudyView, each: TrialView, planned: PlannedLayout | None, expected: Prediction | None
     ) -> Json:
-        preset, told = self.preset(view), self._trials.get(each.number)
-        if told is None or each.is_running:
-            told = _told(each, preset.label(each))
+        preset, snapshot = self.preset(view), self._trials.get(each.number)
+        if snapshot is None or each.is_running:
+            snapshot = _snapshot(each, preset.label(each))
             if not each.is_running:
-                self._trials[each.number] = told
+                self._trials[each.number] = snapshot
         # A strategy tells what it expected at its end, long after a trial's.
         predicted = predicted_object(planned, expected, preset.predicted(each))
-        return {**told, "gain": None if each.is_running else view.study.gain_of(each.trial), "predicted": predicted}
+        return {**snapshot, "gain": None if each.is_running else view.study.gain_of(each.trial), "predicted": predicted}
 
     def _of_best(self, view: StudyView, planned: dict[int, PlannedLayout]) -> Json:
         fastest, preset = view.study.fastest, self.preset(view)
@@ -132,7 +132,7 @@ class StudyDigest:
         return self._best[1]
 
 
-def _own_params(preset: RemadePreset, view: StudyView) -> Mapping[str, Value] | None:
+def _own_params(preset: RestoredPreset, view: StudyView) -> Mapping[str, Value] | None:
     """Return the point of the user's own command, which no record keeps."""
     try:
         return preset.preset.own_point(view.header.command) if preset.preset is not None else None
@@ -182,7 +182,7 @@ def _causes(failed: list[Json]) -> list[Json]:
     return sorted(alike.values(), key=lambda cause: -len(cause["numbers"]))[:MAX_CAUSES]
 
 
-def _told(each: TrialView, label: str) -> Json:
+def _snapshot(each: TrialView, label: str) -> Json:
     trial = each.trial
     went_well = trial.ok and not each.is_running
     return {
@@ -228,7 +228,7 @@ def _written_command(each: TrialView) -> str:
     return folder.read(folder.command).partition("\n")[2].strip()
 
 
-def _best_layout(preset: RemadePreset, planned: PlannedLayout | None) -> Json | None:
+def _best_layout(preset: RestoredPreset, planned: PlannedLayout | None) -> Json | None:
     if preset.planner is None or planned is None:
         return None
     planner = preset.planner
@@ -238,7 +238,7 @@ def _best_layout(preset: RemadePreset, planned: PlannedLayout | None) -> Json | 
         return None
 
 
-def _diagnosis(preset: RemadePreset, view: StudyView) -> list[str]:
+def _diagnosis(preset: RestoredPreset, view: StudyView) -> list[str]:
     if preset.preset is None or preset.planner is None:
         return []
     try:
@@ -247,8 +247,8 @@ def _diagnosis(preset: RemadePreset, view: StudyView) -> list[str]:
         return []
 
 
-def _capacity(preset: RemadePreset, view: StudyView) -> float | None:
+def _capacity(preset: RestoredPreset, view: StudyView) -> float | None:
     """Return the memory of a GPU: the planned cluster's, or what a run that was out of memory said it has."""
     if preset.planner is not None:
         return float(preset.planner.cluster.gpu.memory_bytes)
-    return told_capacity(each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)
+    return reported_capacity(each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zenith_tune.report.study_comparison import gain_words
+from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.units import count, format_bytes, format_gain, format_seconds, format_spread, format_value
 
 MAX_ROWS = 20
@@ -99,7 +99,7 @@ def _headline(study: Json) -> str:
         return f"No trial went well yet ({counts})."
     value = f"{format_value(best['value'], study['unit'])}{format_spread(best['spread'])}"
     if study["fastest_is_baseline"]:
-        gain = "" if study["gain"] is None else f" Gain: {gain_words(study)} against your own command."
+        gain = "" if study["gain"] is None else f" Gain: {describe_gain(study)} against your own command."
         return f"Best: your own command, {escaped(value)} ({counts}).{gain}"
     gain = f", **{format_gain(study['gain'])}** over your own command" if study["gain"] is not None else ""
     gain += " (within the noise)" if study["is_within_noise"] else ""

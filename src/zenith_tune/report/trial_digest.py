@@ -16,13 +16,13 @@ from zenith_tune.evaluators.failures.failures import FailedAllocation, FailureKi
 from zenith_tune.planner.pipeline_timeline import PipelineTimeline, pipeline_timeline
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
-from zenith_tune.record.restored_preset import RemadePreset
+from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.study.trial import Prediction
 
 Json = dict[str, Any]
 
 
-def told_capacity(causes: Iterable[str | None]) -> float | None:
+def reported_capacity(causes: Iterable[str | None]) -> float | None:
     """Return the memory of a GPU, as runs that were out of it tell."""
     found = (FailedAllocation.of(cause).capacity_bytes for cause in causes)
     return max((capacity for capacity in found if capacity), default=None)
@@ -103,7 +103,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.6g}")
 
 
-def resolved_args(remade: RemadePreset) -> dict[str, str]:
+def resolved_args(remade: RestoredPreset) -> dict[str, str]:
     """Return every argument that has a value, spelled as a header spells it; only those given where no preset is."""
     given = remade.header.args
     if remade.preset is None:

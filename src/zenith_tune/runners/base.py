@@ -156,8 +156,8 @@ def check_seconds(runner: str, name: str, value_s: float, least_s: float = 0.0) 
     >>> check_seconds("ray", "grace_s", 5.0)
     """
     if not least_s <= value_s <= MAX_S:
-        law = f"{runner}: {name} must be from {least_s:g} to {MAX_S:g} seconds"
-        raise UsageError(f"{law}, but got {value_s:g}: give e.g. {name}=5, or leave it out")
+        problem = f"{runner}: {name} must be from {least_s:g} to {MAX_S:g} seconds"
+        raise UsageError(f"{problem}, but got {value_s:g}: give e.g. {name}=5, or leave it out")
 
 
 MAX_PARALLEL = 1000

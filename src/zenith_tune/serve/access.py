@@ -72,8 +72,10 @@ class Access:
 def checked_token(token: str | None, host: str) -> str | None:
     """Return the token that a server on `host` needs: the one that is given, else one made up where others reach it."""
     if token is not None and not TOKEN.fullmatch(token):
-        law = "the token must be 16 to 200 letters, digits, '.', '_', '~' and '-'"
-        raise UsageError(f"{law}, but got {len(token)} characters: give another --token, or none to have one made up")
+        problem = "the token must be 16 to 200 letters, digits, '.', '_', '~' and '-'"
+        raise UsageError(
+            f"{problem}, but got {len(token)} characters: give another --token, or none to have one made up"
+        )
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
 
 

@@ -13,11 +13,11 @@ from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.view import StudyView
 
 
-class NotNow(UsageError):  # noqa: N818 - it tells what a study is not in a state for
+class ControlUnavailable(UsageError):  # noqa: N818 - it tells what a study is not in a state for
     """Tell why a wish cannot be granted."""
 
 
-class StudyWishes:
+class ControlRequests:
     """Ask by the file in the study's folder; where that is on another machine, nothing can be asked."""
 
     def __init__(self) -> None:
@@ -46,18 +46,22 @@ class StudyWishes:
     def cancel(self, view: StudyView, number: int) -> None:
         """Ask for the end of a trial that runs."""
         if number not in [each.number for each in view.running]:
-            raise NotNow(f"trial {number} does not run: only a running trial can be cancelled")
+            raise ControlUnavailable(f"trial {number} does not run: only a running trial can be cancelled")
         with self._lock:
             self._written(view, lambda control: control.cancel(number))
 
     def _written(self, view: StudyView, ask: Callable[[StudyControl], None]) -> None:
         if not self.can_ask(view):
             where = view.folder or "no folder yet"
-            raise NotNow(f"the study's folder ({where}) cannot be written from here: ask where the study is tuned")
+            raise ControlUnavailable(
+                f"the study's folder ({where}) cannot be written from here: ask where the study is tuned"
+            )
         try:
             ask(self._of(view))
         except OSError as error:
-            raise NotNow(f"{view.folder} cannot be written ({error.strerror}): ask where the study is tuned") from error
+            raise ControlUnavailable(
+                f"{view.folder} cannot be written ({error.strerror}): ask where the study is tuned"
+            ) from error
 
     def _of(self, view: StudyView) -> StudyControl:
         assert view.folder is not None

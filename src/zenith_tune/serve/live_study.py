@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from zenith_tune.errors import UsageError
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, unfinished
-from zenith_tune.serve.control import NotNow, StudyWishes
+from zenith_tune.serve.control import ControlRequests, ControlUnavailable
 from zenith_tune.serve.running_progress import RunningProgress, SteadySource
 
 _TIMES = ("now_s",)
@@ -47,7 +47,7 @@ class StudyLook:
         """Return what is the same as long as nothing has changed."""
         return id(view), self._progress.stamps(view.running)
 
-    def told(self, view: StudyView) -> tuple[Json, dict[int, Json]]:
+    def snapshot(self, view: StudyView) -> tuple[Json, dict[int, Json]]:
         """Return what is shown of a study, apart from its trials, and those by their numbers."""
         data = self._digest.object()
         running = {each.number: each for each in view.running}
@@ -196,7 +196,7 @@ class LiveStudy:
         self.name = name
         self._find = find
         self._look: StudyLook | None = None
-        self._wishes = StudyWishes()
+        self._requests = ControlRequests()
         self._changes = ChangeLog()
         self._lock = threading.Lock()
         self._look_s = look_s
@@ -220,9 +220,9 @@ class LiveStudy:
 
     def data(self) -> tuple[str, Json]:
         """Return the whole study under its marker."""
-        told = self.since(None)
-        trials = sorted(told["trials"], key=lambda trial: int(trial["number"]))
-        return told["marker"], {**told["fields"], "now_s": told["now_s"], "trials": trials}
+        snapshot = self.since(None)
+        trials = sorted(snapshot["trials"], key=lambda trial: int(trial["number"]))
+        return snapshot["marker"], {**snapshot["fields"], "now_s": snapshot["now_s"], "trials": trials}
 
     def view(self) -> StudyView:
         """Return the study as it was last seen."""
@@ -233,21 +233,21 @@ class LiveStudy:
         """Ask the study to start no further trial, or to go on."""
         view = self.view()
         self._refuse_if_over("pause" if is_paused else "go on with")
-        self._wishes.pause(view, is_paused)
+        self._requests.pause(view, is_paused)
         self._look_again()
 
     def cancel(self, number: int) -> None:
         """Ask for the end of one trial."""
         view = self.view()
         self._refuse_if_over("cancel")
-        self._wishes.cancel(view, number)
+        self._requests.cancel(view, number)
         self._look_again()
 
     def _refuse_if_over(self, what: str) -> None:
         state = LiveState(self._live["state"])
         if state.is_over:
             why = {LiveState.STOPPED: "its tuner is gone", LiveState.UNREADABLE: "it cannot be read just now"}
-            raise NotNow(f"there is nothing to {what}: study {self.name!r} {why.get(state, 'has ended')}")
+            raise ControlUnavailable(f"there is nothing to {what}: study {self.name!r} {why.get(state, 'has ended')}")
 
     def _look_again(self) -> None:
         with self._lock:
@@ -276,16 +276,16 @@ class LiveStudy:
 
     def _take(self, look: StudyLook) -> None:
         view = look.view()
-        state = live_state(look.source, view, is_paused=self._wishes.is_paused(view))
+        state = live_state(look.source, view, is_paused=self._requests.is_paused(view))
         live = {
             "state": str(state),
             "problem": "",
-            "can_ask": not state.is_over and self._wishes.can_ask(view),
-            "cancelled": self._wishes.cancelled(view),
+            "can_ask": not state.is_over and self._requests.can_ask(view),
+            "cancelled": self._requests.cancelled(view),
         }
         seen = (look.stamp(view), live)
         if seen != self._seen:
-            fields, trials = look.told(view)
+            fields, trials = look.snapshot(view)
             self._changes.take({**fields, "live": live}, trials)
         self._seen, self._view, self._live = seen, view, live
 

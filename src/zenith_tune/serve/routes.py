@@ -20,9 +20,9 @@ from zenith_tune.record.view import TrialView, mask_lines
 from zenith_tune.report.html.page import render_page
 from zenith_tune.serve.access import Access
 from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
-from zenith_tune.serve.control import NotNow
+from zenith_tune.serve.control import ControlUnavailable
 from zenith_tune.serve.live_study import LiveStudy
-from zenith_tune.serve.study_index import StudyShelf
+from zenith_tune.serve.study_index import StudyIndex
 from zenith_tune.study.files import TrialFolder, open_regular
 
 Json = dict[str, Any]
@@ -138,8 +138,8 @@ class Watching:
 class Routes:
     """Answer requests about the studies of a shelf."""
 
-    def __init__(self, shelf: StudyShelf, access: Access) -> None:
-        self._shelf, self._access = shelf, access
+    def __init__(self, studies: StudyIndex, access: Access) -> None:
+        self._studies, self._access = studies, access
         self._lock = threading.Lock()
         self._data: dict[str, tuple[str, bytes]] = {}
 
@@ -152,11 +152,11 @@ class Routes:
         if (token := request.argument("token")) is not None and self._access.token is not None:
             return self._enter(request, token)
         if not self._access.lets_in(request.headers):
-            law = "a token is needed: open the address that zenithtune serve printed, or send Authorization: Bearer"
-            return Answer.line(401, law, **{"WWW-Authenticate": "Bearer"})
+            problem = "a token is needed: open the address that zenithtune serve printed, or send Authorization: Bearer"
+            return Answer.line(401, problem, **{"WWW-Authenticate": "Bearer"})
         try:
             return self._get(request) if request.method in ("GET", "HEAD") else self._post(request)
-        except NotNow as error:
+        except ControlUnavailable as error:
             return Answer.json({"problem": str(error)}, 409)
         except UsageError as error:
             return self._problem(request, error)
@@ -172,28 +172,28 @@ class Routes:
         study = request.argument("study")
         match request.path:
             case "/":
-                return self._page(self._shelf.get(study))
+                return self._page(self._studies.get(study))
             case "/data.json":
-                return self._whole(self._shelf.get(study), request)
+                return self._whole(self._studies.get(study), request)
             case "/events":
                 marker = request.headers.get("Last-Event-ID") or request.argument("since")
-                live = self._shelf.get(study)
+                live = self._studies.get(study)
                 live.look()
                 return Watching(study=live, marker=marker)
             case "/studies.json":
-                return Answer.json({"studies": self._shelf.names()})
+                return Answer.json({"studies": self._studies.names()})
             case path if match := _LOG.fullmatch(path):
-                return self._log(self._shelf.get(study), int(match[1]), request.argument("from"))
-        return _wrong_way(request) if _is_wish(request.path) else Answer.line(404, "there is no such page")
+                return self._log(self._studies.get(study), int(match[1]), request.argument("from"))
+        return _wrong_way(request) if _is_request(request.path) else Answer.line(404, "there is no such page")
 
     def _post(self, request: Request) -> Answer:
-        if not _is_wish(request.path):
+        if not _is_request(request.path):
             return _wrong_way(request)
         if refusal := self._access.refusal(request.headers):
             return Answer.json({"problem": refusal}, 403)
         if not _is_object(request.body):
             return Answer.json({"problem": "a wish is sent with a JSON object, such as {}"}, 400)
-        study = self._shelf.get(request.argument("study"))
+        study = self._studies.get(request.argument("study"))
         if match := _CANCEL.fullmatch(request.path):
             study.cancel(int(match[1]))
         else:
@@ -202,7 +202,7 @@ class Routes:
 
     def _page(self, study: LiveStudy) -> Answer:
         marker, data = study.data()
-        server = {"marker": marker, "csrf": self._access.csrf, "studies": self._shelf.names()}
+        server = {"marker": marker, "csrf": self._access.csrf, "studies": self._studies.names()}
         return Answer(body=live_page(data, server).encode(), kind=HTML)
 
     def _whole(self, study: LiveStudy, request: Request) -> Answer:
@@ -242,12 +242,12 @@ def _split(target: str) -> tuple[str, str]:
     return parts.path, parts.query
 
 
-def _is_wish(path: str) -> bool:
+def _is_request(path: str) -> bool:
     return path in ("/pause", "/resume") or _CANCEL.fullmatch(path) is not None
 
 
 def _wrong_way(request: Request) -> Answer:
-    allowed = "POST" if _is_wish(request.path) else "GET, HEAD"
+    allowed = "POST" if _is_request(request.path) else "GET, HEAD"
     return Answer.line(405, f"{request.method} is not for this path", Allow=allowed)
 
 

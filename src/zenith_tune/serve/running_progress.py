@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.record.reader import FILE_NAME, ExportedStudy, StudyReader
-from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RemadePreset
+from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.storage import database_path
 from zenith_tune.record.view import StudyView, TrialView
@@ -41,7 +41,7 @@ class RunningProgress:
         """Return what tells whether any log has grown."""
         return [_stamp(path) for path in map(_log_path, running) if path is not None]
 
-    def of(self, each: TrialView, view: StudyView, preset: RemadePreset) -> Json:
+    def of(self, each: TrialView, view: StudyView, preset: RestoredPreset) -> Json:
         """Return a running trial's iteration, and its value so far where that can be told."""
         path = _log_path(each)
         if path is None:
@@ -51,15 +51,15 @@ class RunningProgress:
             self._read[path] = (stamp, self._progress(path, each, view, preset))
         return self._read[path][1]
 
-    def _progress(self, path: Path, each: TrialView, view: StudyView, preset: RemadePreset) -> Json:
+    def _progress(self, path: Path, each: TrialView, view: StudyView, preset: RestoredPreset) -> Json:
         text = TrialLog(path).text(LOG_BYTES)
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
-        told: Json = {}
+        snapshot: Json = {}
         if lines := read_megatron_lines(log):
-            told = {"iteration": lines[-1].iteration, "step_s": lines[-1].seconds}
+            snapshot = {"iteration": lines[-1].iteration, "step_s": lines[-1].seconds}
         evaluator = self._evaluator_of(view, preset)
         if evaluator is None:
-            return told
+            return snapshot
         seconds = time.time() - (each.started_s or time.time())
         metadata = {
             "trial_id": each.number,
@@ -72,18 +72,18 @@ class RunningProgress:
         except Exception:  # an evaluator is a plug-in: what it cannot read yet is not shown
             progress = None
         if progress is None:
-            return told
+            return snapshot
         value = statistics.median(progress.values) if progress.values else None
-        return {"iteration": progress.num_iterations, **told, "value": value, "unit": progress.unit}
+        return {"iteration": progress.num_iterations, **snapshot, "value": value, "unit": progress.unit}
 
-    def _evaluator_of(self, view: StudyView, preset: RemadePreset) -> TuningEvaluator | None:
+    def _evaluator_of(self, view: StudyView, preset: RestoredPreset) -> TuningEvaluator | None:
         if not self._is_made:
             self._is_made = True
             self._evaluator = _remade_evaluator(view.header.evaluator, preset)
         return self._evaluator
 
 
-def _remade_evaluator(description: str, preset: RemadePreset) -> TuningEvaluator | None:
+def _remade_evaluator(description: str, preset: RestoredPreset) -> TuningEvaluator | None:
     """Return the study's evaluator if it is the preset's own, or that at another objective."""
     if preset.preset is None:
         return None

@@ -28,7 +28,7 @@ from zenith_tune.serve.answer import (
 )
 from zenith_tune.serve.live_study import LOOK_S
 from zenith_tune.serve.routes import Request, Routes, Watching
-from zenith_tune.serve.study_index import StudyShelf
+from zenith_tune.serve.study_index import StudyIndex
 
 READ_S, SEND_S = 10.0, 30.0
 """For how long a request may be on its way, and an answer."""
@@ -142,16 +142,16 @@ class RequestHandler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         self.wfile.write(b"retry: %d\n\n" % RETRY_MS)
-        marker, told_s = watching.marker, time.monotonic()
+        marker, sent_s = watching.marker, time.monotonic()
         while True:
             if watching.study.look() != marker:
                 news = watching.study.since(marker)
                 marker = str(news["marker"])
                 self.wfile.write(b"id: %b\nevent: change\ndata: %b\n\n" % (marker.encode(), json_bytes(news)))
-                told_s = time.monotonic()
-            elif time.monotonic() - told_s > BEAT_S:
+                sent_s = time.monotonic()
+            elif time.monotonic() - sent_s > BEAT_S:
                 self.wfile.write(b"event: beat\ndata: {}\n\n")
-                told_s = time.monotonic()
+                sent_s = time.monotonic()
             if self.server.is_over.wait(self.server.look_s):
                 return
 
@@ -169,7 +169,7 @@ class LiveServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, shelf: StudyShelf, host: str, port: int, token: str | None, look_s: float = LOOK_S) -> None:
+    def __init__(self, studies: StudyIndex, host: str, port: int, token: str | None, look_s: float = LOOK_S) -> None:
         self.is_over = threading.Event()
         self.watchers = threading.BoundedSemaphore(MAX_WATCHERS)
         self.look_s = look_s
@@ -181,7 +181,7 @@ class LiveServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             raise _unusable(self._host, port, error) from error
         self.access = Access(token, self.port)
-        self.routes = Routes(shelf, self.access)
+        self.routes = Routes(studies, self.access)
 
     @property
     def port(self) -> int:

@@ -20,7 +20,7 @@ MAX_KEPT = 8
 """Of more studies than these, the one that was not asked for the longest is forgotten."""
 
 
-class StudyShelf:
+class StudyIndex:
     """Find studies by name; safe to use from several threads."""
 
     def __init__(self, source: StudySource | None, url: str | None, look_s: float = LOOK_S) -> None:
@@ -31,17 +31,17 @@ class StudyShelf:
         self._listed_s = float("-inf")
 
     @classmethod
-    def open(cls, study: str | None, *, db: str | None, output_dir: Path | None, look_s: float = LOOK_S) -> StudyShelf:
+    def open(cls, study: str | None, *, db: str | None, output_dir: Path | None, look_s: float = LOOK_S) -> StudyIndex:
         """Return the studies beside the one that is named, or those of a database."""
         if study is not None:
             source = find_study(study, db=db, output_dir=output_dir)
             return cls(source, source.url if isinstance(source, StudyReader) else None, look_s)
         root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
         url = database_url(db) if db is not None else database_url((root / DATABASE_NAME).absolute())
-        shelf = cls(None, url, look_s)
-        if not shelf.names():
+        studies = cls(None, url, look_s)
+        if not studies.names():
             raise StudyError(f"{db or root / DATABASE_NAME} holds no study yet: begin one by zenithtune optimize")
-        return shelf
+        return studies
 
     def names(self) -> list[str]:
         """Return the names of all studies that can be shown, the newest first."""

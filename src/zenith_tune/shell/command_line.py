@@ -162,8 +162,8 @@ class CommandLine:
         if _passes_arguments_on(script, self._found.changes_folder):
             return []
         doubt = "does not seem to pass its arguments on"
-        cure = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
-        return [f"{script.value} {doubt}, so the options that are added may have no effect: {cure}"]
+        hint = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
+        return [f"{script.value} {doubt}, so the options that are added may have no effect: {hint}"]
 
     @cached_property
     def _found(self) -> Target | CommandError:

@@ -11,7 +11,7 @@ from zenith_tune.shell.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELL
 from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.secret_names import shown_words
 
-CURE = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
+HINT = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
 
 _SCRIPTS = (".py", ".sh", ".bash")
@@ -35,11 +35,11 @@ class ShellText(NamedTuple):
     offset: int = 0
 
 
-def refusal(law: str, part: str) -> CommandError:
+def refusal(problem: str, part: str) -> CommandError:
     """Return the error for a command with no safe place: the law, the offending part without secrets, and the cure."""
     [shown] = shown_words([part])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return CommandError(f"{law}, but the training command has {shown!r}: {CURE}")
+    return CommandError(f"{problem}, but the training command has {shown!r}: {HINT}")
 
 
 def shown_text(words: Sequence[Word]) -> str:

@@ -309,8 +309,8 @@ class _Lexer:
         # The option or variable in front of the quote tells where it is; any other word might be a secret.
         match = _NAME_BEFORE.search(self.text, max(0, at - 100), at)
         before = " ".join(f"{match[0] if match else ''}{self.text[at]}".split())
-        law = "every quote and bracket of the training command must be closed"
-        return CommandError(f"{law}, but the one at character {at + 1} is not: {before}")
+        problem = "every quote and bracket of the training command must be closed"
+        return CommandError(f"{problem}, but the one at character {at + 1} is not: {before}")
 
 
 def _ansi_value(escape: str) -> str | None:

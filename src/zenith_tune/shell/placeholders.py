@@ -70,8 +70,8 @@ def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> 
     quoted = shlex.quote(value)
     if quoted == value or any(start <= match.start() and match.end() <= end for start, end in unquoted):
         return quoted
-    law = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
-    raise CommandError(f"{law}, but got {value!r}: take the quotes around {match[0]} away")
+    problem = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
+    raise CommandError(f"{problem}, but got {value!r}: take the quotes around {match[0]} away")
 
 
 def _unquoted_spans(text: str) -> Iterator[tuple[int, int]]:

@@ -139,11 +139,11 @@ def _literals(word: Word, start: int) -> list[str]:
 def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
     secrecy = secrecy_of(name)
     # Variables are written in capitals; one that is called a token or key is taken at its word.
-    is_told = secrecy is Secrecy.SECRET or (secrecy is Secrecy.UNSURE and re.search(r"(TOKEN|KEY)$", name))
+    is_reported = secrecy is Secrecy.SECRET or (secrecy is Secrecy.UNSURE and re.search(r"(TOKEN|KEY)$", name))
     for value in values:
         if not _is_written_out(value) or (name.lower() == "pwd" and _FOLDER.fullmatch(value)):
             continue
-        if is_told or (secrecy is Secrecy.UNSURE and _RANDOM.fullmatch(value)):
+        if is_reported or (secrecy is Secrecy.UNSURE and _RANDOM.fullmatch(value)):
             yield value
         account = _USER_AND_SECRET.fullmatch(value) if re.search(r"(?i:auth|login)$", name) else None
         if account and _is_written_out(account[1]):

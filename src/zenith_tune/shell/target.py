@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launchers import (
     ASSIGNMENT,
-    CURE,
+    HINT,
     ShellText,
     locate,
     program_name,
@@ -174,4 +174,4 @@ def _not_one(candidates: Sequence[SimpleCommand], commands: Sequence[SimpleComma
     shown = [repr(shown_text(command.words[:2])) for command in candidates or commands]
     count = len(candidates) or "none"
     part = f" ({', '.join(each for each in shown if each != repr(''))})".replace(" ()", "")
-    return CommandError(f"the training command must start one program that trains, but it starts {count}{part}: {CURE}")
+    return CommandError(f"the training command must start one program that trains, but it starts {count}{part}: {HINT}")

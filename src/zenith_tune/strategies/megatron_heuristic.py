@@ -41,8 +41,8 @@ class MegatronHeuristicStrategy(TuningStrategy):
 
     def __init__(self, *, n_gpus: int, **kwargs: object) -> None:
         if n_gpus < 1 or n_gpus & (n_gpus - 1):
-            cure = "use a power of two, or --strategy optuna or grid"
-            raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}: {cure}")
+            hint = "use a power of two, or --strategy optuna or grid"
+            raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}: {hint}")
         self.n_gpus = n_gpus
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
@@ -129,6 +129,6 @@ def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ..
     return choices
 
 
-def _lack(law: str, values: str) -> UsageError:
-    cure = "change the search space, or use --strategy optuna or grid"
-    return UsageError(f"megatron-heuristic needs {law}, but {values}: {cure}")
+def _lack(problem: str, values: str) -> UsageError:
+    hint = "change the search space, or use --strategy optuna or grid"
+    return UsageError(f"megatron-heuristic needs {problem}, but {values}: {hint}")

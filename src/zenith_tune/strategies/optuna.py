@@ -58,8 +58,8 @@ class OptunaStrategy(TuningStrategy):
         while True:
             has_room, ended = under_way.look()
             with _quiet():
-                for asked, told in ended:
-                    teller.tell(asked, told.value)
+                for asked, reported in ended:
+                    teller.tell(asked, reported.value)
                 if teller.exhausted:
                     return
                 trial = study.ask(distributions) if has_room else None
@@ -111,8 +111,8 @@ def _check_packages(class_name: str) -> None:
     missing = [name for name in NEEDS_PACKAGES.get(class_name, ()) if importlib.util.find_spec(name) is None]
     if missing:
         packages = " ".join(missing)
-        cure = f"pip install {packages}, or use sampler=tpe"
-        raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed: {cure}")
+        hint = f"pip install {packages}, or use sampler=tpe"
+        raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed: {hint}")
 
 
 class _Teller:
@@ -131,16 +131,16 @@ class _Teller:
     def tell(self, trial: optuna.Trial, value: float | None) -> None:
         try:
             if value is None or math.isnan(value):
-                self._tell_failure(trial)
+                self._observe_failure(trial)
             else:
-                self._tell_success(trial, value)
+                self._observe_success(trial, value)
         except RuntimeError as error:
             # A sampler that has tried everything stops the study, which only Study.optimize allows.
             if "Study.stop" not in str(error):
                 raise
             self.exhausted = True
 
-    def _tell_failure(self, trial: optuna.Trial) -> None:
+    def _observe_failure(self, trial: optuna.Trial) -> None:
         from optuna.trial import TrialState, create_trial
 
         if self._has_success:
@@ -150,7 +150,7 @@ class _Teller:
         self._early_failures.append(pruned)
         self._study.tell(trial, state=TrialState.FAIL)
 
-    def _tell_success(self, trial: optuna.Trial, value: float) -> None:
+    def _observe_success(self, trial: optuna.Trial, value: float) -> None:
         self._has_success = True
         while self._early_failures:
             self._study.add_trial(self._early_failures.pop(0))

@@ -43,9 +43,11 @@ class Resources:
             return replace(self, nodes=num_nodes, gpus_per_node=gpus_per_node)
         per_node = gpus_per_node or needed // num_nodes
         if num_nodes * per_node != needed:
-            law = f"a trial must have the {needed} GPUs that its command or preset is for"
+            problem = f"a trial must have the {needed} GPUs that its command or preset is for"
             got = replace(self, nodes=num_nodes, gpus_per_node=per_node).describe()
-            raise UsageError(f"{law}, but got {got}: change n_gpus or the command, or the GPUs and nodes of a trial")
+            raise UsageError(
+                f"{problem}, but got {got}: change n_gpus or the command, or the GPUs and nodes of a trial"
+            )
         return replace(self, nodes=num_nodes, gpus_per_node=per_node)
 
     def describe(self) -> str:

@@ -11,7 +11,7 @@ from zenith_tune.study.trial import ALONE, Trial
 from zenith_tune.tuning.session import StudySession
 
 
-class AloneCheck:
+class IsolatedRerun:
     """Run the best trial alone, and then those that may be better than what it measured so.
 
     What a trial measured alone is what counts of it, so that the study's best is one that had the machine for itself.
@@ -27,25 +27,25 @@ class AloneCheck:
         first = study.contender
         if first is None:
             return []
-        alone = self._alone(first)
-        gain = self._gain(alone, over=first)
-        differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (alone.spread or 0))
+        isolated = self._isolated(first)
+        gain = self._gain(isolated, over=first)
+        differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (isolated.spread or 0))
         if gain is None:
-            line, told = f"trial {first.number}, run again alone, failed ({alone.cause})", "it does not count"
+            line, verdict = f"trial {first.number}, run again alone, failed ({isolated.cause})", "it does not count"
         else:
-            said = f"{alone.value:.4g} {alone.unit}".strip()
+            said = f"{isolated.value:.4g} {isolated.unit}".strip()
             line = f"trial {first.number}, run again alone: {said}, {gain:+.1%}"
-            told = "trials side by side did not slow one another"
+            verdict = "trials side by side did not slow one another"
             if differs:
                 slow, fell = "trials side by side slow one another", "what it measured beside others did not hold"
-                told = slow if gain > 0 else fell
+                verdict = slow if gain > 0 else fell
         num_more = self._more(self._near(first, gain) if differs and gain is not None and gain > 0 else [])
         if not num_more and gain is not None:
-            return [f"{line}: {told}"]
+            return [f"{line}: {verdict}"]
         last = study.best
-        stays = last is not None and last.identity == alone.identity
+        stays = last is not None and last.identity == isolated.identity
         chosen = "it stays the best" if stays else f"trial {last.number} is the best" if last else "none is left"
-        return [f"{line}: {told}; after {num_more} more run alone {chosen}"]
+        return [f"{line}: {verdict}; after {num_more} more run alone {chosen}"]
 
     def _more(self, near: list[Trial]) -> int:
         """Run further trials alone, those that neighbours may have put behind or that are best now; return how many."""
@@ -53,10 +53,10 @@ class AloneCheck:
             following = near.pop(0) if near else self._session.study.contender
             if following is None:
                 return count
-            self._alone(following)
+            self._isolated(following)
         return MAX_ALONE - 1
 
-    def _alone(self, trial: Trial) -> Trial:
+    def _isolated(self, trial: Trial) -> Trial:
         identity = trial.identity + ALONE
         if (known := self._session.recorded.get(identity)) is not None:
             return known

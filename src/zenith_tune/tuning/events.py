@@ -101,7 +101,7 @@ class StudyListener:
         """Hear of the end, whatever brought it."""
 
 
-class StudyTelling:
+class StudyNotifier:
     """Stand between the threads of a study and its listener, which need not be safe for several."""
 
     def __init__(self, listener: Callable[[], StudyListener]) -> None:

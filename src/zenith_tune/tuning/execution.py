@@ -185,8 +185,8 @@ class TrialExecution:
         failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT)
         measured = self._measure(text, request, result) if failure is None else failure
         if isinstance(measured, Failure):
-            told = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
-            return self._trial(request, files, result, measured.outcome, **told), measured
+            details = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
+            return self._trial(request, files, result, measured.outcome, **details), measured
         fields = {name: getattr(measured, name) for name in measured.__slots__}
         reason = early.reason if early is not None else None
         return self._trial(request, files, result, Outcome.OK, early=reason, **fields), None

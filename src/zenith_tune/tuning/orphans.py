@@ -10,18 +10,18 @@ from zenith_tune.record.record import StudyRecord
 from zenith_tune.runners.base import Job
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.tuning.events import StudyTelling
+from zenith_tune.tuning.events import StudyNotifier
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 
 
-class LeftTrials:
+class OrphanedTrials:
     """End the trials of a killed tuner, keep those that had finished, and follow those whose jobs may go on."""
 
     def __init__(
-        self, execution: TrialExecution, telling: StudyTelling, folder: Path, timeout_s: Callable[[], float | None]
+        self, execution: TrialExecution, telling: StudyNotifier, folder: Path, timeout_s: Callable[[], float | None]
     ) -> None:
         self._execution = execution
-        self._telling = telling
+        self._notifier = telling
         self._folder = folder
         self._timeout_s = timeout_s
         self._running: dict[str, tuple[Trial, Job]] = {}
@@ -44,7 +44,7 @@ class LeftTrials:
         )
         trial = self._execution.recover(request, folder)
         what = f"trial {left.number}, left by a tuner that was killed,"
-        self._telling.noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
+        self._notifier.noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
         record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
         return False
 
@@ -66,11 +66,11 @@ class LeftTrials:
 
         def tell(state: str) -> None:
             states.append(state)
-            self._telling.state(number, state)
+            self._notifier.state(number, state)
 
         job = self._execution.find(folder, self._timeout_s(), tell)
         if job is not None:
             waits = bool(states) and states[0].startswith("pending")
-            told = "still waits in the queue: it keeps its place" if waits else "still runs: it goes on"
-            self._telling.noted(f"trial {number}, left by a tuner that was killed, {told}")
+            status = "still waits in the queue: it keeps its place" if waits else "still runs: it goes on"
+            self._notifier.noted(f"trial {number}, left by a tuner that was killed, {status}")
         return job

@@ -43,7 +43,7 @@ class Point:
     why: str = ""
 
 
-class Evaluation:
+class TrialScheduler:
     """Answer a strategy: from the rules, from the record, or by a real run.
 
     `identify` names the run that a point stands for: two points with one identity are one run. `recorded` holds the

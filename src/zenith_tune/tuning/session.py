@@ -27,10 +27,10 @@ from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
-from zenith_tune.tuning.events import StudyListener, StudyPlan, StudyTelling
+from zenith_tune.tuning.events import StudyListener, StudyNotifier, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
-from zenith_tune.tuning.orphans import LeftTrials
+from zenith_tune.tuning.orphans import OrphanedTrials
 from zenith_tune.tuning.place import StudyPlace
 from zenith_tune.tuning.watch import Timeouts
 
@@ -68,13 +68,13 @@ class StudySession:
         self._timeouts = timeouts
         self._secrets = secrets
         self._interruption = interruption
-        self._telling = StudyTelling(listener)
+        self._notifier = StudyNotifier(listener)
         self._control = StudyControl(place.folder.control)
         database = database_path(place.database_url)
         self._lock = StudyLock(database, place.study_name) if database is not None else None
         self._record: StudyRecord | None = None
         self._search = StudySearch()
-        self._left = LeftTrials(execution, self._telling, place.folder.path, lambda: timeouts.fixed_s)
+        self._left = OrphanedTrials(execution, self._notifier, place.folder.path, lambda: timeouts.fixed_s)
         self.others: OtherTuners | None = None
         """Who else tunes this study; None where a file lock keeps everybody off."""
 
@@ -88,13 +88,13 @@ class StudySession:
             self._control.forget()
         with full_disk_is_clear(folder.path):
             url, name = self.place.database_url, self.place.study_name
-            record = self._record = StudyRecord(url, name, folder, self._telling.noted)
+            record = self._record = StudyRecord(url, name, folder, self._notifier.noted)
             with record.opening():
                 is_new = not record.exists()
                 if is_new:
                     folder.refuse_foreign(shown(url))
                     if self.place.resume:
-                        self._telling.noted(f"there is no study {name!r} to resume: it begins now")
+                        self._notifier.noted(f"there is no study {name!r} to resume: it begins now")
                     record.create(self.header, self.study.direction)
                 elif self.place.resume:
                     record.reopen(self.header)
@@ -111,7 +111,7 @@ class StudySession:
             return
         self.others = OtherTuners(
             record,
-            take_in=lambda trial: self._telling.recalled(trial, self.label(trial), self.study),
+            take_in=lambda trial: self._notifier.recalled(trial, self.label(trial), self.study),
             recover=lambda left: self._left.recover(left, record),
             check=self._interruption.check,
         )
@@ -172,7 +172,7 @@ class StudySession:
         answer = self.others.ask(identity, is_baseline=is_baseline)
         if answer is not None and not answer.done():
             what = "your own command" if is_baseline else "what comes next"
-            self._telling.noted(f"another tuner runs {what}: waiting for it")
+            self._notifier.noted(f"another tuner runs {what}: waiting for it")
         return None if answer is None else answer.result()
 
     def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
@@ -246,7 +246,7 @@ class StudySession:
         folder = TrialFolder(started.folder or self.place.folder.path)
         limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
         label = self.label(started)
-        self._telling.started(started, label, self._execution.first_log(folder), limit_s)
+        self._notifier.started(started, label, self._execution.first_log(folder), limit_s)
         trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED and trial.failure is None:
@@ -269,8 +269,8 @@ class StudySession:
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
                 resources=self._resources,
-                on_state=lambda state: self._telling.state(started.number or 0, state),
-                on_progress=lambda progress: self._telling.progress(started.number or 0, progress),
+                on_state=lambda state: self._notifier.state(started.number or 0, state),
+                on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),
                 is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
                 limit_s=lambda: None if started.is_baseline else self._timeouts.limit_s(self.study),
             )
@@ -292,11 +292,11 @@ class StudySession:
         """Start no trial while somebody asked for a pause; those that run go on."""
         if not self._control.is_paused():
             return
-        self._telling.noted("paused: no further trial starts until the study is told to go on")
+        self._notifier.noted("paused: no further trial starts until the study is told to go on")
         while self._control.is_paused():
             self._interruption.check()
             time.sleep(_PAUSE_S)
-        self._telling.noted("the study goes on")
+        self._notifier.noted("the study goes on")
 
     def _in_one_unit(self, trial: Trial) -> Trial:
         """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""
@@ -308,11 +308,11 @@ class StudySession:
 
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
         if not record.finish(trial):
-            law = f"trial {trial.number} was taken over by a tuner that had not heard of this one for too long"
-            self._telling.noted(f"{law}: what it measured is left out")
-            raise TakenOver(law)
+            problem = f"trial {trial.number} was taken over by a tuner that had not heard of this one for too long"
+            self._notifier.noted(f"{problem}: what it measured is left out")
+            raise TakenOver(problem)
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
-        self._telling.finished(trial, label, self.study, counts=counts)
+        self._notifier.finished(trial, label, self.study, counts=counts)
 
     def label(self, trial: Trial) -> str:
         """Return what a trial is called."""

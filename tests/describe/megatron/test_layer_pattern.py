@@ -33,5 +33,5 @@ def test_whatever_else_python_could_evaluate_is_refused_and_not_run(text: str) -
 def test_a_pattern_of_another_length_is_refused_with_both_numbers() -> None:
     with pytest.raises(UsageError) as caught:
         expert_layers("[0]*3+[1]*58", 60)
-    law = "--moe-layer-freq must say of each of the 60 layers whether it has experts"
-    assert str(caught.value) == f"{law}, but is of 61: correct it in the command"
+    problem = "--moe-layer-freq must say of each of the 60 layers whether it has experts"
+    assert str(caught.value) == f"{problem}, but is of 61: correct it in the command"

@@ -7,7 +7,7 @@ from zenith_tune.mimo.measured_step import LinkTime, MeasuredStep, PassKey, Time
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.prediction import predict
 from zenith_tune.planner.mimo.rate_fit import MeasuredLayout, fit_rates, with_rates
-from zenith_tune.planner.mimo.search import rates_told
+from zenith_tune.planner.mimo.search import describe_rates
 
 JOB = mimo_job(4, encoder=module(2, 1.0), language=module(4, 1.0), items=(1,))
 LAYER = {"encoder": (0.001, 0.002), "llm": (0.003, 0.010)}
@@ -65,8 +65,8 @@ def test_what_a_degree_took_for_real_goes_before_its_share() -> None:
     assert rates is not None
     forward = next(each for each in slow.step.passes if each.key.module == "llm" and not each.key.is_backward)
     assert rates.language.pass_s(JOB.language, slow.at.language, 0, 4, False) == pytest.approx(forward.blocks_s)
-    told_s = rates.language.tensor_s(JOB.language, slow.at.language, 0, 4, False)
-    assert told_s == pytest.approx(4 * (0.003 / 2 + 2 * SUM_S))
+    sent_s = rates.language.tensor_s(JOB.language, slow.at.language, 0, 4, False)
+    assert sent_s == pytest.approx(4 * (0.003 / 2 + 2 * SUM_S))
 
 
 def test_the_predicted_step_is_that_of_the_measured_parts() -> None:
@@ -99,7 +99,7 @@ def test_one_micro_batch_borrows_the_fixed_part_of_the_other_module() -> None:
 def test_the_rates_are_told_in_one_line() -> None:
     rates = fit_rates(JOB, [run(1, 1), run(1, 4)])
     assert rates is not None
-    line = rates_told(JOB, rates, 2)
+    line = describe_rates(JOB, rates, 2)
     item_ms, sample_ms = 3 * 2 * 3.0, 3 * 4 * 13.0
     assert line.startswith(f"measured in 2 runs: a rank takes {item_ms:.1f} ms for an item and {sample_ms:.1f} ms")
     assert "a message 0.19 ms" in line or "a message 0.20 ms" in line

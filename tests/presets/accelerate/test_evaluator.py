@@ -78,8 +78,8 @@ def test_a_job_of_one_process_is_told() -> None:
 
 def test_unrelated_processes_are_told() -> None:
     log = pair(processes=1, wrapper="Gpt", type="NO")
-    law = "the job ran as 2 unrelated processes, each a world of its own"
-    assert fault(log) == f"{law}, where one job of 2 processes was asked for"
+    problem = "the job ran as 2 unrelated processes, each a world of its own"
+    assert fault(log) == f"{problem}, where one job of 2 processes was asked for"
 
 
 def test_one_process_that_prepares_twice_is_still_one() -> None:

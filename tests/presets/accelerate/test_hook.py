@@ -89,7 +89,7 @@ def events(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 def test_hook_and_reader_mean_the_same_line() -> None:
     assert accelerate_hook.PREFIX == accelerate_run.PREFIX
-    assert set(accelerate_hook.WRAPPERS) == set(accelerate_run.WRAPPER_WORDS)
+    assert set(accelerate_hook.WRAPPERS) == set(accelerate_run.WRAPPER_NAMES)
 
 
 @pytest.mark.parametrize("optimizer", ["AcceleratedOptimizer", "DeepSpeedOptimizerWrapper"])

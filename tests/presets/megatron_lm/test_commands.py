@@ -10,7 +10,7 @@ from tests.data_folder import measured_data
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm.job import Given, MegatronJob, read_job
+from zenith_tune.presets.megatron_lm.job import MegatronJob, MegatronLmOverrides, read_job
 
 LLAMA3_8B = """CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py
     --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
@@ -55,7 +55,7 @@ ONE_H200 = """torchrun --nproc-per-node 1 pretrain_gpt.py --transformer-impl loc
 
 
 def read(command: str, **given: int | str) -> MegatronJob:
-    return read_job(command, Given(**given))  # type: ignore[arg-type]
+    return read_job(command, MegatronLmOverrides(**given))  # type: ignore[arg-type]
 
 
 def test_a_llama_3_command_is_read_as_that_model() -> None:

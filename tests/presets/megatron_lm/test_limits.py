@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm.job import Given, read_job
+from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.shell.interpreter import MAX_BYTES
 from zenith_tune.shell.script import find_pretrain_run
@@ -54,7 +54,7 @@ def test_a_number_that_no_job_has_is_refused_in_one_line(options: str, message: 
 @pytest.mark.parametrize("count", ["99999999999", MANY, "²"])
 def test_gpus_without_measure_are_refused_or_asked_for(count: str) -> None:
     with pytest.raises(UsageError, match="the number of GPUs"):
-        read_job(COMMAND.replace("node 8", f"node {count}"), Given())
+        read_job(COMMAND.replace("node 8", f"node {count}"), MegatronLmOverrides())
 
 
 @pytest.mark.parametrize("name", ["n_gpus", "gbs", "vocab", "mbs_max", "tp_max"])
@@ -85,7 +85,7 @@ def test_a_script_that_is_too_long_is_unreadable_and_says_so(reason: str, tmp_pa
     script.write_text(f"{UNREADABLE[reason]}\n{COMMAND}\n")
     start = time.process_time()
     with pytest.raises(UsageError) as caught:
-        read_job(f"bash {script}", Given())
+        read_job(f"bash {script}", MegatronLmOverrides())
     assert reason in str(caught.value) and str(caught.value).endswith("write it out, or choose another --preset")
     assert time.process_time() - start < SOON
 
@@ -95,7 +95,7 @@ def test_scripts_that_call_many_others_end(tmp_path: Path) -> None:
         (tmp_path / f"a{level}.sh").write_text(f"bash {tmp_path}/a{level + 1}.sh\n" * 20)
     start = time.process_time()
     with pytest.raises(UsageError, match="its scripts come to more than 20000 commands: write it out"):
-        read_job(f"bash {tmp_path}/a0.sh", Given())
+        read_job(f"bash {tmp_path}/a0.sh", MegatronLmOverrides())
     assert time.process_time() - start < SOON
 
 
@@ -135,4 +135,4 @@ def test_variables_that_come_to_very_much_end_the_reading(tmp_path: Path) -> Non
     grows = "A=" + "x" * 15_000 + "\n" + 'A="$A$A"\n' * 2
     script.write_text(grows + f"true {'$A ' * 500}\n" + COMMAND)
     with pytest.raises(UsageError, match="its variables come to more than 16 MiB: write it out"):
-        read_job(f"bash {script}", Given())
+        read_job(f"bash {script}", MegatronLmOverrides())

@@ -162,7 +162,7 @@ def test_a_run_under_a_condition_that_is_not_followed_is_told(tmp_path: Path) ->
     line = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}"
     script = tmp_path / "train.sh"
     preset = MegatronLmPreset(cluster="h100x8")
-    for text, is_told in (
+    for text, is_reported in (
         (f"case $X in a) {line} --a;; b) {line} --b;; esac", True),
         (f"if [ -f x ]; then {line}; else {line} --b; fi", True),
         (f"if [ 1 = 1 ]; then {line}; fi", False),
@@ -170,7 +170,7 @@ def test_a_run_under_a_condition_that_is_not_followed_is_told(tmp_path: Path) ->
     ):
         script.write_text(text)
         notes = [note for note in preset.notes(f"bash {script}") if "is it the run meant" in note]
-        assert bool(notes) is is_told, text
+        assert bool(notes) is is_reported, text
 
 
 def test_a_run_that_was_found_stays_found_whatever_follows(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runners.fake_nvidia_smi import put_on_path
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.local.room import LocalRoom, Seat, VisibleGpus
+from zenith_tune.runners.local.room import LocalRoom, Slot, VisibleGpus
 from zenith_tune.study.resources import Resources
 
 TWO_GPUS = Resources(gpus_per_node=2)
@@ -46,27 +46,27 @@ def test_the_variable_names_the_gpus_that_may_be_used() -> None:
 @pytest.mark.usefixtures("eight_gpus")
 def test_no_gpu_and_no_port_is_given_twice() -> None:
     chosen = room(TWO_GPUS, None)
-    seats = [chosen.take() for _ in range(4)]
-    assert sorted(gpu for seat in seats for gpu in seat.gpus) == [str(number) for number in range(8)]
-    assert len({seat.port for seat in seats}) == 4
-    waiting: list[Seat] = []
+    slots = [chosen.take() for _ in range(4)]
+    assert sorted(gpu for slot in slots for gpu in slot.gpus) == [str(number) for number in range(8)]
+    assert len({slot.port for slot in slots}) == 4
+    waiting: list[Slot] = []
     thread = threading.Thread(target=lambda: waiting.append(chosen.take()))
     thread.start()
     thread.join(0.1)
     assert not waiting
-    chosen.give_back(seats[2])
+    chosen.give_back(slots[2])
     thread.join(10)
-    assert waiting[0].gpus == seats[2].gpus
+    assert waiting[0].gpus == slots[2].gpus
 
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_a_seat_keeps_the_trial_to_its_own() -> None:
-    seat = room(TWO_GPUS, 2).take()
-    environment = seat.environment()
+    slot = room(TWO_GPUS, 2).take()
+    environment = slot.environment()
     assert environment["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert seat.command("torchrun t.py") == f"torchrun --master-port {environment['MASTER_PORT']} t.py"
-    assert seat.place == "GPU 0,1"
+    assert slot.command("torchrun t.py") == f"torchrun --master-port {environment['MASTER_PORT']} t.py"
+    assert slot.place == "GPU 0,1"
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -74,18 +74,18 @@ def test_the_only_seat_has_the_gpus_that_were_asked_for() -> None:
     chosen, note = LocalRoom.of(Resources(gpus_per_node=5), None, {})
     assert note == "one trial runs at a time, on GPUs 0,1,2,3,4"
     for _ in range(2):
-        seat = chosen.take()
-        assert seat.environment() == {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        assert seat.command("torchrun t.py") == "torchrun t.py"
-        chosen.give_back(seat)
+        slot = chosen.take()
+        assert slot.environment() == {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert slot.command("torchrun t.py") == "torchrun t.py"
+        chosen.give_back(slot)
     assert list(chosen.own_variables) == ["CUDA_VISIBLE_DEVICES"]
     assert LocalRoom.of(Resources(gpus_per_node=1), None, {"CUDA_VISIBLE_DEVICES": "3"})[1].endswith("on GPU 3")
 
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_one_at_a_time_changes_nothing() -> None:
-    seat = room(TWO_GPUS, 1).take()
-    assert (seat.environment(), seat.command("torchrun t.py"), seat.place) == ({}, "torchrun t.py", "")
+    slot = room(TWO_GPUS, 1).take()
+    assert (slot.environment(), slot.command("torchrun t.py"), slot.place) == ({}, "torchrun t.py", "")
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -98,8 +98,8 @@ def test_one_at_a_time_changes_nothing() -> None:
         (Resources(nodes=2, gpus_per_node=2), 2, "each needs 2 nodes of 2 GPUs"),
     ],
 )
-def test_what_can_never_start_is_refused(resources: Resources, parallel: int | None, law: str) -> None:
-    with pytest.raises(UsageError, match=law):
+def test_what_can_never_start_is_refused(resources: Resources, parallel: int | None, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
         room(resources, parallel)
 
 

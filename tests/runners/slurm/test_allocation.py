@@ -30,9 +30,9 @@ def test_more_memory_than_a_node_has_is_refused() -> None:
 
 
 def test_seats_are_disjoint_and_a_failed_node_is_taken_last() -> None:
-    seats = SlurmSeats(("n1", "n2"), nodes_per_seat=1, seats_per_node=2, gpus_per_seat=4)
-    taken = [seats.take(avoid=["n1"]) for _ in range(4)]
-    assert [seat.nodes for seat in taken] == [("n2",), ("n2",), ("n1",), ("n1",)]
-    assert len({(seat.nodes, seat.first_gpu) for seat in taken}) == 4
-    seats.give_back(taken[0])
-    assert seats.take() == taken[0]
+    slots = SlurmSeats(("n1", "n2"), nodes_per_seat=1, slots_per_node=2, gpus_per_seat=4)
+    taken = [slots.take(avoid=["n1"]) for _ in range(4)]
+    assert [slot.nodes for slot in taken] == [("n2",), ("n2",), ("n1",), ("n1",)]
+    assert len({(slot.nodes, slot.first_gpu) for slot in taken}) == 4
+    slots.give_back(taken[0])
+    assert slots.take() == taken[0]

@@ -83,10 +83,10 @@ def test_every_word_of_the_request_becomes_an_option() -> None:
         ({"extra": "'open"}, "extra is no list of options"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, object], law: str) -> None:
+def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, object], problem: str) -> None:
     with pytest.raises(UsageError) as refused:
         SlurmRequest(**asked)  # type: ignore[arg-type]
-    assert law in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_of_several_partitions_one_that_takes_the_job_is_enough() -> None:
@@ -190,8 +190,8 @@ def test_a_launcher_keeps_to_the_nodes_gpus_and_port_of_its_job(command: str, no
     ("command", "law"),
     [("torchrun --standalone t.py", "take --standalone out"), ("deepspeed -i n1:0 t.py", "given out by the runner")],
 )
-def test_a_launcher_that_cannot_be_on_several_nodes_is_refused(command: str, law: str) -> None:
-    with pytest.raises(UsageError, match=law):
+def test_a_launcher_that_cannot_be_on_several_nodes_is_refused(command: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
         launched_command(command, Launch.EACH_NODE, Resources(nodes=2))
 
 

@@ -11,7 +11,7 @@ from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.strategies.guided.learned import FILE_NAME, keep, learned_path, measured_run, starting_calibration
-from zenith_tune.strategies.guided.observer import Taught
+from zenith_tune.strategies.guided.observer import CountedTrials
 
 SUBJECT = worlds.subject()
 
@@ -103,8 +103,8 @@ def test_a_user_without_a_home_learns_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_trials_that_have_taught_are_remembered(tmp_path: Path) -> None:
-    Taught(tmp_path).add([3, 1])
-    assert Taught(tmp_path).numbers == {1, 3}
-    assert Taught(None).numbers == set()
+    CountedTrials(tmp_path).add([3, 1])
+    assert CountedTrials(tmp_path).numbers == {1, 3}
+    assert CountedTrials(None).numbers == set()
     (tmp_path / "taught.json").write_text("[1, {")
-    assert Taught(tmp_path).numbers == set()
+    assert CountedTrials(tmp_path).numbers == set()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.guided.worlds import points, prior
-from zenith_tune.strategies.guided.posteriors import OTHER_CAUSE, MemoryBelief, is_slower, needs_more
+from zenith_tune.strategies.guided.posteriors import OTHER_CAUSE, MemoryPosterior, is_slower, needs_more
 from zenith_tune.strategies.guided.prior import Prior
 
 POINTS = points()
@@ -25,46 +25,46 @@ def shares(memory: list[float]) -> Prior:
 
 
 def test_what_needs_little_fits_and_what_needs_much_does_not() -> None:
-    belief = MemoryBelief(shares([0.5, 1.0, 2.0]))
+    belief = MemoryPosterior(shares([0.5, 1.0, 2.0]))
     assert belief.fits[0] > 0.9 > belief.fits[1] > 0.3 > belief.fits[2]
     assert belief.fits.max() <= 1 - OTHER_CAUSE
 
 
 def test_running_out_of_memory_is_a_bound_that_all_layouts_feel() -> None:
     # The bound lies at place 20, which is no kin of the first places by its sizes.
-    belief = MemoryBelief(shares([0.9, 0.93, 0.96, *([0.5] * 17), 0.88]))
+    belief = MemoryPosterior(shares([0.9, 0.93, 0.96, *([0.5] * 17), 0.88]))
     before = belief.fits.copy()
-    belief.tell_out_of_memory(20)
+    belief.observe_out_of_memory(20)
     assert (belief.fits[:3] < 0.7 * before[:3]).all()
     assert belief.fits[30] > 0.8, "what needs half of the memory still fits"
 
 
 def test_a_run_that_went_well_makes_room() -> None:
-    belief = MemoryBelief(shares([0.98, 1.02]))
+    belief = MemoryPosterior(shares([0.98, 1.02]))
     before = belief.fits[0]
-    belief.tell_fits(1)
+    belief.observe_fits(1)
     assert belief.fits[0] > before + 0.1
 
 
 def test_a_measured_peak_says_more_than_that_it_ran() -> None:
-    ran, measured = MemoryBelief(shares([0.95, 0.7])), MemoryBelief(shares([0.95, 0.7]))
-    ran.tell_fits(1)
-    measured.tell_peak(1, math.log(0.7 * 1.12))
+    ran, measured = MemoryPosterior(shares([0.95, 0.7])), MemoryPosterior(shares([0.95, 0.7]))
+    ran.observe_fits(1)
+    measured.observe_peak(1, math.log(0.7 * 1.12))
     assert measured.fits[0] < 0.5 < ran.fits[0]
 
 
 def test_an_estimate_that_is_wrong_altogether_is_left_behind() -> None:
-    belief = MemoryBelief(shares([0.62, 0.6, 0.58, *([0.5] * 17), 0.6, 0.58]))
+    belief = MemoryPosterior(shares([0.62, 0.6, 0.58, *([0.5] * 17), 0.6, 0.58]))
     assert belief.fits[0] > 0.9
-    belief.tell_out_of_memory(20)
-    belief.tell_out_of_memory(21)
+    belief.observe_out_of_memory(20)
+    belief.observe_out_of_memory(21)
     assert belief.fits[0] < 0.5, "two runs failed that had 40% to spare: something is not in the estimate"
 
 
 def test_what_surely_needs_more_is_never_tried() -> None:
-    belief = MemoryBelief(prior())
+    belief = MemoryPosterior(prior())
     failed = at(tp=2, pp=1, mbs=2, recompute="selective")
-    belief.tell_out_of_memory(failed)
+    belief.observe_out_of_memory(failed)
     more = [at(tp=2, pp=1, mbs=4, recompute="selective"), at(tp=2, pp=1, mbs=2, recompute="none")]
     assert (belief.fits[more] == 0).all()
     assert belief.fits[at(tp=2, pp=1, mbs=1, recompute="selective")] > 0

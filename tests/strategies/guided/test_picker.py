@@ -8,18 +8,18 @@ import pytest
 from tests.strategies.guided.worlds import World, points, prior
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import RISK
-from zenith_tune.strategies.guided.acquisition import Picker
-from zenith_tune.strategies.guided.observer import Teacher
+from zenith_tune.strategies.guided.acquisition import Acquisition
+from zenith_tune.strategies.guided.observer import TrialObserver
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
 
 POINTS = points()
 
 
-def play(world: World, max_trials: int = 40, **options: float) -> tuple[list[int], Picker]:
+def play(world: World, max_trials: int = 40, **options: float) -> tuple[list[int], Acquisition]:
     """Run a picker against a world to its end; returns what it tried."""
-    trials, picker = world.trials(), Picker(prior(), **options)
-    teacher = Teacher(picker, Direction.MINIMIZE, 80e9)
+    trials, picker = world.trials(), Acquisition(prior(), **options)
+    teacher = TrialObserver(picker, Direction.MINIMIZE, 80e9)
     tried: list[int] = []
     while len(tried) < max_trials and (pick := picker.pick()) is not None:
         tried.append(pick.index)
@@ -28,7 +28,7 @@ def play(world: World, max_trials: int = 40, **options: float) -> tuple[list[int
 
 
 def test_the_first_pick_is_the_planners_best_among_those_that_fit() -> None:
-    picker = Picker(prior())
+    picker = Acquisition(prior())
     pick = picker.pick()
     assert pick is not None
     safe = picker.memory.fits >= 1 - RISK
@@ -66,8 +66,8 @@ def test_it_goes_on_while_a_gain_is_likely_and_says_how_likely() -> None:
 
 
 def test_running_trials_are_not_picked_again_nor_their_twins_first() -> None:
-    picker = Picker(prior())
-    teacher = Teacher(picker, Direction.MINIMIZE, 80e9)
+    picker = Acquisition(prior())
+    teacher = TrialObserver(picker, Direction.MINIMIZE, 80e9)
     first = picker.pick()
     assert first is not None
     teacher.tell(first.index, World({}).trials()[first.index])
@@ -77,8 +77,8 @@ def test_running_trials_are_not_picked_again_nor_their_twins_first() -> None:
 
 
 def test_when_nothing_fits_it_goes_for_what_needs_least() -> None:
-    picker = Picker(prior())
-    teacher = Teacher(picker, Direction.MINIMIZE, 80e9)
+    picker = Acquisition(prior())
+    teacher = TrialObserver(picker, Direction.MINIMIZE, 80e9)
     memory, needed = picker.prior.log_memory, []
     for _ in range(12):
         pick = picker.pick()
@@ -91,8 +91,8 @@ def test_when_nothing_fits_it_goes_for_what_needs_least() -> None:
 
 
 def test_a_configuration_error_becomes_a_rule() -> None:
-    picker = Picker(prior())
-    teacher = Teacher(picker, Direction.MINIMIZE, 80e9)
+    picker = Acquisition(prior())
+    teacher = TrialObserver(picker, Direction.MINIMIZE, 80e9)
     pick = picker.pick()
     assert pick is not None
     tp = POINTS[pick.index]["tp"]
@@ -110,8 +110,8 @@ def test_a_configuration_error_becomes_a_rule() -> None:
 
 def test_a_value_in_another_unit_guides_as_well() -> None:
     trials = World({"gemm_efficiency": 0.8}, seed=7).trials()
-    picker = Picker(prior())
-    teacher = Teacher(picker, Direction.MAXIMIZE, 80e9)
+    picker = Acquisition(prior())
+    teacher = TrialObserver(picker, Direction.MAXIMIZE, 80e9)
     best = max(1e6 / trial.step_s for trial in trials.values() if trial.step_s)
     values: list[float] = []
     while len(values) < 8 and max(values, default=0.0) < 0.99 * best:
@@ -125,8 +125,8 @@ def test_a_value_in_another_unit_guides_as_well() -> None:
 
 
 def test_where_every_layout_runs_out_of_memory_it_gives_up() -> None:
-    picker = Picker(prior())
-    teacher, count = Teacher(picker, Direction.MINIMIZE, 80e9), 0
+    picker = Acquisition(prior())
+    teacher, count = TrialObserver(picker, Direction.MINIMIZE, 80e9), 0
     while (pick := picker.pick()) is not None:
         count += 1
         teacher.tell(pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OOM, duration_s=30.0))
@@ -134,10 +134,10 @@ def test_where_every_layout_runs_out_of_memory_it_gives_up() -> None:
 
 
 def test_a_value_that_is_no_time_and_no_rate_is_refused_in_one_line() -> None:
-    picker = Picker(prior())
+    picker = Acquisition(prior())
     pick = picker.pick()
     assert pick is not None
     with pytest.raises(UsageError, match="learns from values above 0, such as a time or a rate, but got -2: choose"):
-        Teacher(picker, Direction.MINIMIZE, 80e9).tell(
+        TrialObserver(picker, Direction.MINIMIZE, 80e9).tell(
             pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OK, value=-2.0)
         )

@@ -9,7 +9,7 @@ import pytest
 from tests.strategies.guided.worlds import World, points, prior
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.strategies.guided.posteriors import TimeBelief
+from zenith_tune.strategies.guided.posteriors import TimePosterior
 from zenith_tune.strategies.guided.prior import LEAST_SPREAD
 
 POINTS = points()
@@ -21,7 +21,7 @@ def at(**values: object) -> int:
 
 def test_before_any_trial_it_believes_the_planner() -> None:
     known = prior()
-    belief = TimeBelief(known)
+    belief = TimePosterior(known)
     believed, fits = np.exp(belief.mean), known.log_memory < -4 * known.memory_sd
     assert fits.any() and np.allclose(believed[fits], known.estimate.step_s[fits])
     assert (belief.sd > LEAST_SPREAD).all()
@@ -29,7 +29,7 @@ def test_before_any_trial_it_believes_the_planner() -> None:
 
 def test_of_a_layout_that_runs_it_is_known_that_it_fits() -> None:
     known = prior()
-    believed, planned = np.exp(TimeBelief(known).mean), known.estimate.step_s
+    believed, planned = np.exp(TimePosterior(known).mean), known.estimate.step_s
     over = known.log_memory > 0
     assert over.any() and (believed[over] < 1.001 * planned[over]).all()
     assert (believed[over] < 0.7 * planned[over]).any(), (
@@ -38,7 +38,7 @@ def test_of_a_layout_that_runs_it_is_known_that_it_fits() -> None:
 
 
 def test_what_was_measured_is_believed() -> None:
-    belief, index = TimeBelief(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
+    belief, index = TimePosterior(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
     measured = belief.mean[index] + 0.3
     belief.tell(index, measured)
     assert belief.mean[index] == pytest.approx(measured, abs=0.01)
@@ -48,7 +48,7 @@ def test_what_was_measured_is_believed() -> None:
 def test_neighbours_follow_a_trial_more_than_what_is_far() -> None:
     flat = prior()
     flat = replace(flat, sensitivity=np.zeros_like(flat.sensitivity), scale_sd=0.0)
-    belief = TimeBelief(flat)
+    belief = TimePosterior(flat)
     belief.tell(at(tp=1, pp=1, mbs=1, recompute="none"), belief.mean[at(tp=1, pp=1, mbs=1, recompute="none")] + 0.3)
     moved = belief.mean - flat.log_step
     near, far = at(tp=1, pp=1, mbs=2, recompute="none"), at(tp=8, pp=1, mbs=8, recompute="full/uniform")
@@ -59,7 +59,7 @@ def test_neighbours_follow_a_trial_more_than_what_is_far() -> None:
 def test_slow_links_seen_at_tp8_are_believed_of_tp4_and_not_of_tp1() -> None:
     """Check that a trial corrects the coefficients, and not a table of layouts."""
     known = replace(prior(), scale_sd=0.0, neighbour_sd=0.0)
-    belief = TimeBelief(known)
+    belief = TimePosterior(known)
     index = at(tp=8, pp=1, mbs=1, recompute="none")
     belief.tell(index, known.log_step[index] + 0.4)
     moved = belief.mean - known.log_step
@@ -68,7 +68,7 @@ def test_slow_links_seen_at_tp8_are_believed_of_tp4_and_not_of_tp1() -> None:
 
 
 def test_estimates_that_prove_right_are_soon_believed_and_wrong_ones_widen_the_doubt() -> None:
-    right, wrong = TimeBelief(prior()), TimeBelief(prior())
+    right, wrong = TimePosterior(prior()), TimePosterior(prior())
     before = float(np.median(right.sd))
     for step, index in enumerate(range(0, 60, 10)):
         right.tell(index, float(right._prior.log_step[index]))
@@ -78,7 +78,7 @@ def test_estimates_that_prove_right_are_soon_believed_and_wrong_ones_widen_the_d
 
 
 def test_supposing_a_running_trial_takes_its_doubt_away_and_moves_nothing() -> None:
-    belief, index = TimeBelief(prior()), at(tp=4, pp=1, mbs=1, recompute="none")
+    belief, index = TimePosterior(prior()), at(tp=4, pp=1, mbs=1, recompute="none")
     mean, sd = belief.supposing([index])
     assert np.allclose(mean, belief.mean)
     assert sd[index] < 0.3 * belief.sd[index] and belief.sd[index] > 0.02
@@ -96,7 +96,7 @@ def test_stated_doubt_holds_on_machines_that_differ_as_expected() -> None:
         skew = math.exp((seed % 5 - 2) * 0.1)
         world = World({"gemm_efficiency": 0.9 * skew, "fast_efficiency": 1.2 / skew, "layer_launch_s": 1.3}, seed=seed)
         trials = {i: trial for i, trial in world.trials().items() if trial.ok}
-        belief = TimeBelief(prior())
+        belief = TimePosterior(prior())
         seen = list(trials)[:: max(len(trials) // 5, 1)][:5]
         for index in seen:
             belief.tell(index, math.log(trials[index].step_s or 1), 0.003)

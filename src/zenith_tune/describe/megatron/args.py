@@ -68,13 +68,13 @@ class MegatronArgs:
         try:
             number = int(text)
         except ValueError:
-            law = f"{option} must be a whole number for a plan to be made"
-            raise UsageError(f"{law}, but is {shown(text)}: write the number in its place") from None
+            problem = f"{option} must be a whole number for a plan to be made"
+            raise UsageError(f"{problem}, but is {shown(text)}: write the number in its place") from None
         if number < least:
             raise UsageError(f"{option} must be at least {least}, but is {number}: correct it in the command")
         if number > (most := MOST_OF.get(option, MOST)):
-            law = f"{option} must be at most {most}, but is {shown(text)[1:-1]}"
-            raise UsageError(f"{law}: correct it in the command")
+            problem = f"{option} must be at most {most}, but is {shown(text)[1:-1]}"
+            raise UsageError(f"{problem}: correct it in the command")
         return number
 
 

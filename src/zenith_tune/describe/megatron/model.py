@@ -32,11 +32,11 @@ def expert_layers(text: str | None, num_layers: int) -> list[bool]:
         return [layer % period == 0 for layer in range(num_layers)]
     pattern = _listed(text or "")
     if pattern is None:
-        law = f"{LAYER_PATTERN} must be a whole number or a list such as ([0]*3+[1]*58)"
-        raise UsageError(f"{law}, but is {shown(text or '')}: write it so")
+        problem = f"{LAYER_PATTERN} must be a whole number or a list such as ([0]*3+[1]*58)"
+        raise UsageError(f"{problem}, but is {shown(text or '')}: write it so")
     if len(pattern) != num_layers:
-        law = f"{LAYER_PATTERN} must say of each of the {num_layers} layers whether it has experts"
-        raise UsageError(f"{law}, but is of {len(pattern)}: correct it in the command")
+        problem = f"{LAYER_PATTERN} must say of each of the {num_layers} layers whether it has experts"
+        raise UsageError(f"{problem}, but is of {len(pattern)}: correct it in the command")
     return [bool(item) for item in pattern]
 
 
@@ -74,7 +74,7 @@ def _value(node: ast.expr) -> list[int] | int:
     raise ValueError(ast.dump(node))
 
 
-CURE = "add them to the command"
+HINT = "add them to the command"
 NEEDED = ("--num-layers", "--hidden-size", "--num-attention-heads")
 OTHER_LAYERS = (
     "--hybrid-layer-pattern",
@@ -93,7 +93,7 @@ NEAR_VOCAB = 0.02
 """Padding makes a vocabulary larger by no more than this share; one that differs by more is another one."""
 
 
-def model_from_args(args: MegatronArgs, cure: str = CURE) -> ModelSpec:
+def model_from_args(args: MegatronArgs, hint: str = HINT) -> ModelSpec:
     """Return the model that the options build; its vocabulary is 0 where only the tokenizer knows it.
 
     >>> args = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --swiglu --vocab-size 1000".split()
@@ -101,7 +101,7 @@ def model_from_args(args: MegatronArgs, cure: str = CURE) -> ModelSpec:
     128
     """
     _refuse_other_layers(args)
-    num_layers, hidden, heads = _needed(args, cure)
+    num_layers, hidden, heads = _needed(args, hint)
     gated = args.first(*GATED) is not None
     ffn = args.count("--ffn-hidden-size") or _default_ffn(hidden, swiglu=args.has("--swiglu"))
     fields = _attention(args, hidden, heads) | _experts(args, num_layers, ffn)
@@ -164,17 +164,19 @@ def _kind(model: ModelSpec) -> str:
 
 def _refuse_other_layers(args: MegatronArgs) -> None:
     if option := args.first(*OTHER_LAYERS):
-        law = "a model must have layers of attention and feed-forward parts alone, all alike"
-        raise UsageError(f"{law}, but the command has {option}: tune it by --preset megatron, which knows no shapes")
+        problem = "a model must have layers of attention and feed-forward parts alone, all alike"
+        raise UsageError(
+            f"{problem}, but the command has {option}: tune it by --preset megatron, which knows no shapes"
+        )
 
 
-def _needed(args: MegatronArgs, cure: str) -> tuple[int, int, int]:
+def _needed(args: MegatronArgs, hint: str) -> tuple[int, int, int]:
     layers = args.count(NEEDED[0]) or args.count("--encoder-num-layers")
     hidden, heads = (args.count(option) for option in NEEDED[1:])
     if layers and hidden and heads:
         return layers, hidden, heads
     missing = [option for option, value in zip(NEEDED, (layers, hidden, heads), strict=True) if not value]
-    raise UsageError(f"the command must tell the model's shape, but has no {', '.join(missing)}: {cure}")
+    raise UsageError(f"the command must tell the model's shape, but has no {', '.join(missing)}: {hint}")
 
 
 def _default_ffn(hidden: int, *, swiglu: bool) -> int:
@@ -199,8 +201,8 @@ def _attention(args: MegatronArgs, hidden: int, heads: int) -> dict[str, Any]:
 def _head_dim(hidden: int, heads: int) -> int:
     if hidden % heads == 0:
         return hidden // heads
-    law = "--hidden-size must be divisible by --num-attention-heads where --kv-channels is not given"
-    raise UsageError(f"{law}, but {hidden} % {heads} != 0: correct it in the command")
+    problem = "--hidden-size must be divisible by --num-attention-heads where --kv-channels is not given"
+    raise UsageError(f"{problem}, but {hidden} % {heads} != 0: correct it in the command")
 
 
 def _latent(args: MegatronArgs, heads: int) -> dict[str, Any]:

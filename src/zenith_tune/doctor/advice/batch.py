@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, DiagnosisInput
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.planner.plan import PlannedLayout, changes
 
@@ -15,7 +15,7 @@ LEAST_SAVING = 0.03
 ALL_BUT = 0.01
 
 
-def small_micro_batch(case: Case) -> Advice | None:
+def small_micro_batch(case: DiagnosisInput) -> Advice | None:
     """Return the micro-batch that fills the GPU, where that makes a step shorter as a whole."""
     at = case.layout
     sizes = [size for size in divisors(at.global_batch // at.dp) if size > at.micro_batch]
@@ -48,26 +48,26 @@ def _work_s(planned: PlannedLayout) -> float:
     return sum(planned.time_parts.get(name, 0.0) for name in ("compute", "recompute", "overhead"))
 
 
-UNASKED = "unasked_size"
+IMPLICIT_DEFAULT = "implicit_default"
 
 
-def unasked_size(case: Case) -> Iterator[Advice]:
+def implicit_default(case: DiagnosisInput) -> Iterator[Advice]:
     """Yield what saying the size brings, whatever its sign: the run is not the one that was meant."""
     for unasked in case.origin.unasked:
         change: dict[str, Any] = {unasked.name: unasked.meant}
         for meant in case.legal([replace(case.layout, **change)]):
             if case.fits(meant):
                 yield Advice(
-                    name=UNASKED,
+                    name=IMPLICIT_DEFAULT,
                     number=float(unasked.size),
                     unit="ranks",
                     finding=unasked.finding,
-                    change=f"{changes(case.layout, meant.layout)}: {unasked.cure}",
+                    change=f"{changes(case.layout, meant.layout)}: {unasked.hint}",
                     planned=meant,
                     gain=case.gain(meant),
                 )
 
 
-def unasked_words(case: Case) -> Iterator[str]:
+def implicit_default_lines(case: DiagnosisInput) -> Iterator[str]:
     """Yield the same where no plan stands behind it."""
-    yield from (f"{unasked.finding}: {unasked.cure}" for unasked in case.origin.unasked)
+    yield from (f"{unasked.finding}: {unasked.hint}" for unasked in case.origin.unasked)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zenith_tune.describe.cluster_catalog import catalog_cluster
 from zenith_tune.describe.model_catalog import catalog_model, known_models
-from zenith_tune.doctor.diagnosis_input import Advice, Case
+from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.search_space import SearchSpace
@@ -19,7 +19,7 @@ LEAST_GAIN = 0.1
 TOP = 8
 
 
-def better_layout(case: Case, *, over: float) -> Advice | None:
+def better_layout(case: DiagnosisInput, *, over: float) -> Advice | None:
     """Return the planner's best, where it is clearly faster than the run and than a change that gains `over`."""
     best = fastest_planned(case, pinned={"flash": int(case.layout.flash_attention)})
     if best is None or (1 + case.gain(best)) / (1 + over) - 1 < LEAST_GAIN:
@@ -36,7 +36,7 @@ def better_layout(case: Case, *, over: float) -> Advice | None:
     )
 
 
-def fastest_planned(case: Case, *, pinned: dict[str, int | str] | None = None) -> PlannedLayout | None:
+def fastest_planned(case: DiagnosisInput, *, pinned: dict[str, int | str] | None = None) -> PlannedLayout | None:
     """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
     for space in (SearchSpace(max_tp=case.cluster.fast_domain), SearchSpace()):
         sayable = _sayable(case, replace(space, pinned=pinned or {}))
@@ -51,13 +51,13 @@ def fastest_planned(case: Case, *, pinned: dict[str, int | str] | None = None) -
     return None
 
 
-def _sayable(case: Case, space: SearchSpace) -> SearchSpace:
+def _sayable(case: DiagnosisInput, space: SearchSpace) -> SearchSpace:
     """Return the part of a space that can be written down for what runs the job."""
     form, framework = case.origin.emit, case.planner.job.framework.name
     return format_named(form).narrowed(space, framework) if framework in FRAMEWORKS.get(form, ()) else space
 
 
-def emit_command(case: Case, layout: Layout) -> str:
+def emit_command(case: DiagnosisInput, layout: Layout) -> str:
     """Return the command that writes a layout down, or nothing where it cannot be said in one."""
     planner, form = case.planner, case.origin.emit
     job, model = planner.job, _model(case)
@@ -78,7 +78,7 @@ def emit_command(case: Case, layout: Layout) -> str:
     return shlex.join(["zenithtune", "plan", *(word for name, value in said.items() for word in (f"--{name}", value))])
 
 
-def _model(case: Case) -> str:
+def _model(case: DiagnosisInput) -> str:
     """Return a name that loads the model again; a shape that a command spells out has none."""
     model = case.planner.model
     if model.name in known_models() and catalog_model(model.name) == model:
@@ -86,7 +86,7 @@ def _model(case: Case) -> str:
     return case.origin.model
 
 
-def _is_catalogued(case: Case) -> bool:
+def _is_catalogued(case: DiagnosisInput) -> bool:
     """Tell whether the catalog has such nodes; how their GPUs are linked is nothing that a file says."""
     try:
         known = catalog_cluster(case.cluster.gpu.name, case.cluster.num_gpus)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zenith_tune.describe.framework_spec import load_framework
-from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case, Remedy
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, DiagnosisInput, Remedy
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.layouts.search_space import limits_of
@@ -20,7 +20,7 @@ ENOUGH_SAVED = 0.97
 """What a change may leave of the memory that the run needs, at most: less is no relief."""
 
 
-def full_memory_words(case: Case) -> str | None:
+def full_memory_message(case: DiagnosisInput) -> str | None:
     """Return how full the memory is and what that costs, where it is all but full."""
     longer = case.slowdown(case.device_bytes)
     if longer < LEAST_SLOWDOWN:
@@ -34,9 +34,9 @@ def full_memory_words(case: Case) -> str | None:
     return f"the memory is {case.device_bytes / capacity:.1%} full ({size}, {how}): {thrash}"
 
 
-def full_memory(case: Case) -> Advice | None:
+def full_memory(case: DiagnosisInput) -> Advice | None:
     """Return the change that leaves room at the least cost, where the memory is all but full."""
-    finding = full_memory_words(case)
+    finding = full_memory_message(case)
     if finding is None:
         return None
     around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
@@ -59,13 +59,13 @@ def full_memory(case: Case) -> Advice | None:
 FSDP = "fsdp"
 
 
-def has_whole_copies(case: Case) -> bool:
+def has_whole_copies(case: DiagnosisInput) -> bool:
     """Tell whether each GPU holds the whole model and its optimizer, so that more GPUs make no room."""
     limits = limits_of(case.planner.job.framework.name)
     return not limits.sizes and not any(limits.zero_stages)
 
 
-def sharded_elsewhere(case: Case) -> Remedy | None:
+def sharded_elsewhere(case: DiagnosisInput) -> Remedy | None:
     """Return the job with weights, gradients and optimizer sharded over its GPUs, as FSDP and ZeRO-3 do."""
     at, planner = case.layout, case.planner
     if not has_whole_copies(case) or at.dp == 1:
@@ -96,7 +96,7 @@ def _ways(at: Layout) -> Iterator[Layout]:
 SHARDED = {1: "the optimizer is", 2: "optimizer and gradients are", 3: "optimizer, gradients and weights are"}
 
 
-def remedies(case: Case) -> tuple[Remedy, ...]:
+def remedies(case: DiagnosisInput) -> tuple[Remedy, ...]:
     """Return each way, whether it fits or not; those that fit come first, the quickest of them first."""
     at = case.layout
     found = [
@@ -108,7 +108,7 @@ def remedies(case: Case) -> tuple[Remedy, ...]:
     return tuple(sorted(found, key=lambda remedy: (not remedy.fits, remedy.cost is None, remedy.cost or 0.0)))
 
 
-def _remedy(case: Case, name: str, layouts: Iterator[Layout], why_none: str) -> Remedy:
+def _remedy(case: DiagnosisInput, name: str, layouts: Iterator[Layout], why_none: str) -> Remedy:
     offered = list(layouts)
     legal = case.legal(offered)
     if not legal:
@@ -127,7 +127,7 @@ def _more_micro_batches(at: Layout) -> Iterator[Layout]:
         yield replace(at, micro_batch=size)
 
 
-def _recomputed(case: Case) -> Iterator[Layout]:
+def _recomputed(case: DiagnosisInput) -> Iterator[Layout]:
     at = case.layout
     if at.recompute.startswith("full/uniform"):
         return
@@ -140,7 +140,7 @@ def _recomputed(case: Case) -> Iterator[Layout]:
     yield replace(at, recompute="full/uniform", recompute_layers=1)
 
 
-def _sharded(case: Case) -> Iterator[Layout]:
+def _sharded(case: DiagnosisInput) -> Iterator[Layout]:
     stages = limits_of(case.planner.job.framework.name).zero_stages
     for stage in (stage for stage in stages if stage > case.layout.zero and case.layout.dp * case.layout.cp > 1):
         yield replace(case.layout, zero=stage)
@@ -153,7 +153,7 @@ def _why_not_sharded(at: Layout) -> str:
     return f"{what} sharded already" if what else "the framework does not shard"
 
 
-def _wider(case: Case) -> Iterator[Layout]:
+def _wider(case: DiagnosisInput) -> Iterator[Layout]:
     """Yield more tensor parallelism, at the expense of data parallelism, where NVLink reaches."""
     at = case.layout
     for factor in divisors(at.dp)[1:]:
@@ -161,7 +161,7 @@ def _wider(case: Case) -> Iterator[Layout]:
             yield replace(at, tp=at.tp * factor, sequence_parallel=at.sequence_parallel or at.tp == 1)
 
 
-def _why_not_wider(case: Case) -> str:
+def _why_not_wider(case: DiagnosisInput) -> str:
     at, size = case.layout, case.cluster.fast_domain
     if at.dp == 1:
         return "every GPU holds another part of the model already"

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, DiagnosisInput
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.search_space import limits_of
 from zenith_tune.planner.plan import changes
 
 
-def slow_tensor_link(case: Case) -> Advice | None:
+def slow_tensor_link(case: DiagnosisInput) -> Advice | None:
     """Return the fastest layout with tensor parallelism inside an NVLink island, where it is not."""
     at, size = case.layout, case.cluster.fast_domain
     if at.tp <= size:
@@ -49,7 +49,7 @@ def _inside(at: Layout, size: int) -> Iterator[Layout]:
 LEAST_SHARE = 0.1
 
 
-def data_parallel_traffic(case: Case) -> Advice | None:
+def data_parallel_traffic(case: DiagnosisInput) -> Advice | None:
     """Return what sends less, where a tenth of a step or more is spent on it."""
     at, seconds = case.layout, case.planned.time_parts["dp"]
     share = seconds / case.planned.step_s
@@ -70,7 +70,7 @@ def data_parallel_traffic(case: Case) -> Advice | None:
     )
 
 
-def _what(case: Case) -> str:
+def _what(case: DiagnosisInput) -> str:
     at, link = case.layout, f"over {_link(case).bytes_per_s / 1e9:g} GB/s"
     if at.zero == 3:
         many = at.num_micro_batches
@@ -79,7 +79,7 @@ def _what(case: Case) -> str:
     return f"{at.dp} ranks sum their gradients, {link}"
 
 
-def _link(case: Case) -> LinkSpec:
+def _link(case: DiagnosisInput) -> LinkSpec:
     """Return the slowest link between data-parallel ranks, which are as far apart as any."""
     cluster, num_gpus = case.cluster, case.layout.num_gpus
     if num_gpus <= cluster.fast_domain:
@@ -87,7 +87,7 @@ def _link(case: Case) -> LinkSpec:
     return cluster.node_link if num_gpus <= cluster.gpus_per_node else cluster.network
 
 
-def _less(case: Case) -> Iterator[Layout]:
+def _less(case: DiagnosisInput) -> Iterator[Layout]:
     """Yield fewer and larger micro-batches and other stages of sharding, with recomputation to make room for them."""
     at = case.layout
     stages = {at.zero, *limits_of(case.planner.job.framework.name).zero_stages}

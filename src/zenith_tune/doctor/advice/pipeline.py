@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, DiagnosisInput
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.planner.limits import MAX_BATCH
@@ -28,7 +28,7 @@ def bubble_share(*, p: int, m: int, v: int = 1) -> float:
     return (p - 1) / (v * m + p - 1)
 
 
-def pipeline_bubble(case: Case) -> Advice | None:
+def pipeline_bubble(case: DiagnosisInput) -> Advice | None:
     """Return what makes the bubble smaller, where it is a tenth of a step or more."""
     at = case.layout
     m = at.num_micro_batches
@@ -57,7 +57,7 @@ def pipeline_bubble(case: Case) -> Advice | None:
     )
 
 
-def _smaller(case: Case) -> Iterator[Layout]:
+def _smaller(case: DiagnosisInput) -> Iterator[Layout]:
     """Yield fewer stages, more chunks and more micro-batches of the same global batch."""
     at, num_layers = case.layout, case.planner.model.num_layers
     for mbs in divisors(at.micro_batch):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, Case
+from zenith_tune.doctor.diagnosis_input import LEAST_GAIN, Advice, DiagnosisInput
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.planner.plan import changes
 from zenith_tune.units import format_bytes
 
 
-def needless_recompute(case: Case) -> Advice | None:
+def needless_recompute(case: DiagnosisInput) -> Advice | None:
     """Return how little recomputation does, where all of it is not needed."""
     at = case.layout
     if not at.recompute.startswith("full"):
@@ -42,7 +42,7 @@ def needless_recompute(case: Case) -> Advice | None:
     )
 
 
-def _less(case: Case, at: Layout) -> Iterator[Layout]:
+def _less(case: DiagnosisInput, at: Layout) -> Iterator[Layout]:
     yield replace(at, recompute="none", recompute_layers=0)
     chunk = layers_per_chunk(case.planner.model.num_layers, pp=at.pp, vp=at.vp)
     most = at.recompute_layers if at.recompute == "full/block" else chunk
@@ -56,7 +56,7 @@ LEAST_SAVED = 0.03
 LEAST_FREE_GAIN = 0.003
 
 
-def idle_recompute(case: Case) -> Advice | None:
+def idle_recompute(case: DiagnosisInput) -> Advice | None:
     """Return what leaving it out brings."""
     at = case.layout
     modules = case.recompute_modules or (CORE,)

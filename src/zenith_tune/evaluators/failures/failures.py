@@ -128,7 +128,7 @@ _CONFIGURATION_TYPES = frozenset(
 
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _REPORTED = {"time": r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", "rank": r"\d{1,6}", "exitcode": r"-?\d{1,4}"}
-_TELLING = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
+_INFORMATIVE = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
 _REPORT_LINE = re.compile(
     r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[\d+\]:|<NO_OTHER|Root Cause|Failures:)"
 )
@@ -151,7 +151,7 @@ def classify(log: str, exit_code: int | None, *, timed_out: bool = False) -> Fai
     if line := _first_line(log, _HOST_MEMORY):
         return _failure(FailureKind.HOST_OUT_OF_MEMORY, line)
     if timed_out:
-        return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_telling_line(log)}")
+        return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_informative_line(log)}")
     return _classify_exit(log, exit_code)
 
 
@@ -188,7 +188,7 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
         who = root.who if root and root.exit_code == -9 else ""
         return _failure(FailureKind.HOST_OUT_OF_MEMORY, f"{who}killed by SIGKILL, most likely out of host memory")
     if exit_code in (126, 127):
-        return _failure(FailureKind.NOT_FOUND, f"{code}: {_last_telling_line(log)}")
+        return _failure(FailureKind.NOT_FOUND, f"{code}: {_last_informative_line(log)}")
     if line := _first_line(log, _DISK):
         return _failure(FailureKind.DISK_FULL, line)
     if (line := _first_line(log, _USAGE)) and not has_iterations(log):
@@ -200,10 +200,10 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
     if line := _first_line(log, _COMMUNICATION):
         return _failure(FailureKind.COMMUNICATION, line)
     if root and (name := _signal_name(root.exit_code)):
-        return _failure(FailureKind.KILLED, f"{root.who}killed by {name}: {_last_telling_line(log)}")
+        return _failure(FailureKind.KILLED, f"{root.who}killed by {name}: {_last_informative_line(log)}")
     if name := _signal_name(exit_code):
-        return _failure(FailureKind.KILLED, f"killed by {name}: {_last_telling_line(log)}")
-    return _failure(FailureKind.CRASH, f"{code}: {_last_telling_line(log)}")
+        return _failure(FailureKind.KILLED, f"killed by {name}: {_last_informative_line(log)}")
+    return _failure(FailureKind.CRASH, f"{code}: {_last_informative_line(log)}")
 
 
 def _failure(kind: FailureKind, message: str) -> Failure:
@@ -269,11 +269,11 @@ def _is_reported(line: str) -> bool:
     return not rest.strip() or bool(_REPORT_LINE.match(line) or _REPORT_LINE.match(rest))
 
 
-def _last_telling_line(log: str) -> str:
+def _last_informative_line(log: str) -> str:
     """Return the last line that speaks of an error, else the last one that says anything."""
     tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
     lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
-    telling = [line for line in lines[-50:] if _TELLING.search(line)]
+    telling = [line for line in lines[-50:] if _INFORMATIVE.search(line)]
     if not lines:
         return "the log is empty" if not log or log.isspace() else "the log has no readable line"
     return (telling or lines)[-1]
@@ -355,8 +355,8 @@ def _refuse_alike(study: Study) -> None:
         if base is None:
             raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
     if all(names_unknown_option(trial.cause) for trial in trials):
-        cure = "choose another --preset, or write {placeholders} where the values belong"
-        raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {cure}")
+        hint = "choose another --preset, or write {placeholders} where the values belong"
+        raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {hint}")
 
 
 def _is_no_fault_of_its_layout(trial: Trial) -> bool:

@@ -77,8 +77,8 @@ class RankError:
     def message(self, rank: int | None = None) -> str:
         """Return the exception in one line, as `rank 3: ValueError: ...`; `rank` is used where the log names none."""
         known = self.rank if self.rank is not None else rank
-        told = f"{self.type}: {self.text}" if self.text else self.type
-        return clean_line(told if known is None else f"rank {known}: {told}")
+        reported = f"{self.type}: {self.text}" if self.text else self.type
+        return clean_line(reported if known is None else f"rank {known}: {reported}")
 
 
 def first_error(log: str, root_rank: int | None = None) -> RankError | None:
@@ -202,8 +202,8 @@ def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: boo
 
 def _first_field(following: Iterator[str], speaker: _Speaker, indent: str) -> str:
     """Return which field pydantic refuses and why, which it says in the two lines below its exception."""
-    told = (_split_speaker(line) for line in itertools.islice(following, 8))
-    own = [rest.removeprefix(indent).strip() for other, rest in told if other == speaker and rest.strip()]
+    reported = (_split_speaker(line) for line in itertools.islice(following, 8))
+    own = [rest.removeprefix(indent).strip() for other, rest in reported if other == speaker and rest.strip()]
     return ": ".join(own[:2]).partition(" [type=")[0]
 
 

@@ -50,8 +50,8 @@ class MimoCandidate:
         modules: list[ModuleLayout] = []
         for name, (tp, pp), size in zip(("the encoder", "the language model"), (encoder, language), spans, strict=True):
             if size < 1 or size % (tp * pp):
-                law = f"tp * pp of {name} must divide its ranks"
-                raise UsageError(f"{law}, but got {tp} * {pp} = {tp * pp} and {size}: change one of them.")
+                problem = f"tp * pp of {name} must divide its ranks"
+                raise UsageError(f"{problem}, but got {tp} * {pp} = {tp * pp} and {size}: change one of them.")
             modules.append(ModuleLayout(tp=tp, pp=pp, dp=size // (tp * pp), offset=encoder_ranks * len(modules)))
         return cls(
             encoder=modules[0],
@@ -117,8 +117,8 @@ def why_not(job: MimoJob, at: MimoCandidate) -> str | None:
     if at.encoder.pp > 1 and not job.can_pipeline_encoder:
         return f"the encoder must not be pipelined, but has pp {at.encoder.pp}: set it to 1."
     if not job.can_join_uneven and not job.has_even_items and at.encoder.dp > at.language.dp:
-        law = "samples with different numbers of items need an encoder dp of at most the language model's"
-        return f"{law}, but got {at.encoder.dp} and {at.language.dp}: change one of them."
+        problem = "samples with different numbers of items need an encoder dp of at most the language model's"
+        return f"{problem}, but got {at.encoder.dp} and {at.language.dp}: change one of them."
     for work, module in ((job.encoder, at.encoder), (job.language, at.language)):
         if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:
             return broken
@@ -130,8 +130,8 @@ def _why_not_gathered(job: MimoJob, language: ModuleLayout) -> str | None:
     if shards % tp:
         return f"the weight shards must be a multiple of tp, but got {shards} and tp {tp}: change one of them."
     if shards and language.dp % (shards // tp):
-        law = "the language model's dp must be a multiple of the ranks that gather its weights"
-        return f"{law}, but got {language.dp} and {shards} shards / tp {tp} = {shards // tp}: change one of them."
+        problem = "the language model's dp must be a multiple of the ranks that gather its weights"
+        return f"{problem}, but got {language.dp} and {shards} shards / tp {tp} = {shards // tp}: change one of them."
     return None
 
 
@@ -144,8 +144,10 @@ def _why_no_experts(job: MimoJob, at: MimoCandidate) -> str | None:
     # The experts are laid out over the same ranks of each stage a second time: ep * expert tp * expert dp.
     together = job.expert_ranks(ep) * at.language.pp
     if experts and at.language.size % together:
-        law = "the language model's ranks must be a multiple of expert shards * ep * pp"
-        return f"{law}, but got {at.language.size} and {together // ep // at.language.pp} * {ep} * {at.language.pp}."
+        problem = "the language model's ranks must be a multiple of expert shards * ep * pp"
+        return (
+            f"{problem}, but got {at.language.size} and {together // ep // at.language.pp} * {ep} * {at.language.pp}."
+        )
     return None
 
 

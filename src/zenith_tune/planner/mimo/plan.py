@@ -56,7 +56,7 @@ def _rank(each: MimoPrediction) -> tuple[float, float, str]:
 
 def _nothing_left(job: MimoJob, too_large: list[float]) -> str:
     if not too_large:
-        law = f"{job.num_ranks} ranks and a global batch of {job.global_batch} allow no layout of both modules"
-        return f"{law}: change one of them."
-    law = f"a layout must fit the {job.device.memory_bytes / 2**30:.3g} GiB of a device"
-    return f"{law}, but the smallest of {len(too_large)} needs {min(too_large) / 2**30:.3g} GiB: take more ranks."
+        problem = f"{job.num_ranks} ranks and a global batch of {job.global_batch} allow no layout of both modules"
+        return f"{problem}: change one of them."
+    problem = f"a layout must fit the {job.device.memory_bytes / 2**30:.3g} GiB of a device"
+    return f"{problem}, but the smallest of {len(too_large)} needs {min(too_large) / 2**30:.3g} GiB: take more ranks."

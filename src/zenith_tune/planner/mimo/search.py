@@ -68,7 +68,7 @@ def _causes(prediction: MimoPrediction) -> tuple[float, float, float, float]:
     return (1.0, float(not at.is_colocated), float(has_stages), prediction.tensor_s / prediction.step_s)
 
 
-def rates_told(job: MimoJob, rates: MimoRates, num_runs: int) -> str:
+def describe_rates(job: MimoJob, rates: MimoRates, num_runs: int) -> str:
     """Return what a rank takes for one item and one sample, whole and split in two, for messages and at the end."""
     whole = _both(job, rates, 1)
     runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
@@ -148,9 +148,9 @@ class MimoSearch:
         """Return a layout that runs for another reason; None where it is not planned."""
         return None if self.plan.at(at) is None else self._next(at, "runs anyway")
 
-    def rates_told(self) -> str:
+    def describe_rates(self) -> str:
         """Return in one line what was measured."""
-        return "" if self.rates is None else rates_told(self._job, self.rates, len(self._runs))
+        return "" if self.rates is None else describe_rates(self._job, self.rates, len(self._runs))
 
     def learn(
         self,

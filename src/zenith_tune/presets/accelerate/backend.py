@@ -13,7 +13,7 @@ from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.accelerate.command import PRESET
 from zenith_tune.presets.accelerate.job import AccelerateJob
 from zenith_tune.presets.accelerate.settings import PARALLELISM
-from zenith_tune.presets.base import UnaskedSize
+from zenith_tune.presets.base import ImplicitDefault
 from zenith_tune.study.parameters import Params, Value
 
 DEFAULT = "default"
@@ -45,9 +45,9 @@ class Backend(ABC):
         if "mbs" in names and job.can_set_micro_batch:
             axes["mbs"] = found.micro_batches(mbs_max)
         if all(len(choices) == 1 for choices in axes.values()):
-            law = f"{PRESET} finds nothing to search"
-            cure = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
-            raise UsageError(f"{law}, because every axis has one choice: {cure}, or give another search")
+            problem = f"{PRESET} finds nothing to search"
+            hint = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
+            raise UsageError(f"{problem}, because every axis has one choice: {hint}, or give another search")
         return cls(job=job, axes=axes)
 
     @classmethod
@@ -72,8 +72,8 @@ class Backend(ABC):
         """Return which rule a point breaks."""
         mbs, ranks = self.micro_batch(params), self.ranks(params)
         if self.global_batch % (mbs * ranks):
-            law = f"micro-batch times {ranks} data-parallel ranks must divide the global batch"
-            return f"{law}, but {mbs} * {ranks} does not divide {self.global_batch}"
+            problem = f"micro-batch times {ranks} data-parallel ranks must divide the global batch"
+            return f"{problem}, but {mbs} * {ranks} does not divide {self.global_batch}"
         return None
 
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
@@ -100,8 +100,10 @@ class Backend(ABC):
         job = self.job
         found = job.given_batch or (job.own_micro_batch or 1) * job.own_accumulation * self.own_ranks
         if found % self.least_ranks:
-            law = f"the global batch must be a multiple of the {self.least_ranks} data-parallel ranks, but got {found}"
-            raise UsageError(f"{law}: give --args gbs={max(found // self.least_ranks, 1) * self.least_ranks}")
+            problem = (
+                f"the global batch must be a multiple of the {self.least_ranks} data-parallel ranks, but got {found}"
+            )
+            raise UsageError(f"{problem}: give --args gbs={max(found // self.least_ranks, 1) * self.least_ranks}")
         return found
 
     @property
@@ -119,8 +121,10 @@ class Backend(ABC):
         """Return the micro-batches to try: every size that divides what some layout gives a rank."""
         job = self.job
         if job.own_micro_batch is None and job.given_batch is None:
-            law = f"{PRESET} must know the global batch, but the command has no value for {job.mbs_option or '{mbs}'}"
-            raise UsageError(f"{law}: add it, or give --args gbs=256")
+            problem = (
+                f"{PRESET} must know the global batch, but the command has no value for {job.mbs_option or '{mbs}'}"
+            )
+            raise UsageError(f"{problem}: add it, or give --args gbs=256")
         found = [size for size in divisors(self.global_batch // self.least_ranks) if size <= mbs_max]
         own = self.own_micro_batch
         return tuple(sorted(found, key=lambda size: (size != own, size)))
@@ -139,10 +143,10 @@ class Backend(ABC):
         if "mbs" in self.axes and self.own_micro_batch not in self.axes["mbs"]:
             return None
         point: Params = {name: choices[0] for name, choices in self.axes.items()}
-        point |= {unasked.name: unasked.size for unasked in self.unasked_sizes()}
+        point |= {unasked.name: unasked.size for unasked in self.implicit_defaults()}
         return point if self.explain(point) is None else None
 
-    def unasked_sizes(self) -> list[UnaskedSize]:
+    def implicit_defaults(self) -> list[ImplicitDefault]:
         """Return the sizes that Accelerate takes because the file leaves them out."""
         return []
 

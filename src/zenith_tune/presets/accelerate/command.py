@@ -157,8 +157,8 @@ def _launcher_span(target: Target) -> tuple[int, int]:
             return index, index + 2
         if index >= 2 and words[index - 1].value == "-m" and word.value in _MODULES:
             return index - 2, index + 1 + (word.value == _MODULES[1])
-    law = f"{PRESET} reads its job from `accelerate launch`, but the command starts something else"
-    raise CommandError(f"{law}: choose another --preset, or write `accelerate launch` where it can be seen")
+    problem = f"{PRESET} reads its job from `accelerate launch`, but the command starts something else"
+    raise CommandError(f"{problem}: choose another --preset, or write `accelerate launch` where it can be seen")
 
 
 def _options(words: Sequence[Word]) -> Iterator[LaunchOption]:
@@ -171,8 +171,8 @@ def _options(words: Sequence[Word]) -> Iterator[LaunchOption]:
         if not word.value.startswith("-"):
             continue
         if equals or name in SWITCHES or at >= len(words) or words[at].value.startswith("--"):
-            told = value if equals else None
-            yield LaunchOption(name=name, value=told, is_known=word.is_static, words=(word,))
+            given = value if equals else None
+            yield LaunchOption(name=name, value=given, is_known=word.is_static, words=(word,))
             continue
         follow = words[at]
         at += 1

@@ -139,8 +139,8 @@ def _refuse_what_accelerate_lacks(target: Target) -> None:
     }
     for what, lacking in lacks.items():
         if lacking:
-            law = f"Accelerate's file has no key for {what}"
-            raise UsageError(f"{law}, but {layout_name(at)} needs it: plan with --emit accelerate")
+            problem = f"Accelerate's file has no key for {what}"
+            raise UsageError(f"{problem}, but {layout_name(at)} needs it: plan with --emit accelerate")
 
 
 def _deepspeed(target: Target) -> Settings:
@@ -167,8 +167,8 @@ def _fsdp(target: Target) -> Settings:
 def _refuse_all_sizes(target: Target) -> None:
     cut = [name for name in SIZES if getattr(target.layout, name) > 1]
     if cut:
-        law = f"Accelerate's {target.job.framework.name} backend is planned with data parallelism only"
-        raise UsageError(f"{law}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1: fix them to 1")
+        problem = f"Accelerate's {target.job.framework.name} backend is planned with data parallelism only"
+        raise UsageError(f"{problem}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1: fix them to 1")
 
 
 def _precision(target: Target, kind: str) -> str:
@@ -179,8 +179,8 @@ def _precision(target: Target, kind: str) -> str:
         return "no"
     # The Megatron-LM plugin passes on bf16 and fp16 alone, and would run anything else in fp32.
     if precision != "fp8" or kind == "MEGATRON_LM":
-        law = f"Accelerate's file has no key for {precision} with {kind}"
-        raise UsageError(f"{law}: plan with --precision bf16, or --emit megatron")
+        problem = f"Accelerate's file has no key for {precision} with {kind}"
+        raise UsageError(f"{problem}: plan with --precision bf16, or --emit megatron")
     return precision
 
 

@@ -24,7 +24,7 @@ from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial_log import lines_of
 
 PREFIX = "zenithtune-accelerate: "
-WRAPPER_WORDS = {
+WRAPPER_NAMES = {
     "DistributedDataParallel": "plain data parallelism",
     "DeepSpeedEngine": "DeepSpeed",
     "FSDPModule": "FSDP version 2",
@@ -79,8 +79,8 @@ class AccelerateRun:
             if event.get("event") == "prepared" and type(event.get("processes")) is int:
                 process = str(event.get("process"))
                 if (
-                    event.get("wrapper") in WRAPPER_WORDS
-                    or reports.get(process, {}).get("wrapper") not in WRAPPER_WORDS
+                    event.get("wrapper") in WRAPPER_NAMES
+                    or reports.get(process, {}).get("wrapper") not in WRAPPER_NAMES
                 ):
                     reports[process] = event
             elif event.get("event") == "step" and (step := _step(event)) is not None:
@@ -94,8 +94,8 @@ class AccelerateRun:
     def usual_passes(self) -> int:
         """The backward passes that most steps took; those at the end of a dataloader tell only where no others are."""
         later = self.steps[1:]  # nobody saw the beginning of the first
-        told = [step.passes for step in later if not step.is_end] or [step.passes for step in later]
-        return statistics.mode(told) if told else 0
+        counts = [step.passes for step in later if not step.is_end] or [step.passes for step in later]
+        return statistics.mode(counts) if counts else 0
 
     @property
     def seconds(self) -> list[float]:
@@ -107,8 +107,8 @@ class AccelerateRun:
     def fault(self, asked: RunAsked) -> str | None:
         """Return in one line how the job differs from what was asked for."""
         if not self.reports:
-            cure = "prepare the model by Accelerator.prepare, or give --args check=false"
-            return f"the job told no model that Accelerate prepared, so nobody knows what it ran as: {cure}"
+            hint = "prepare the model by Accelerator.prepare, or give --args check=false"
+            return f"the job told no model that Accelerate prepared, so nobody knows what it ran as: {hint}"
         return self._world_fault(asked) or self._wrapper_fault(asked) or self._settings_fault(asked)
 
     def _world_fault(self, asked: RunAsked) -> str | None:
@@ -128,10 +128,10 @@ class AccelerateRun:
         wrappers = sorted({str(report.get("wrapper")) for report in self.reports})
         if asked.wrapper is None or wrappers == [asked.wrapper]:
             return None
-        wanted = f"where {WRAPPER_WORDS[asked.wrapper]} ({asked.wrapper}) was asked for"
+        wanted = f"where {WRAPPER_NAMES[asked.wrapper]} ({asked.wrapper}) was asked for"
         other = next(name for name in wrappers if name != asked.wrapper)
-        if other in WRAPPER_WORDS:
-            return f"the job ran with {WRAPPER_WORDS[other]} ({other}), {wanted}"
+        if other in WRAPPER_NAMES:
+            return f"the job ran with {WRAPPER_NAMES[other]} ({other}), {wanted}"
         return f"the model was left unwrapped ({other}), {wanted}"
 
     def _settings_fault(self, asked: RunAsked) -> str | None:
@@ -140,23 +140,23 @@ class AccelerateRun:
         for name, wanted in asked.settings.items():
             value = held.get(name) if isinstance(held, Mapping) else None
             if value is not None and str(value).lower() != str(wanted).lower():
-                cure = "the script, or an older Accelerate, decides on it"
-                return f"the job ran with {name} {value}, where {wanted} was asked for: {cure}"
+                hint = "the script, or an older Accelerate, decides on it"
+                return f"the job ran with {name} {value}, where {wanted} was asked for: {hint}"
         sizes = report.get("batch_sizes")
         if asked.micro_batch is not None and isinstance(sizes, list) and sizes and asked.micro_batch not in sizes:
-            law = f"the dataloader's batch size was {sizes[0]}, where micro-batch {asked.micro_batch} was asked for"
-            return f"{law}: name the script's option by mbs_option"
+            problem = f"the dataloader's batch size was {sizes[0]}, where micro-batch {asked.micro_batch} was asked for"
+            return f"{problem}: name the script's option by mbs_option"
         return self._passes_fault(asked.passes)
 
     def _passes_fault(self, wanted: int | None) -> str | None:
         usual = self.usual_passes
         if wanted is None or usual in (0, wanted):
             return None
-        law = f"most steps took {usual} backward {'pass' if usual == 1 else 'passes'}, where {wanted}"
-        law += f" {'was' if wanted == 1 else 'were'} asked for"
+        problem = f"most steps took {usual} backward {'pass' if usual == 1 else 'passes'}, where {wanted}"
+        problem += f" {'was' if wanted == 1 else 'were'} asked for"
         if all(step.is_end for step in self.steps[1:]):
-            return f"{law}, because the dataloader ends with each of them: give it more batches, or a smaller gbs"
-        return f"{law}: train under accelerator.accumulate(model)"
+            return f"{problem}, because the dataloader ends with each of them: give it more batches, or a smaller gbs"
+        return f"{problem}: train under accelerator.accumulate(model)"
 
 
 def _events(log: str) -> list[dict[str, Any]]:
@@ -211,14 +211,14 @@ class AccelerateEvaluator(TuningEvaluator):
     ) -> None:
         if objective not in OBJECTIVES:
             raise UnknownNameError("objective", objective, OBJECTIVES)
-        if wrapper not in WRAPPER_WORDS:
-            raise UnknownNameError("wrapper", wrapper, WRAPPER_WORDS)
+        if wrapper not in WRAPPER_NAMES:
+            raise UnknownNameError("wrapper", wrapper, WRAPPER_NAMES)
         for name, value in {"gbs": gbs, "n_gpus": n_gpus}.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be above 0, but got {value}: correct it")
         if check and n_gpus is None:
-            cure = "give n_gpus=8, or check=false"
-            raise UsageError(f"evaluator accelerate compares the processes of a job with n_gpus, but has none: {cure}")
+            hint = "give n_gpus=8, or check=false"
+            raise UsageError(f"evaluator accelerate compares the processes of a job with n_gpus, but has none: {hint}")
         self.objective, self.gbs, self.n_gpus, self.wrapper, self.check = objective, gbs, n_gpus, wrapper, check
         self.direction = OBJECTIVES[objective]
         self.asked: Asked = self._asked_by_arguments
@@ -309,8 +309,8 @@ class AccelerateEvaluator(TuningEvaluator):
         try:
             return DeepSpeedEvaluator(self.objective, self.gbs).measure(log, metadata)
         except ValueError:
-            cure = "train for three steps or more, with an optimizer that Accelerator.prepare has prepared"
-            raise ValueError(f"the log has no speed, because no two steps were seen; {cure}") from None
+            hint = "train for three steps or more, with an optimizer that Accelerator.prepare has prepared"
+            raise ValueError(f"the log has no speed, because no two steps were seen; {hint}") from None
 
 
 def _steady(run: AccelerateRun) -> list[float]:

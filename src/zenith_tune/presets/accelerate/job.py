@@ -32,7 +32,7 @@ _NVME = "nvme"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class AccelerateOverrides:
     """Hold what the user says beside the command; None leaves it to the command and its configuration."""
 
     n_gpus: int | None = None
@@ -86,7 +86,7 @@ class AccelerateJob:
         return found if found in ("bf16", "fp16", "fp8") else "fp32"
 
 
-def read_job(command: str, given: Given) -> AccelerateJob:
+def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
     """Read a command and its configuration; what is missing is told in one line with its cure."""
     launch, line = Launch(command), CommandLine(command)
     _refuse_unknown(launch)
@@ -119,8 +119,8 @@ def read_job(command: str, given: Given) -> AccelerateJob:
 def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
     found = settings.whole("num_machines") or 1
     if num_gpus % found:
-        law = f"{settings.source}: num_processes must be a multiple of num_machines, but got {num_gpus} and {found}"
-        raise UsageError(f"{law}: Accelerate would start {num_gpus // found} on each; correct one of them")
+        problem = f"{settings.source}: num_processes must be a multiple of num_machines, but got {num_gpus} and {found}"
+        raise UsageError(f"{problem}: Accelerate would start {num_gpus // found} on each; correct one of them")
     return found
 
 
@@ -128,8 +128,8 @@ def _refuse_unknown(launch: Launch) -> None:
     """Refuse an option that would win over every trial's file with a value that only the shell knows."""
     for name in sorted(launch.unknown_names()):
         if name == "config_file" or name in SECTION_OF:
-            law = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
-            raise UsageError(f"{law}: write it out")
+            problem = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
+            raise UsageError(f"{problem}: write it out")
 
 
 def _merged(launch: Launch) -> AccelerateSettings:
@@ -166,14 +166,16 @@ def _backend(settings: AccelerateSettings, launch: Launch) -> tuple[str, Acceler
     kind = chosen[0] if chosen else str(settings.get("distributed_type") or "MULTI_GPU").upper()
     settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values() else {})})
     if kind == FSDP_TYPE and (settings.whole("fsdp_version") or 1) != 2:
-        law = f"{PRESET} tunes FSDP version 2, but {settings.source} has version 1"
-        raise UsageError(f"{law}: convert it by `accelerate to-fsdp2`, or give --fsdp_version 2")
+        problem = f"{PRESET} tunes FSDP version 2, but {settings.source} has version 1"
+        raise UsageError(f"{problem}: convert it by `accelerate to-fsdp2`, or give --fsdp_version 2")
     if kind in (MEGATRON_LM, DEEPSPEED_TYPE, FSDP_TYPE):
         return kind, settings
     if kind == "NO" or kind.startswith("MULTI_"):
         return PLAIN_TYPE, settings
-    law = f"{PRESET} tunes MEGATRON_LM, DEEPSPEED, FSDP and plain data parallelism, but {settings.source} has {kind}"
-    raise UsageError(f"{law}: choose another distributed_type")
+    problem = (
+        f"{PRESET} tunes MEGATRON_LM, DEEPSPEED, FSDP and plain data parallelism, but {settings.source} has {kind}"
+    )
+    raise UsageError(f"{problem}: choose another distributed_type")
 
 
 def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, DsConfig | None]:
@@ -209,12 +211,12 @@ def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, D
     return settings, DsConfig(values=values, source=settings.source)
 
 
-def _num_gpus(settings: AccelerateSettings, given: Given, launch: Launch) -> int:
+def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: Launch) -> int:
     is_unknown = "num_processes" in launch.unknown_names()
     started = None if is_unknown else settings.whole("num_processes")
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        law = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
-        raise UsageError(f"{law}: leave n_gpus out, or change {settings.source}")
+        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
+        raise UsageError(f"{problem}: leave n_gpus out, or change {settings.source}")
     found = given.n_gpus or started
     if found is not None:
         return found
@@ -223,8 +225,8 @@ def _num_gpus(settings: AccelerateSettings, given: Given, launch: Launch) -> int
             return machine_gpus()
     except UsageError:
         pass
-    law = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
-    raise UsageError(f"{law}: give --args n_gpus=8, or --num_processes 8 in the command")
+    problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+    raise UsageError(f"{problem}: give --args n_gpus=8, or --num_processes 8 in the command")
 
 
 def _accumulation(

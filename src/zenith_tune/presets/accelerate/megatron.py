@@ -25,7 +25,7 @@ from zenith_tune.layouts.constraints import (
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.accelerate.backend import Axes, Backend
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.base import UnaskedSize
+from zenith_tune.presets.base import ImplicitDefault
 from zenith_tune.study.parameters import Value
 
 NONE, SELECTIVE, FULL = "none", "selective", "full"
@@ -76,10 +76,10 @@ class MegatronBackend(Backend):
         axes["recompute"] = (kind, *(each for each in kinds if each != kind))
         return axes
 
-    def unasked_sizes(self) -> list[UnaskedSize]:
+    def implicit_defaults(self) -> list[ImplicitDefault]:
         if self.job.settings.get(_KEYS["cp"]) is not None:
             return []
-        return [UnaskedSize(name="cp", size=UNSAID_CONTEXT, meant=1, key=_KEYS["cp"], taken_by="Accelerate")]
+        return [ImplicitDefault(name="cp", size=UNSAID_CONTEXT, meant=1, key=_KEYS["cp"], taken_by="Accelerate")]
 
     def ranks(self, params: Mapping[str, Value]) -> int:
         """Return world / (tp * pp): context parallelism does not count to Accelerate."""

@@ -24,8 +24,8 @@ def job_model(job: AccelerateJob) -> ModelSpec:
     from zenith_tune.describe.model_catalog import load_model
 
     if job.model is None:
-        law = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(f"{law}: give --args model=NAME, a Hugging Face id or the path of a config.json")
+        problem = "the model is not known, because the command names none by --model_name_or_path"
+        raise UsageError(f"{problem}: give --args model=NAME, a Hugging Face id or the path of a config.json")
     return load_model(job.model)
 
 
@@ -87,8 +87,10 @@ def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
 
     whole = read_topology(path)
     if whole.num_gpus < job.gpus_per_machine:
-        law = f"--topology must tell the {job.gpus_per_machine} GPUs that the job takes of a machine"
-        raise UsageError(f"{law}, but {path} has {whole.num_gpus}: save `nvidia-smi topo -m` on one of its machines")
+        problem = f"--topology must tell the {job.gpus_per_machine} GPUs that the job takes of a machine"
+        raise UsageError(
+            f"{problem}, but {path} has {whole.num_gpus}: save `nvidia-smi topo -m` on one of its machines"
+        )
     node = whole.first(job.gpus_per_machine)
     size = node.fast_domain
     return None if size == node.num_gpus else TensorIsland(size=size, reason=node_reason(size, node))

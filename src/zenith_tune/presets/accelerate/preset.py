@@ -25,11 +25,18 @@ from zenith_tune.presets.accelerate.emit import (
     trial_command,
 )
 from zenith_tune.presets.accelerate.evaluator import RunAsked
-from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, Given, read_job
+from zenith_tune.presets.accelerate.job import (
+    DEEPSPEED_TYPE,
+    FSDP_TYPE,
+    MEGATRON_LM,
+    PLAIN_TYPE,
+    AccelerateOverrides,
+    read_job,
+)
 from zenith_tune.presets.accelerate.megatron import MegatronBackend
 from zenith_tune.presets.accelerate.plan import TensorIsland, accelerate_subject, job_model, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
-from zenith_tune.presets.base import TuningPreset, UnaskedSize
+from zenith_tune.presets.base import ImplicitDefault, TuningPreset
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import MOST
 from zenith_tune.presets.subject import LookedUp
@@ -52,8 +59,8 @@ def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str
         names = ", ".join(job.settings.unread)
         notes.append(f"Accelerate reads no key {names}, so it has no effect and is left out: correct its name")
     if backend.own_micro_batch is None:
-        cure = "give --args mbs_option=--batch_size"
-        notes.append(f"the dataloader's batch size is not known: it stays as it is, and speed is in steps/s; {cure}")
+        hint = "give --args mbs_option=--batch_size"
+        notes.append(f"the dataloader's batch size is not known: it stays as it is, and speed is in steps/s; {hint}")
     notes += _backend_notes(backend)
     if unplanned is not None:
         notes.append(f"layouts are not planned before a trial: {unplanned}")
@@ -78,8 +85,8 @@ def _backend_notes(backend: Backend) -> list[str]:
     if still := [name for name in ("cp", "ep") if len(backend.axes[name]) == 1]:
         notes.append(_still_note(still))
     if "selective" not in backend.axes["recompute"]:
-        cure = "a script that passes other_megatron_args can, by --args recompute_option=--recompute"
-        notes.append(f"Accelerate's file cannot ask for selective recomputation: {cure}")
+        hint = "a script that passes other_megatron_args can, by --args recompute_option=--recompute"
+        notes.append(f"Accelerate's file cannot ask for selective recomputation: {hint}")
     return notes
 
 
@@ -140,7 +147,7 @@ class AcceleratePreset(TuningPreset):
                 raise UsageError(f"{name} must be an option of the script, but got {option!r}: write --{option}")
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.check = search, mbs_max, check
-        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
+        self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
         self._model: LookedUp[ModelSpec] | None = None
         self._subject = self._unasked()
@@ -195,8 +202,8 @@ class AcceleratePreset(TuningPreset):
     def own_point(self, command: str) -> Params | None:
         return self._backend.own_point()
 
-    def unasked_sizes(self, command: str) -> list[UnaskedSize]:
-        return self._backend.unasked_sizes()
+    def implicit_defaults(self, command: str) -> list[ImplicitDefault]:
+        return self._backend.implicit_defaults()
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the trial's own file, the hook, and the script's options for the batch."""

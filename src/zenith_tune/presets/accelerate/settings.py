@@ -235,8 +235,8 @@ def read_settings(path: Path) -> AccelerateSettings:
     except OSError as error:
         raise UsageError(f"the Accelerate configuration {source} cannot be read ({error.strerror}): mend it") from None
     except (YamlError, ValueError, RecursionError) as error:
-        law = "must be a file as `accelerate config` writes it"
-        raise UsageError(f"{source} {law}, but is not ({' '.join(str(error).split())}): correct it") from None
+        problem = "must be a file as `accelerate config` writes it"
+        raise UsageError(f"{source} {problem}, but is not ({' '.join(str(error).split())}): correct it") from None
     if not isinstance(values, dict):
         raise UsageError(f"{source} must hold keys and values, but is a {type(values).__name__}: correct it")
     return _checked(values, source)
@@ -247,11 +247,11 @@ def _checked(values: Yaml, source: str) -> AccelerateSettings:
     for key in values:
         if key not in TOP | OLD:
             close = difflib.get_close_matches(key, TOP, n=1)
-            cure = f"; did you mean {close[0]!r}?" if close else ": take it out"
-            raise UsageError(f"{source}: Accelerate knows no key {reprlib.repr(key)}{cure}")
+            hint = f"; did you mean {close[0]!r}?" if close else ": take it out"
+            raise UsageError(f"{source}: Accelerate knows no key {reprlib.repr(key)}{hint}")
     if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        law = "the preset accelerate starts jobs on machines of your own"
-        raise UsageError(f"{source}: {law}, but compute_environment is {values['compute_environment']}: change it")
+        problem = "the preset accelerate starts jobs on machines of your own"
+        raise UsageError(f"{source}: {problem}, but compute_environment is {values['compute_environment']}: change it")
     named: Yaml = {key: value for key, value in values.items() if key not in OLD}
     unread: list[str] = []
     if is_on(values.get("fp16")) and named.get("mixed_precision") is None:

@@ -45,8 +45,12 @@ def refuse_listed_batch(config: DsConfig) -> None:
     """Refuse a list where the global batch, which stays the same, or what follows from it belongs."""
     for keys in (BATCH, ACCUMULATION):
         if isinstance(value := config.get(keys), list):
-            law = f"{keys[0]} must be one number, because the global batch is fixed and accumulation follows from it"
-            raise UsageError(f"{config.source}: {law}, but got {shown_json(value)}: write one number, or leave it out")
+            problem = (
+                f"{keys[0]} must be one number, because the global batch is fixed and accumulation follows from it"
+            )
+            raise UsageError(
+                f"{config.source}: {problem}, but got {shown_json(value)}: write one number, or leave it out"
+            )
 
 
 def listed_stages(config: DsConfig) -> tuple[int, ...] | None:
@@ -69,8 +73,8 @@ def listed_micro_batches(config: DsConfig) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     if not value or any(type(size) is not int or size < 1 for size in value):
-        law = f"{MICRO_BATCH[0]} must list whole numbers from 1"
-        raise UsageError(f"{config.source}: {law}, but got {shown_json(value)}: correct it")
+        problem = f"{MICRO_BATCH[0]} must list whole numbers from 1"
+        raise UsageError(f"{config.source}: {problem}, but got {shown_json(value)}: correct it")
     return tuple(sorted(set(value)))
 
 
@@ -109,17 +113,17 @@ def _axis(name: str, keys: Keys, choices: tuple[Value, ...]) -> ZeroAxis:
 def _checked(config: DsConfig, keys: Keys, values: list[Any]) -> tuple[Value, ...]:
     plain = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     if not plain or any(not isinstance(value, bool | int | float | str) for value in plain):
-        law = f"{shown_keys(keys)} must list numbers, words or true and false"
-        raise UsageError(f"{config.source}: {law}, but got {shown_json(values)}: correct it")
+        problem = f"{shown_keys(keys)} must list numbers, words or true and false"
+        raise UsageError(f"{config.source}: {problem}, but got {shown_json(values)}: correct it")
     different = {(type(value), value): value for value in plain}
     written: dict[str, Any] = {}
     for value in different.values():
         # True and 1 are one key of a search, and 1 and "1" are one word in every table.
         word = str(int(value) if isinstance(value, bool) and _has_numbers(plain) else value)
         if word in written:
-            law = f"{shown_keys(keys)} must list values that differ"
+            problem = f"{shown_keys(keys)} must list values that differ"
             pair = f"{shown_json(written[word])} and {shown_json(value)}"
-            raise UsageError(f"{config.source}: {law}, but {pair} are equal: leave one of them out")
+            raise UsageError(f"{config.source}: {problem}, but {pair} are equal: leave one of them out")
         written[word] = value
     return tuple(different.values())
 
@@ -129,5 +133,5 @@ def _has_numbers(values: list[Any]) -> bool:
 
 
 def _bad_stage(config: DsConfig, value: object) -> UsageError:
-    law = f"zero_optimization.stage must be 0, 1, 2, 3, a list of these or {ALL!r}"
-    return UsageError(f"{config.source}: {law}, but got {shown_json(value)}: correct it")
+    problem = f"zero_optimization.stage must be 0, 1, 2, 3, a list of these or {ALL!r}"
+    return UsageError(f"{config.source}: {problem}, but got {shown_json(value)}: correct it")

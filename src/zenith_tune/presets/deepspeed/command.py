@@ -84,8 +84,8 @@ def launcher_option(words: list[str], *names: str) -> str | None:
 def refuse_own_autotuning(command: str) -> None:
     """Refuse a command that asks DeepSpeed's launcher to tune: two tuners inside one another measure nothing."""
     if launcher_option(launcher_words(command), "--autotuning") is not None:
-        law = "the command must train, but it asks DeepSpeed's launcher to tune by --autotuning"
-        raise UsageError(f"{law}: take that option out; what its section in the JSON says is heeded")
+        problem = "the command must train, but it asks DeepSpeed's launcher to tune by --autotuning"
+        raise UsageError(f"{problem}: take that option out; what its section in the JSON says is heeded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,11 +60,11 @@ def _refuse(target: Target) -> None:
     cut = [name for name in SIZES if getattr(target.layout, name) > 1]
     name, precision = layout_name(target.layout), target.job.precision
     if cut:
-        law = "a DeepSpeed configuration has data parallelism and ZeRO only"
-        raise UsageError(f"{law}, but {name} has {' and '.join(cut)} above 1: plan with --emit deepspeed")
+        problem = "a DeepSpeed configuration has data parallelism and ZeRO only"
+        raise UsageError(f"{problem}, but {name} has {' and '.join(cut)} above 1: plan with --emit deepspeed")
     if precision not in PRECISIONS:
-        law = f"a DeepSpeed configuration has {', '.join(PRECISIONS)} only"
-        raise UsageError(f"{law}, but the plan is for {precision}: give another --precision, or --emit megatron")
+        problem = f"a DeepSpeed configuration has {', '.join(PRECISIONS)} only"
+        raise UsageError(f"{problem}, but the plan is for {precision}: give another --precision, or --emit megatron")
 
 
 def _zero(stage: int) -> dict[str, Any]:

@@ -179,8 +179,8 @@ class DeepSpeedEvaluator(TuningEvaluator):
             if value is not None and value <= 0:
                 raise UsageError(f"{name} must be above 0, but got {value}: correct it")
         if objective == "flops" and (flops_per_sample is None or n_gpus is None):
-            cure = "take --preset deepspeed with --args metric=flops, or the objective throughput"
-            raise UsageError(f"the objective flops needs flops_per_sample and n_gpus, but has not both: {cure}")
+            hint = "take --preset deepspeed with --args metric=flops, or the objective throughput"
+            raise UsageError(f"the objective flops needs flops_per_sample and n_gpus, but has not both: {hint}")
         if objective == "tokens_per_s" and seq is None:
             raise UsageError("the objective tokens_per_s needs the tokens of a sample: give --args seq=2048")
         self.objective, self.gbs, self.n_gpus, self.flops_per_sample = objective, gbs, n_gpus, flops_per_sample
@@ -274,8 +274,8 @@ class DeepSpeedEvaluator(TuningEvaluator):
             return _Steps(samples_per_s=[total], seconds=[gbs / total] if gbs else [], source=_TRAINER)
         if not log or log.isspace():
             raise ValueError("the log is empty")
-        cure = 'set "wall_clock_breakdown": true in the JSON, or train for longer'
-        raise ValueError(f"the log has no speed of DeepSpeed's or of the Trainer's; {cure}")
+        hint = 'set "wall_clock_breakdown": true in the JSON, or train for longer'
+        raise ValueError(f"the log has no speed of DeepSpeed's or of the Trainer's; {hint}")
 
     def _steady(self, steps: _Steps) -> tuple[list[float], list[float]]:
         """Return the objective's value of each steady step, and the seconds of each where they are known."""

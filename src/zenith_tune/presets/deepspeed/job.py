@@ -43,8 +43,8 @@ def path_in_training_folder(command: str, text: str) -> Path:
         return path
     folder = _training_folder(command, target)
     if folder is None:
-        law = "the DeepSpeed configuration must be found from here, but the command changes the folder in a way"
-        raise UsageError(f"{law} that only its shell follows: give the absolute path of {text[:80]}")
+        problem = "the DeepSpeed configuration must be found from here, but the command changes the folder in a way"
+        raise UsageError(f"{problem} that only its shell follows: give the absolute path of {text[:80]}")
     return folder / path
 
 
@@ -114,7 +114,7 @@ _OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class DeepSpeedOverrides:
     """Hold what the user says beside the command; None leaves it to the command and the configuration."""
 
     n_gpus: int | None = None
@@ -157,7 +157,7 @@ class DeepSpeedJob:
         return self.config.count((AUTOTUNING, key))
 
 
-def read_job(command: str, given: Given) -> DeepSpeedJob:
+def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
     """Read a command and its configuration; what is missing is told in one line with its cure."""
     refuse_own_autotuning(command)
     refuse_two_configs(command)
@@ -166,8 +166,8 @@ def read_job(command: str, given: Given) -> DeepSpeedJob:
     num_gpus = _num_gpus(command, given)
     model_ranks = config.count((AUTOTUNING, "mp_size")) or 1
     if num_gpus % model_ranks:
-        law = f"autotuning.mp_size must divide the GPUs, but got {model_ranks} and {num_gpus}"
-        raise UsageError(f"{law}: correct it in {config.source}")
+        problem = f"autotuning.mp_size must divide the GPUs, but got {model_ranks} and {num_gpus}"
+        raise UsageError(f"{problem}: correct it in {config.source}")
     is_trainer = _is_trainer(line, config)
     options = _batch_options(config, is_trainer)
     num_ranks = num_gpus // model_ranks
@@ -190,21 +190,23 @@ def read_job(command: str, given: Given) -> DeepSpeedJob:
     )
 
 
-def _config_path(command: str, given: Given) -> Path:
+def _config_path(command: str, given: DeepSpeedOverrides) -> Path:
     named = find_config(command)
     if given.config is not None:
         return Path(given.config)
     if named is None:
-        law = f"{PRESET} needs a command that names its JSON by --deepspeed or --deepspeed_config, but finds neither"
-        raise UsageError(f"{law}: add it, or write {{ds_config}} in its place and give --args config=ds.json")
+        problem = (
+            f"{PRESET} needs a command that names its JSON by --deepspeed or --deepspeed_config, but finds neither"
+        )
+        raise UsageError(f"{problem}: add it, or write {{ds_config}} in its place and give --args config=ds.json")
     return path_in_training_folder(command, named.path)
 
 
-def _num_gpus(command: str, given: Given) -> int:
+def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
     started = started_gpus(command)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        law = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
-        raise UsageError(f"{law}: leave n_gpus out, or change the command")
+        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
+        raise UsageError(f"{problem}: leave n_gpus out, or change the command")
     return given.n_gpus or started or machine_gpus()
 
 
@@ -223,8 +225,8 @@ def _batch_options(config: DsConfig, is_trainer: bool) -> dict[tuple[str, ...], 
     # These names become part of a shell's command: what is no name would be run by it.
     names = mappings.values() if isinstance(mappings, dict) else [None]
     if not all(isinstance(name, str) and _OPTION.fullmatch(name) for name in names):
-        law = "autotuning.arg_mappings must name an option such as --batch_size for each key"
-        raise UsageError(f"{config.source}: {law}, but got {shown_json(mappings)}: correct it")
+        problem = "autotuning.arg_mappings must name an option such as --batch_size for each key"
+        raise UsageError(f"{config.source}: {problem}, but got {shown_json(mappings)}: correct it")
     return {known[key]: "--" + str(option).lstrip("-") for key, option in mappings.items() if key in known}
 
 
@@ -234,18 +236,20 @@ def _global_batch(
     options: Mapping[tuple[str, ...], str],
     own: int | None,
     num_ranks: int,
-    given: Given,
+    given: DeepSpeedOverrides,
 ) -> int:
     accumulation = config.count(ACCUMULATION) or _option_count(line, options.get(ACCUMULATION)) or 1
     found = given.gbs or config.count(BATCH) or _option_count(line, options.get(BATCH))
     if found is None and own is not None:
         found = own * accumulation * num_ranks
     if found is None:
-        law = f"{PRESET} must know the global batch, but {config.source} has neither train_batch_size nor a micro-batch"
-        raise UsageError(f"{law}: add train_batch_size, or give --args gbs=256")
+        problem = (
+            f"{PRESET} must know the global batch, but {config.source} has neither train_batch_size nor a micro-batch"
+        )
+        raise UsageError(f"{problem}: add train_batch_size, or give --args gbs=256")
     if found % num_ranks or found > MOST:
-        law = f"the global batch must be a multiple of the {num_ranks} data-parallel ranks, but got {found}"
-        raise UsageError(f"{law}: give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
+        problem = f"the global batch must be a multiple of the {num_ranks} data-parallel ranks, but got {found}"
+        raise UsageError(f"{problem}: give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
     return found
 
 

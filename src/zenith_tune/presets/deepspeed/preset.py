@@ -12,7 +12,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, batch_of, best_config, script_options, trial_config
-from zenith_tune.presets.deepspeed.job import MOST, SEQUENCE_OPTIONS, DeepSpeedJob, Given, read_job
+from zenith_tune.presets.deepspeed.job import MOST, SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job
 from zenith_tune.presets.deepspeed.space import DEFAULT, DeepSpeedSpace, search_names
 from zenith_tune.presets.subject import LookedUp, job_cluster
 from zenith_tune.registry import PresetRegistry
@@ -30,8 +30,8 @@ def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | No
     from zenith_tune.describe.model_catalog import load_model
 
     if job.model is None:
-        law = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(f"{law}: give --args model=NAME, a Hugging Face id or the path of a config.json")
+        problem = "the model is not known, because the command names none by --model_name_or_path"
+        raise UsageError(f"{problem}: give --args model=NAME, a Hugging Face id or the path of a config.json")
     if job.seq_len is None:
         options = ", ".join(option.replace("-", "_").replace("__", "--") for option in SEQUENCE_OPTIONS[:3])
         raise UsageError(f"the command has no {options} or the like: give --args seq=2048")
@@ -84,7 +84,7 @@ class DeepSpeedPreset(TuningPreset):
         search_names(search)
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.metric = search, mbs_max, metric
-        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
+        self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
         self._subject = self._unasked()
 

@@ -55,8 +55,8 @@ class DeepSpeedSpace:
         if job.tuning("fast") is False:
             names |= set(TUNING)
         if CHECKPOINTING in names and not job.is_trainer:
-            law = "checkpointing is an argument of the Hugging Face Trainer, but the command does not run it"
-            raise UsageError(f"{law}: take it out of search, or switch it on in the script")
+            problem = "checkpointing is an argument of the Hugging Face Trainer, but the command does not run it"
+            raise UsageError(f"{problem}: take it out of search, or switch it on in the script")
         listed = listed_axes(job.config)
         wanted = {name: _with_own(job, axis) for name, axis in AXES.items() if name in names and name not in listed}
         return cls(
@@ -81,8 +81,8 @@ class DeepSpeedSpace:
         """Return which rule a point breaks."""
         mbs, stage, job = int(params["mbs"]), int(params["stage"]), self.job
         if job.rank_batch % mbs:
-            law = f"micro-batch times {job.num_ranks} ranks must divide the global batch"
-            return f"{law}, but {mbs} * {job.num_ranks} does not divide {job.global_batch}"
+            problem = f"micro-batch times {job.num_ranks} ranks must divide the global batch"
+            return f"{problem}, but {mbs} * {job.num_ranks} does not divide {job.global_batch}"
         for name, axis in self.axes.items():
             if not axis.matters(stage) and params[name] != axis.choices[0]:
                 return f"{name} has no effect at stage {stage}: it is tried as {axis.choices[0]} alone"
@@ -164,8 +164,8 @@ def _micro_batches(job: DeepSpeedJob, mbs_max: int, *, is_searched: bool) -> tup
     most = min(mbs_max, job.tuning_count("max_train_micro_batch_size_per_gpu") or mbs_max)
     found = tuple(size for size in divisors(job.rank_batch) if least <= size <= most)
     if not found:
-        law = (
+        problem = (
             f"{PRESET} finds no micro-batch from {least} to {most} that divides the {job.rank_batch} samples of a rank"
         )
-        raise UsageError(f"{law}: change the limits, or the global batch")
+        raise UsageError(f"{problem}: change the limits, or the global batch")
     return found

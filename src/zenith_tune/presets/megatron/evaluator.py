@@ -180,8 +180,8 @@ class MegatronEvaluator(TuningEvaluator):
             seq = self.seq or sequence_in_command(str(metadata.get("command", ""))) or sequence_in_log(stdout)
             if samples and seq:
                 return _Reading(values=[rate * seq for rate in samples], unit="tokens/s")
-            what, cure = ("sequence length", "seq=4096") if samples else ("global batch size", "gbs=16")
-            fallback = f"tokens/s needs the {what}, which neither the command nor the log tells: give --args {cure}"
+            what, hint = ("sequence length", "seq=4096") if samples else ("global batch size", "gbs=16")
+            fallback = f"tokens/s needs the {what}, which neither the command nor the log tells: give --args {hint}"
         if samples:
             return _Reading(values=samples, unit="samples/s", fallback=fallback)
         if self.objective == "samples_per_s":
@@ -225,8 +225,8 @@ def _valid_lines(stdout: str, metadata: Mapping[str, Any]) -> list[IterationLine
     if not lines:
         if not stdout or stdout.isspace():
             raise ValueError("the log is empty")
-        cure = "lower --log-interval (ms-swift 4.x: --logging_steps) or train for longer"
-        raise ValueError(f"no iteration line in the log; {cure}")
+        hint = "lower --log-interval (ms-swift 4.x: --logging_steps) or train for longer"
+        raise ValueError(f"no iteration line in the log; {hint}")
     _refuse_nan(lines)
     return _without_leading_skips(lines)
 

@@ -115,8 +115,10 @@ class MegatronPreset(TuningPreset):
         if self.vp_max == 1:
             return
         if self._swift_major(command) == 3 and self.rules.num_layers is None:
-            law = "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
-            raise UsageError(f"{law}: give model=NAME or num_layers=48")
+            problem = (
+                "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
+            )
+            raise UsageError(f"{problem}: give model=NAME or num_layers=48")
         # A command with no place for the option is refused now, not at the first trial that sets it.
         self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
 

@@ -47,12 +47,12 @@ def swift_version(command: str) -> SwiftVersion:
     """
     try:
         line = CommandLine(command)
-        told = {3: list(filter(line.has, RENAMED)), 4: list(filter(line.has, RENAMED.values()))}
+        signs = {3: list(filter(line.has, RENAMED)), 4: list(filter(line.has, RENAMED.values()))}
     except CommandError:
-        told = {3: [], 4: []}
-    if len(told[3]) != len(told[4]):
-        major = 3 if len(told[3]) > len(told[4]) else 4
-        return SwiftVersion(major=major, source=f"the command has {_underscored(told[major][0])}")
+        signs = {3: [], 4: []}
+    if len(signs[3]) != len(signs[4]):
+        major = 3 if len(signs[3]) > len(signs[4]) else 4
+        return SwiftVersion(major=major, source=f"the command has {_underscored(signs[major][0])}")
     try:
         installed = importlib.metadata.version("ms-swift")
         return SwiftVersion(major=3 if int(installed.partition(".")[0]) <= 3 else 4, source=f"{installed} is installed")
@@ -129,8 +129,8 @@ def megatron_subject(
         raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}: give --args seq=4096")
     machines = load_cluster(cluster or "local")
     if machines.num_gpus != n_gpus:
-        law = f"n_gpus must be the GPUs of the cluster, but got n_gpus={n_gpus} and {machines.name} with"
-        raise UsageError(f"{law} {machines.num_gpus}: give --args cluster={machines.gpu.name}x{n_gpus}")
+        problem = f"n_gpus must be the GPUs of the cluster, but got n_gpus={n_gpus} and {machines.name} with"
+        raise UsageError(f"{problem} {machines.num_gpus}: give --args cluster={machines.gpu.name}x{n_gpus}")
     job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
     return PlanSubject(model=load_model(model), cluster=machines, job=job)
 

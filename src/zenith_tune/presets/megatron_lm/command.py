@@ -80,23 +80,25 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
     left = [name for name in names if name not in placeholder_names(command, names)]
     program = run.program.rpartition("/")[2]
     if run.script and run.added_at is None and left:
-        law = f"{run.script} must pass its arguments on for {', '.join(left)} to be set, but does not"
-        cure = (
+        problem = f"{run.script} must pass its arguments on for {', '.join(left)} to be set, but does not"
+        hint = (
             f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
         )
-        raise UsageError(f"{law}: {cure}")
+        raise UsageError(f"{problem}: {hint}")
     line = CommandLine(command)
     if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
-        law = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
-        raise UsageError(f"{law}: take it out of the command, or leave modules out of search")
+        problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
+        raise UsageError(f"{problem}: take it out of the command, or leave modules out of search")
     for option in (option for name in left for option in WRITTEN[name]):
         if option not in SET_ONLY and job.args.has(option) and not _is_removable(line, option):
             where = run.script or "a variable of your command"
-            law = f"{option} is set in {where}, where a trial cannot take it away"
-            raise UsageError(f"{law}: take it out there, or leave {' and '.join(_owners(option, left))} out of search")
+            problem = f"{option} is set in {where}, where a trial cannot take it away"
+            raise UsageError(
+                f"{problem}: take it out there, or leave {' and '.join(_owners(option, left))} out of search"
+            )
         if run.added_at is not None and option in SET_ONLY and _is_behind(job, option):
-            law = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
-            raise UsageError(f'{law}: put "$@" at the end of the line that runs {program}')
+            problem = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
+            raise UsageError(f'{problem}: put "$@" at the end of the line that runs {program}')
 
 
 def _expert_sizes(job: MegatronJob) -> dict[str, str]:

@@ -9,7 +9,6 @@ from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.megatron.args import (
     MOST,
-    MOST_DIGITS,
     MegatronArgs,
     has_flash_attention,
     is_local,
@@ -45,11 +44,11 @@ CUSTOM_SPLITS = (
     "--account-for-loss-in-pipeline-split",
 )
 MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
-SHAPE_CURE = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
+SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class MegatronLmOverrides:
     """Hold what the user says beside the command; None leaves it to the command."""
 
     n_gpus: int | None = None
@@ -96,7 +95,7 @@ class MegatronJob:
 def at_most(what: str, number: int, most: int) -> int:
     """Return a number, or refuse one that is larger than any job has."""
     if number > most:
-        shown = number if number < 10**MOST_DIGITS else "far more"
+        shown = number if number < 10**18 else "far more"
         raise UsageError(f"{what} must be at most {most}, but is {shown}: correct it")
     return number
 
@@ -107,25 +106,29 @@ def is_pretrain_command(command: str) -> bool:
     return run is not None and run.kind not in OTHER_KINDS
 
 
-def read_job(command: str, given: Given) -> MegatronJob:
+def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
     """Read a command; what is missing is told in one line with its cure."""
     run = find_pretrain_run(command)
     if run is None:
-        law = f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
-        raise UsageError(f"{law}, but {why_unread(command) or 'finds none'}: write it out, or choose another --preset")
+        problem = (
+            f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
+        )
+        raise UsageError(
+            f"{problem}, but {why_unread(command) or 'finds none'}: write it out, or choose another --preset"
+        )
     if run.kind in OTHER_KINDS:
-        law = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
-        raise UsageError(f"{law}: take --preset megatron")
+        problem = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
+        raise UsageError(f"{problem}: take --preset megatron")
     args = MegatronArgs.of(run.arguments)
     if option := args.first(*OTHER_SHARDING):
-        law = f"{PRESET} knows data parallelism with and without the distributed optimizer"
-        raise UsageError(f"{law}, but the command has {option}: take it out, or take --preset megatron")
+        problem = f"{PRESET} knows data parallelism with and without the distributed optimizer"
+        raise UsageError(f"{problem}, but the command has {option}: take it out, or take --preset megatron")
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
     return MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
 
 
-def unread_job(given: Given) -> MegatronJob:
+def unread_job(given: MegatronLmOverrides) -> MegatronJob:
     """Return what is known before a command is: what the user says, and no rule that needs more."""
     if given.n_gpus is None or given.gbs is None:
         missing = "n_gpus" if given.n_gpus is None else "gbs"
@@ -145,27 +148,27 @@ def recompute_name(layout: Layout) -> str:
     return f"{layout.recompute}{layout.recompute_layers or ''}"
 
 
-def _model(args: MegatronArgs, given: Given) -> ModelSpec:
-    model = load_model(given.model) if given.model else model_from_args(args, SHAPE_CURE)
+def _model(args: MegatronArgs, given: MegatronLmOverrides) -> ModelSpec:
+    model = load_model(given.model) if given.model else model_from_args(args, SHAPE_HINT)
     if given.vocab is None:
         return model
     model = replace(model, vocab=given.vocab)
     return model if given.model else replace(model, name=model_name(model))
 
 
-def _num_gpus(run: PretrainRun, given: Given) -> int:
+def _num_gpus(run: PretrainRun, given: MegatronLmOverrides) -> int:
     started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        law = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
-        raise UsageError(f"{law}: leave n_gpus out, or change the command")
+        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
+        raise UsageError(f"{problem}: leave n_gpus out, or change the command")
     found = given.n_gpus or started
     if found is None:
-        law = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
-        raise UsageError(f"{law}: give --args n_gpus=8")
+        problem = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
+        raise UsageError(f"{problem}: give --args n_gpus=8")
     return at_most("the number of GPUs", found, MAX_GPUS)
 
 
-def _start(args: MegatronArgs, model: ModelSpec, *, num_gpus: int, given: Given) -> Layout:
+def _start(args: MegatronArgs, model: ModelSpec, *, num_gpus: int, given: MegatronLmOverrides) -> Layout:
     tp, pp, cp, ep = (
         args.count(f"--{name}-parallel-size") or 1
         for name in ("tensor-model", "pipeline-model", "context", "expert-model")
@@ -195,8 +198,8 @@ def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
     """Return samples per step; Megatron takes one micro-batch per rank where nothing is said."""
     found = args.count("--global-batch-size") or (mbs * max(dp, 1) if mbs else None)
     if found is None:
-        law = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
-        raise UsageError(f"{law}: add it, or give --args gbs=256")
+        problem = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
+        raise UsageError(f"{problem}: add it, or give --args gbs=256")
     return at_most("the global batch", found, MOST)
 
 
@@ -250,5 +253,5 @@ def _with_vocab(job: MegatronJob) -> ModelSpec:
             return replace(known, name=model_name(known))
     except UsageError:
         pass
-    law = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
-    raise UsageError(f"{law}: give --args vocab=128256 (the tokenizer's own number)")
+    problem = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
+    raise UsageError(f"{problem}: give --args vocab=128256 (the tokenizer's own number)")

@@ -47,8 +47,8 @@ def megatron_options(target: Target) -> Options:
     """Return every option that the layout sets; sizes of 1 are said too, so that no default can differ."""
     at = target.layout
     if at.zero > 1:
-        law = "Megatron's distributed optimizer shards the optimizer alone, which is zero 1"
-        raise UsageError(f"{law}, but {layout_name(at)} has zero {at.zero}: take --emit deepspeed or accelerate")
+        problem = "Megatron's distributed optimizer shards the optimizer alone, which is zero 1"
+        raise UsageError(f"{problem}, but {layout_name(at)} has zero {at.zero}: take --emit deepspeed or accelerate")
     sizes: Options = {
         "tensor_model_parallel_size": at.tp,
         "pipeline_model_parallel_size": at.pp,

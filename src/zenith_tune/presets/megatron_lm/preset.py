@@ -14,8 +14,8 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_lm.command import refuse_unwritable, written_command
 from zenith_tune.presets.megatron_lm.job import (
     MAX_GPUS,
-    Given,
     MegatronJob,
+    MegatronLmOverrides,
     at_most,
     is_pretrain_command,
     read_job,
@@ -132,7 +132,7 @@ class MegatronLmPreset(TuningPreset):
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
         self.cluster, self.topology = cluster, topology
-        self._given = Given(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
+        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
         self._bound: MegatronLmSpace | None = None
         self._unread: MegatronLmSpace | None = None

@@ -24,5 +24,5 @@ class MimoEvaluator(MegatronEvaluator):
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with all that the log tells."""
         measurement = super().measure(stdout, metadata)
-        told = MeasuredStep.read(stdout)
-        return measurement if told is None else replace(measurement, extra={**measurement.extra, PASSES: told.text()})
+        step = MeasuredStep.read(stdout)
+        return measurement if step is None else replace(measurement, extra={**measurement.extra, PASSES: step.text()})

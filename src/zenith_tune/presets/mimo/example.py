@@ -13,7 +13,7 @@ from zenith_tune.mimo.model_work import encoder_work, language_work
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import started_gpus
-from zenith_tune.presets.mimo.job import Given, ReadCommand, checked_ranks
+from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks
 from zenith_tune.shell import CommandLine
 from zenith_tune.study.parameters import Params, Value
 
@@ -42,7 +42,7 @@ STEP_S = 40e-3
 """The optimizer and the agreements of all ranks: what was left of steps on shared ranks there."""
 
 
-def read_example(line: CommandLine, given: Given) -> ReadCommand:
+def read_example(line: CommandLine, given: MimoOverrides) -> ReadCommand:
     """Read a command of the example."""
     args = MegatronArgs(line)
     sizes = {name: args.count(f"--{name}") or default for name, default in DEFAULTS.items()}
@@ -110,7 +110,7 @@ def _own_ranks(sizes: Mapping[str, int], own: Params) -> int:
     return int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
 
 
-def _flops(args: MegatronArgs, given: Given) -> tuple[float, tuple[str, ...]]:
+def _flops(args: MegatronArgs, given: MimoOverrides) -> tuple[float, tuple[str, ...]]:
     text = args.text("--device-flops")
     if given.device_flops is not None:
         return given.device_flops, ()

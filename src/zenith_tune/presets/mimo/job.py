@@ -20,7 +20,7 @@ MOST_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class MimoOverrides:
     """Hold what the user says beside the command; None leaves it to the command."""
 
     n_gpus: int | None = None
@@ -54,8 +54,8 @@ class ReadCommand:
 def checked_ranks(num_ranks: int) -> int:
     """Return a number of ranks that layouts can be searched for."""
     if not 2 <= num_ranks <= MOST_RANKS:
-        law = f"{PRESET} searches layouts for 2 to {MOST_RANKS} ranks"
-        raise UsageError(f"{law}, but the command has {num_ranks}: give --args n_gpus=8")
+        problem = f"{PRESET} searches layouts for 2 to {MOST_RANKS} ranks"
+        raise UsageError(f"{problem}, but the command has {num_ranks}: give --args n_gpus=8")
     return num_ranks
 
 

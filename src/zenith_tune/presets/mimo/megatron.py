@@ -11,7 +11,7 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS
-from zenith_tune.presets.mimo.job import PRESET, Given, ReadCommand, checked_ranks
+from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell.script import PretrainRun
@@ -34,15 +34,15 @@ ROOM = 0.92
 MAX_EP = 64
 
 
-def read_megatron(run: PretrainRun, given: Given) -> ReadCommand:
+def read_megatron(run: PretrainRun, given: MimoOverrides) -> ReadCommand:
     """Read a command of Megatron's example."""
     args = MegatronArgs.of(run.arguments)
     prefix = option_prefix(args)
     _refuse_other_kinds(args, prefix)
     num_ranks = given.n_gpus or pretrain_gpus(run)
     if num_ranks is None:
-        law = f"{PRESET} must know the number of GPUs, but the command does not tell"
-        raise UsageError(f"{law}: give --args n_gpus=8, or --nproc-per-node 8 in the command")
+        problem = f"{PRESET} must know the number of GPUs, but the command does not tell"
+        raise UsageError(f"{problem}: give --args n_gpus=8, or --nproc-per-node 8 in the command")
     job = _job(args, prefix, checked_ranks(num_ranks), given)
     experts = job.language.num_experts
     return ReadCommand(
@@ -82,16 +82,16 @@ def _refuse_other_kinds(args: MegatronArgs, prefix: str) -> None:
         raise UsageError(f"{PRESET} searches layouts of two modules, but the command has {prefix}llm-only: take it out")
     for name in ONLY_ONE:
         if (args.count(f"{prefix}{name}") or 1) != 1:
-            law = f"{prefix}{name} must be 1 in Megatron's MIMO example, but is {args.count(f'{prefix}{name}')}"
-            raise UsageError(f"{law}: correct it in the command")
+            problem = f"{prefix}{name} must be 1 in Megatron's MIMO example, but is {args.count(f'{prefix}{name}')}"
+            raise UsageError(f"{problem}: correct it in the command")
     if (option := args.first(*OTHER_STAGES)) is not None:
-        law = (
+        problem = (
             f"{PRESET} plans pipelines of one stage on each rank, all of the same length, but the command has {option}"
         )
-        raise UsageError(f"{law}: take it out")
+        raise UsageError(f"{problem}: take it out")
 
 
-def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: Given) -> MimoJob:
+def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: MimoOverrides) -> MimoJob:
     cluster = job_cluster(given.cluster, num_ranks)
     link = cluster.fast_link if num_ranks <= cluster.fast_domain else cluster.network
     if cluster.num_nodes == 1 and cluster.fast_domain == 1:
@@ -100,8 +100,8 @@ def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: Given) -> MimoJ
     expert_tensor = args.count(f"{prefix}llm-expt-tp") or 1
     batch = args.count("--global-batch-size")
     if batch is None:
-        law = "the command must tell the global batch, but has no --global-batch-size"
-        raise UsageError(f"{law}: add it to the command")
+        problem = "the command must tell the global batch, but has no --global-batch-size"
+        raise UsageError(f"{problem}: add it to the command")
     return MimoJob(
         encoder=megatron_encoder(given.encoder, args),
         language=megatron_language(args),
@@ -130,8 +130,8 @@ def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: Given) -> MimoJ
 def _expert_shards(args: MegatronArgs, expert_tensor: int) -> int:
     shards = args.count(EXPERT_SHARDS) or 0
     if shards % expert_tensor:
-        law = f"{EXPERT_SHARDS} must be a multiple of expert tp, but got {shards} and {expert_tensor}"
-        raise UsageError(f"{law}: correct it in the command")
+        problem = f"{EXPERT_SHARDS} must be a multiple of expert tp, but got {shards} and {expert_tensor}"
+        raise UsageError(f"{problem}: correct it in the command")
     return shards
 
 
@@ -148,7 +148,7 @@ def _own_point(args: MegatronArgs, prefix: str) -> Params:
     }
 
 
-def _notes(given: Given, job: MimoJob) -> tuple[str, ...]:
+def _notes(given: MimoOverrides, job: MimoJob) -> tuple[str, ...]:
     shards, notes = job.weight_shards, []
     if shards:
         notes.append(

@@ -77,8 +77,8 @@ def megatron_encoder(sizes: Mapping[str, int], args: MegatronArgs) -> ModuleWork
     sizes = {**ENCODER, **sizes}
     s, h, w = sizes["patches"], sizes["hidden"], _needed(args, "--hidden-size")
     if h % sizes["heads"]:
-        law = "encoder_hidden must be a multiple of encoder_heads"
-        raise UsageError(f"{law}, but got {h} and {sizes['heads']}: correct --args")
+        problem = "encoder_hidden must be a multiple of encoder_heads"
+        raise UsageError(f"{problem}, but got {h} and {sizes['heads']}: correct --args")
     config = TransformerConfig(num_layers=sizes["layers"], hidden_size=h, num_heads=sizes["heads"], ffn_size=4 * h)
     rows = s * ROWS_PER_PATCH
     projector = 4 * h * w
@@ -113,8 +113,8 @@ def _language_training(args: MegatronArgs) -> dict[str, bool]:
     """Return what is trained: gradients go through a frozen language model to a tower or a projector that is."""
     is_trained, has_behind = not args.has("--freeze-lm"), _trains_tower(args) or _trains_projector(args)
     if not (is_trained or has_behind):
-        law = "something must be trained, but the command freezes the language model, the encoder and its projector"
-        raise UsageError(f"{law}: take one of the --freeze- options out")
+        problem = "something must be trained, but the command freezes the language model, the encoder and its projector"
+        raise UsageError(f"{problem}: take one of the --freeze- options out")
     return {"is_trained": is_trained, "passes_gradient": is_trained or has_behind}
 
 
@@ -125,8 +125,8 @@ def _language_widths(args: MegatronArgs, pattern: str, s: int, heads: int) -> tu
         mamba = _mamba_sizes(args, _needed(args, "--hidden-size"))
         widths += [("the Mamba heads", mamba.heads), ("the Mamba groups", mamba.groups)]
         if mamba.heads % mamba.groups:
-            law = "the Mamba heads must be a multiple of the Mamba groups"
-            raise UsageError(f"{law}, but got {mamba.heads} and {mamba.groups}: correct it in the command")
+            problem = "the Mamba heads must be a multiple of the Mamba groups"
+            raise UsageError(f"{problem}, but got {mamba.heads} and {mamba.groups}: correct it in the command")
     if "-" in pattern or not (pattern or args.count("--num-experts", least=0)):
         widths.append(("the feed-forward size", _ffn(args)))
     if shared := args.count("--moe-shared-expert-intermediate-size", least=0):
@@ -147,8 +147,8 @@ def _layers(args: MegatronArgs, h: int, s: int, heads: int) -> list[_Layer]:
     kinds = _pattern(args).replace("|", "")
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or not kinds:
-        law = f"{PATTERN} must be made of {' '.join(KINDS)} for a plan"
-        raise UsageError(f"{law}, but has {' '.join(unknown) or 'nothing'}: take --preset megatron")
+        problem = f"{PATTERN} must be made of {' '.join(KINDS)} for a plan"
+        raise UsageError(f"{problem}, but has {' '.join(unknown) or 'nothing'}: take --preset megatron")
     return [makers[kind] for kind in kinds]
 
 

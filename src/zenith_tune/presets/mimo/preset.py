@@ -11,7 +11,7 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed.command import launcher_words
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
-from zenith_tune.presets.mimo.job import PRESET, Given, MimoSpace, ReadCommand
+from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.registry import PresetRegistry
@@ -61,7 +61,7 @@ class MimoPreset(TuningPreset):
             if amount is not None and not 0 < amount < float("inf"):
                 raise UsageError(f"{name} must be a number above 0, but got {amount:g}: correct it")
         self.mbs_max, self.top = mbs_max, top
-        self._given = Given(
+        self._given = MimoOverrides(
             n_gpus=n_gpus,
             cluster=cluster,
             device_flops=device_flops,
@@ -97,10 +97,10 @@ class MimoPreset(TuningPreset):
         return self.space.own_point()
 
     def predicted(self, params: Mapping[str, Value]) -> Prediction:
-        told = self.space.predict(params)
-        stages = {"encoder stage": told.encoder_stage_s, "llm stage": told.language_stage_s}
+        prediction = self.space.predict(params)
+        stages = {"encoder stage": prediction.encoder_stage_s, "llm stage": prediction.language_stage_s}
         plan = "the plan of preset mimo"
-        return Prediction(step_s=told.step_s, memory_bytes=told.memory_bytes, parts_s=stages, by=plan)
+        return Prediction(step_s=prediction.step_s, memory_bytes=prediction.memory_bytes, parts_s=stages, by=plan)
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
@@ -164,8 +164,8 @@ class MimoPreset(TuningPreset):
         elif (run := _megatron_run(command)) is not None:
             read = read_megatron(run, self._given)
         else:
-            law = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
-            raise UsageError(f"{law}: write it out, or choose another --preset")
+            problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
+            raise UsageError(f"{problem}: write it out, or choose another --preset")
         if not self._given.images:
             return read
         return replace(read, job=replace(read.job, items=self._given.images))

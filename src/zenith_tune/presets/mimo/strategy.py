@@ -63,8 +63,8 @@ def gain_lines(all_tried: Sequence[TriedLayout], direction: Direction) -> list[s
     if alike is None:
         return [f"{best.prediction.at.label} is the fastest; no homogeneous layout went well beside it"]
     if best.is_homogeneous:
-        told = f"the best homogeneous layout tried stays the fastest ({_step(best)})"
-        return [f"{told}: layouts of their own gain nothing here"]
+        reported = f"the best homogeneous layout tried stays the fastest ({_step(best)})"
+        return [f"{reported}: layouts of their own gain nothing here"]
     return [_gain(alike, best), f"where it comes from, by the plan: {'; '.join(_causes(alike, best))}"]
 
 
@@ -154,8 +154,8 @@ class MimoRankedStrategy(TuningStrategy):
 
     def prepare(self, job: TunedJob) -> None:
         if self._points is None:
-            law = f"strategy {NAME} tries the layouts that preset mimo plans, but has none"
-            raise UsageError(f"{law}: take --preset mimo and leave --strategy out")
+            problem = f"strategy {NAME} tries the layouts that preset mimo plans, but has none"
+            raise UsageError(f"{problem}: take --preset mimo and leave --strategy out")
         self._job = job
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
@@ -164,11 +164,11 @@ class MimoRankedStrategy(TuningStrategy):
             return
         self._search = search = self._points.search()
         self._learn_baseline(search, self._points)
-        is_told = False
+        is_reported = False
         while (following := search.next()) is not None:
-            if search.rates is not None and not following.is_probe and not is_told:
-                self._job.tell(search.rates_told())
-                is_told = True
+            if search.rates is not None and not following.is_probe and not is_reported:
+                self._job.tell(search.describe_rates())
+                is_reported = True
             expected = f"{following.expected.step_s * 1e3:.1f} ms a step by the plan"
             trial = eval_fn.run(self._points.point(following.prediction.at), f"{following.why}: {expected}")
             self._learn(search, following, trial)
@@ -216,8 +216,8 @@ class MimoRankedStrategy(TuningStrategy):
             self._learn(search, following, trial)
 
     def _learn(self, search: MimoSearch, following: NextLayout, trial: Trial) -> None:
-        told = trial.extra.get(PASSES)
-        measured = MeasuredStep.of(told) if isinstance(told, str) else None
+        reported = trial.extra.get(PASSES)
+        measured = MeasuredStep.of(reported) if isinstance(reported, str) else None
         step_s = trial.step_s if trial.ok else None
         search.learn(following.prediction.at, step_s, measured, has_failed=not trial.ok)
         self._tried.append((following, trial))

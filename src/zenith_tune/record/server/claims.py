@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.record.server.patience import Patience
+from zenith_tune.record.server.patience import RetryPolicy
 from zenith_tune.record.storage import clear_errors
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def run_key(identity: str, *, is_baseline: bool) -> str:
 class Claims:
     """Make and give up the claims of one tuner on one study."""
 
-    def __init__(self, engine: Engine, study_id: int, patience: Patience) -> None:
+    def __init__(self, engine: Engine, study_id: int, patience: RetryPolicy) -> None:
         self.tuner = uuid.uuid4().hex
         self.identity = TunerIdentity.own()
         self._engine = engine

@@ -20,7 +20,7 @@ _STAYS = ("28", "3D", "53100", "53200")
 _MOMENTARY = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many")
 
 
-class Patience:
+class RetryPolicy:
     """Try again what a server that was away did not answer; safe to use from several threads.
 
     A statement that broke off may have been carried out all the same: whatever is called must find that out by itself.
@@ -46,9 +46,9 @@ class Patience:
                 self._note_away(error)
                 if self._has_given_up or time.monotonic() - begin >= self._limit_s:
                     self._has_given_up = True  # the study is ending: nothing more is waited for
-                    law = f"the database {shown(self.url)} has not answered for {self._limit_s:.0f} s"
-                    cure = "start it, then go on with --resume; no finished trial is lost"
-                    raise StudyError(f"{law} ({in_one_line(error)}): {cure}") from error
+                    problem = f"the database {shown(self.url)} has not answered for {self._limit_s:.0f} s"
+                    hint = "start it, then go on with --resume; no finished trial is lost"
+                    raise StudyError(f"{problem} ({in_one_line(error)}): {hint}") from error
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
             else:
@@ -60,8 +60,8 @@ class Patience:
             is_news = self._away_since is None
             self._away_since = self._away_since or time.monotonic()
         if is_news:
-            law = f"the database does not answer ({in_one_line(error)})"
-            self._tell(f"{law}: waiting for it, at most {self._limit_s:.0f} s")
+            problem = f"the database does not answer ({in_one_line(error)})"
+            self._tell(f"{problem}: waiting for it, at most {self._limit_s:.0f} s")
 
     def _note_back(self) -> None:
         if self._away_since is None:

@@ -42,14 +42,14 @@ def driver_url(url: str) -> str:
     if scheme not in _SCHEMES:
         return url
     if driver and driver not in _DRIVERS:
-        law = f"the driver of a PostgreSQL --db must be {' or '.join(_DRIVERS)}, but got {driver!r}"
-        raise UsageError(f"{law}: leave it out")
+        problem = f"the driver of a PostgreSQL --db must be {' or '.join(_DRIVERS)}, but got {driver!r}"
+        raise UsageError(f"{problem}: leave it out")
     for name in [driver] if driver else _DRIVERS:
         if importlib.util.find_spec(name) is not None:
             return f"postgresql+{name}://{url.partition('://')[2]}"
     needed = driver or _DRIVERS[0]
-    cure = "pip install psycopg2-binary" if needed == "psycopg2" else "pip install 'zenith-tune[postgres]'"
-    raise StudyError(f"the database {shown(url)} needs {needed}, which is missing: {cure}")
+    hint = "pip install psycopg2-binary" if needed == "psycopg2" else "pip install 'zenith-tune[postgres]'"
+    raise StudyError(f"the database {shown(url)} needs {needed}, which is missing: {hint}")
 
 
 def connect_args(url: str) -> dict[str, int]:

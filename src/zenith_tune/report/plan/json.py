@@ -103,11 +103,11 @@ def _situation(plan: Plan) -> Json:
 
 
 def _cut(cut: Cut) -> Json:
-    return {"rule": cut.rule, "law": cut.law, "count": cut.count, "of": cut.what, "example": cut.example}
+    return {"rule": cut.rule, "law": cut.problem, "count": cut.count, "of": cut.what, "example": cut.example}
 
 
 def _near_miss(miss: NearMiss) -> Json:
-    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "cure": miss.cure}
+    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "cure": miss.hint}
     return {**why, **planned_object(miss.planned)}
 
 

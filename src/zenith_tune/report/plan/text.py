@@ -111,7 +111,7 @@ def _chosen(stages: tuple[StageMemory, ...]) -> list[StageMemory]:
 
 MAX_WIDTH = 100
 """Columns that a line has at most; a row of the table goes into them."""
-MAX_LAWS = 8
+MAX_PROBLEMS = 8
 
 
 class PlanReport:
@@ -199,13 +199,13 @@ class PlanReport:
             unit = "tokens/s" if miss.obstacle is Obstacle.BATCH else "speed"
             gain = f"{format_gain(miss.gain)} {unit}; " if math.isfinite(miss.gain) else ""
             self._say(f"  {miss.planned.name}: {miss.reason}")
-            self._say(f"    {gain}{miss.cure}")
+            self._say(f"    {gain}{miss.hint}")
 
     def _dropped(self, plan: Plan) -> None:
         self._console.print()
         fits = f"{plan.num_fitting:,} fit (less than {plan.risk:.0%} likely to run out of memory)"
         self._say(f"{count(plan.num_considered, 'layout')} considered, {fits}")
-        for cut in plan.cuts[:MAX_LAWS]:
+        for cut in plan.cuts[:MAX_PROBLEMS]:
             self._say(f"  dropped {count(cut.count, cut.what)}: {cut.example}")
         for reason in plan.left_out:
             self._say(f"  not tried: {reason}")

@@ -46,11 +46,11 @@ def findings_lines(findings: Findings, width: int) -> list[str]:
     for row in findings.rows:
         cells = GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
         indent = INDENT if is_below else used
-        told = textwrap.wrap(row[-1], max(width - indent, LEAST_LAST), break_on_hyphens=False) or [""]
+        wrapped = textwrap.wrap(row[-1], max(width - indent, LEAST_LAST), break_on_hyphens=False) or [""]
         if is_below:
-            lines += [cells, *(" " * indent + line for line in told if line)]
+            lines += [cells, *(" " * indent + line for line in wrapped if line)]
         else:
-            lines += [f"{cells}{GAP}{told[0]}".rstrip(), *(" " * indent + line for line in told[1:])]
+            lines += [f"{cells}{GAP}{wrapped[0]}".rstrip(), *(" " * indent + line for line in wrapped[1:])]
     return [*lines, *findings.lines]
 
 

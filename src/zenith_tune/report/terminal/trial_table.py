@@ -115,9 +115,9 @@ def trial_line(trial: Trial, label: str, status: str) -> Text:
     """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
     line = Text(f"trial {shown_number(trial):>4}  {_in_column(label)}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
-    told = [_measured(trial) if trial.value is not None else f" {shortened(trial.cause)}"]
-    told += [label] if len(label) > LABEL else []
-    return line.append(f"{'  '.join(told)}  [{status}]")
+    parts = [_measured(trial) if trial.value is not None else f" {shortened(trial.cause)}"]
+    parts += [label] if len(label) > LABEL else []
+    return line.append(f"{'  '.join(parts)}  [{status}]")
 
 
 def _in_column(label: str) -> str:

@@ -104,8 +104,8 @@ def end_marked_everywhere(shells: Sequence[HostShell], folder: str, grace_s: flo
 def unreachable(shells: Sequence[HostShell]) -> dict[str, str]:
     """Return the hosts that do not answer, each with what ssh says of it."""
     with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as asking:
-        told = list(asking.map(HostShell.why_unreachable, shells))
-    return {shell.name: why for shell, why in zip(shells, told, strict=True) if why is not None}
+        reported = list(asking.map(HostShell.why_unreachable, shells))
+    return {shell.name: why for shell, why in zip(shells, reported, strict=True) if why is not None}
 
 
 def last_line(text: bytes) -> str:

@@ -256,8 +256,8 @@ def hosts_left_in(folder: Path) -> list[str]:
 
 def _lost(folder: Path) -> dict[str, str] | None:
     try:
-        told = json.loads((folder / LOST_FILE).read_text(encoding="utf-8"))
-        return {"host": str(told["host"]), "why": str(told["why"])}
+        reported = json.loads((folder / LOST_FILE).read_text(encoding="utf-8"))
+        return {"host": str(reported["host"]), "why": str(reported["why"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -310,12 +310,12 @@ class HostfileRunner(Runner):
             num_hosts = len(self.pool.slots)
             few = f"{len(fitting)} of {num_hosts} hosts" if len(fitting) < num_hosts else f"{len(fitting)}"
             slots = f" with {resources.gpus_per_node} slots or more" if resources.gpus_per_node else ""
-            cure = "add hosts, or take fewer nodes or GPUs for a trial"
-            raise UsageError(f"a trial needs {resources.describe()}, but {self._path} has {few}{slots}: {cure}")
+            hint = "add hosts, or take fewer nodes or GPUs for a trial"
+            raise UsageError(f"a trial needs {resources.describe()}, but {self._path} has {few}{slots}: {hint}")
         room = len(fitting) // resources.nodes
         if parallel is not None and parallel > room:
-            law = f"{parallel} trials of {resources.describe()} need {parallel * resources.nodes} hosts"
-            raise UsageError(f"{law}, but {self._path} has {len(fitting)}: give --parallel auto, or at most {room}")
+            problem = f"{parallel} trials of {resources.describe()} need {parallel * resources.nodes} hosts"
+            raise UsageError(f"{problem}, but {self._path} has {len(fitting)}: give --parallel auto, or at most {room}")
         num_answering = self._ask(fitting, resources)
         self.num_slots = parallel or num_answering // resources.nodes
 
@@ -326,14 +326,16 @@ class HostfileRunner(Runner):
         if num_answering < resources.nodes:
             name, why = next(iter(self._silent.items()))
             more, do = (f" and {len(self._silent) - 1} more", "do") if len(self._silent) > 1 else ("", "does")
-            law = f"a trial needs {resources.describe()}, but host {name}{more} of {self._path} {do} not answer ({why})"
-            raise UsageError(f"{law}: see that `{self.ssh} {name} true` works without a password")
+            problem = (
+                f"a trial needs {resources.describe()}, but host {name}{more} of {self._path} {do} not answer ({why})"
+            )
+            raise UsageError(f"{problem}: see that `{self.ssh} {name} true` works without a password")
         self.pool.distrust(self._silent)
         return num_answering
 
     def notes(self) -> list[str]:
-        cure = "used only where others are too few"
-        silent = [f"host {name} does not answer ({why}): {cure}" for name, why in self._silent.items()]
+        hint = "used only where others are too few"
+        silent = [f"host {name} does not answer ({why}): {hint}" for name, why in self._silent.items()]
         if len(self.pool.slots) < 2:
             return silent
         each = "a host of its own" if self._nodes == 1 else f"{self._nodes} hosts of its own"

@@ -48,8 +48,8 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
     elif launcher.kind == DEEPSPEED:
         options = {"--master_port": port} if port else {}
         if named := _BY_ID.search(gpus):
-            law = f"DeepSpeed takes GPUs by their numbers, but CUDA_VISIBLE_DEVICES names {named[0]}"
-            raise UsageError(f"{law}: name them by number, as nvidia-smi counts them")
+            problem = f"DeepSpeed takes GPUs by their numbers, but CUDA_VISIBLE_DEVICES names {named[0]}"
+            raise UsageError(f"{problem}: name them by number, as nvidia-smi counts them")
         if gpus:
             options["--include"], without = f"localhost:{gpus}", DEEPSPEED_PLACE
     elif launcher.kind == ACCELERATE:
@@ -86,8 +86,8 @@ def check_script(command: str, names: Mapping[str, str]) -> None:
     for name, what in names.items():
         if (found := fixed_in_script(command, name)) is not None:
             script, line = found
-            law = f"trials side by side have {what} of their own by {name}, but {script} sets it ({line[:60]})"
-            raise UsageError(f"{law}: take that line out, or run trials one at a time")
+            problem = f"trials side by side have {what} of their own by {name}, but {script} sets it ({line[:60]})"
+            raise UsageError(f"{problem}: take that line out, or run trials one at a time")
 
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
@@ -117,8 +117,10 @@ def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
     if num_nodes == 1:
         return command
     if launcher is None and not _reads_its_rank(command):
-        law = f"a command on {num_nodes} nodes must start its ranks by torchrun, deepspeed or accelerate"
-        raise UsageError(f"{law}, or read $NODE_RANK, $NNODES, $MASTER_ADDR and $MASTER_PORT, but this one does not")
+        problem = f"a command on {num_nodes} nodes must start its ranks by torchrun, deepspeed or accelerate"
+        raise UsageError(
+            f"{problem}, or read $NODE_RANK, $NNODES, $MASTER_ADDR and $MASTER_PORT, but this one does not"
+        )
     return command
 
 
@@ -162,8 +164,10 @@ def deepspeed_command(
         raise UsageError("the command must start deepspeed, but it does not")
     for name in _NAMES_HOSTS:
         if (hosts := launcher.option(name)) is not None:
-            law = f"a trial's hosts are given out by the runner, but the command names its own by {name} {hosts[:60]}"
-            raise UsageError(f"{law}: take it out")
+            problem = (
+                f"a trial's hosts are given out by the runner, but the command names its own by {name} {hosts[:60]}"
+            )
+            raise UsageError(f"{problem}: take it out")
     added = {**{name: shlex.quote(value) for name, value in options.items()}, **(written or {})}
     added |= {flag: "" for flag in flags if launcher.option(canonical(flag)) is None}
     return launcher.with_options(added, without=("-H", "--hostfile", "--num-nodes", "--master-addr", *without))
@@ -181,8 +185,8 @@ def _torchrun(launcher: RankLauncher, command: str, meeting: Meeting) -> str:
     if launcher.option("--standalone") is not None:
         if meeting.nodes == "1":
             return command
-        law = "torchrun --standalone keeps a job on one node"
-        raise UsageError(f"{law}, but it is to run on {meeting.nodes}: take --standalone out")
+        problem = "torchrun --standalone keeps a job on one node"
+        raise UsageError(f"{problem}, but it is to run on {meeting.nodes}: take --standalone out")
     names = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
     return launcher.with_options(dict(zip(names, meeting, strict=True)), without=TORCH_MEETING)
 

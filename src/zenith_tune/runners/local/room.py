@@ -128,7 +128,7 @@ def _topology(names: tuple[str, ...]) -> Topology | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Slot:
     """Hold what one trial has for itself; a trial that runs alone has all, and nothing of its command changes."""
 
     gpus: tuple[str, ...] = ()
@@ -170,24 +170,24 @@ class LocalRoom:
             return cls([], 1), ""
         if resources.nodes > 1:
             needs = resources.describe()
-            cure = "give --hostfile or --slurm, or leave --parallel out"
-            raise UsageError(f"trials side by side must fit on one machine, but each needs {needs}: {cure}")
+            hint = "give --hostfile or --slurm, or leave --parallel out"
+            raise UsageError(f"trials side by side must fit on one machine, but each needs {needs}: {hint}")
         gpus, num = VisibleGpus.of(environment), resources.gpus_per_node
         if not gpus.names:
             note = "no GPU was found on this machine"
             return (cls([], 1), f"{note}: trials run one at a time") if parallel is None else (cls([], parallel), "")
         if num is None:
-            law = "trials side by side must say how many GPUs each needs, but the command does not tell"
-            raise UsageError(f"{law}: give --gpus-per-trial 2, say")
+            problem = "trials side by side must say how many GPUs each needs, but the command does not tell"
+            raise UsageError(f"{problem}: give --gpus-per-trial 2, say")
         sets = gpu_sets(gpus.names, num, gpus.topology)
         if len(sets) < (parallel or 1):
             if not sets:
-                law = f"a trial needs {num} GPUs, but this machine has {len(gpus.names)}"
-                raise UsageError(f"{law}: give it fewer, or --slurm, --hostfile or --ray-address for more machines")
-            law = (
+                problem = f"a trial needs {num} GPUs, but this machine has {len(gpus.names)}"
+                raise UsageError(f"{problem}: give it fewer, or --slurm, --hostfile or --ray-address for more machines")
+            problem = (
                 f"{parallel} trials of {num} GPUs need {(parallel or 1) * num}, but this machine has {len(gpus.names)}"
             )
-            raise UsageError(f"{law}: give --parallel auto, or fewer of either")
+            raise UsageError(f"{problem}: give --parallel auto, or fewer of either")
         chosen = sets if parallel is None else sets[:parallel]
         shown = "  ".join(",".join(each) for each in chosen)
         side = f"{len(chosen)} trials run side by side" if len(chosen) > 1 else "one trial runs at a time"
@@ -199,18 +199,18 @@ class LocalRoom:
         own = own_variables(has_gpus=self._has_gpus)
         return {name: what for name, what in own.items() if name == GPUS or self.num_seats > 1}
 
-    def take(self) -> Seat:
+    def take(self) -> Slot:
         """Return a seat, waiting for one if need be."""
         with self._changed:
             self._changed.wait_for(lambda: self._sets or not self._has_gpus)
             gpus = self._sets.pop(0) if self._has_gpus else ()
-        return Seat(gpus=gpus, port=self._ports.take() if self.num_seats > 1 else None)
+        return Slot(gpus=gpus, port=self._ports.take() if self.num_seats > 1 else None)
 
-    def give_back(self, seat: Seat) -> None:
+    def give_back(self, slot: Slot) -> None:
         """Take a seat back."""
-        if seat.port is not None:
-            self._ports.give_back(seat.port)
+        if slot.port is not None:
+            self._ports.give_back(slot.port)
         with self._changed:
-            if seat.gpus:
-                self._sets.append(seat.gpus)
+            if slot.gpus:
+                self._sets.append(slot.gpus)
             self._changed.notify()

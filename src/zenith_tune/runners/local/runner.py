@@ -24,7 +24,7 @@ from zenith_tune.runners.launch.process_tree import (
     end_adopted,
     ticks_at,
 )
-from zenith_tune.runners.local.room import LocalRoom, Seat
+from zenith_tune.runners.local.room import LocalRoom, Slot
 from zenith_tune.shell import CommandLine
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
@@ -88,14 +88,14 @@ class LocalRunner(Runner):
         on_state: OnState = nobody_listens,
     ) -> Job:
         self.command_notes(command)
-        seat = self.room.take()
+        slot = self.room.take()
         try:
-            job = LocalJob(self, command, folder, timeout_s, seat)
+            job = LocalJob(self, command, folder, timeout_s, slot)
         except BaseException:
-            self.room.give_back(seat)
+            self.room.give_back(slot)
             raise
-        if seat.place:
-            on_state(f"running on {seat.place}")
+        if slot.place:
+            on_state(f"running on {slot.place}")
         return job
 
     def interrupt(self) -> None:
@@ -159,16 +159,16 @@ class LocalRunner(Runner):
 class LocalJob(Job):
     """Stand for one process group."""
 
-    def __init__(self, runner: LocalRunner, command: str, folder: Path, timeout_s: float | None, seat: Seat) -> None:
+    def __init__(self, runner: LocalRunner, command: str, folder: Path, timeout_s: float | None, slot: Slot) -> None:
         self._runner = runner
-        self._seat = seat
+        self._slot = slot
         files = TrialFolder(folder)
         self.log_path = files.log
         self._start = time.monotonic()
         self._deadline = None if timeout_s is None else self._start + timeout_s
         self._result: JobResult | None = None
         with runner.starting_or_ending:
-            self._process = _start(seat.command(command), files, seat.environment())
+            self._process = _start(slot.command(command), files, slot.environment())
             runner.num_running += 1
         self._tree = ProcessTree(folder, self._process.pid)
 
@@ -225,9 +225,9 @@ class LocalJob(Job):
         with self._runner.starting_or_ending:
             self._runner.num_running -= 1
             self._runner.end_stragglers()
-        self._runner.room.give_back(self._seat)
+        self._runner.room.give_back(self._slot)
         exit_code = code if end is End.EXITED else None
-        self._result = JobResult(end=end, exit_code=exit_code, duration_s=duration_s, place=self._seat.place)
+        self._result = JobResult(end=end, exit_code=exit_code, duration_s=duration_s, place=self._slot.place)
 
 
 class _Pidfd:

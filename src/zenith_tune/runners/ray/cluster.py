@@ -77,8 +77,8 @@ class RayCluster:
         if len(rooms) < resources.nodes:
             wanted = f"{bundle.get('GPU', 0):g} GPUs and {bundle['CPU']:g} CPUs"
             has = f"{len(rooms)} of its {len(alive)} nodes have {wanted} each"
-            cure = "add nodes, or take fewer nodes or GPUs for a trial"
-            raise UsageError(f"a trial needs {resources.describe()}, but of the Ray cluster {has}: {cure}")
+            hint = "add nodes, or take fewer nodes or GPUs for a trial"
+            raise UsageError(f"a trial needs {resources.describe()}, but of the Ray cluster {has}: {hint}")
         return most_gangs(rooms, resources.nodes)
 
     def _connected(self) -> Any:
@@ -110,9 +110,9 @@ class RayCluster:
             raise self._unreachable(str(error)) from None
 
     def _unreachable(self, why: str) -> UsageError:
-        told = why.splitlines()[0].partition(". ")[0][:200]
-        law = f"runner ray must reach a Ray cluster at {self._address!r}, but: {told}"
-        return UsageError(f"{law}: start one by `ray start --head`, or give --ray-address HOST:6379")
+        reported = why.splitlines()[0].partition(". ")[0][:200]
+        problem = f"runner ray must reach a Ray cluster at {self._address!r}, but: {reported}"
+        return UsageError(f"{problem}: start one by `ray start --head`, or give --ray-address HOST:6379")
 
 
 def check_address(address: str) -> None:
@@ -123,8 +123,8 @@ def check_address(address: str) -> None:
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[1] or 1) <= _MAX_PORT:
-        law = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"
-        raise UsageError(f"{law}, but got {address[:80]!r}: give e.g. --ray-address 10.0.0.7:6379")
+        problem = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"
+        raise UsageError(f"{problem}, but got {address[:80]!r}: give e.g. --ray-address 10.0.0.7:6379")
 
 
 def _imported() -> Any:

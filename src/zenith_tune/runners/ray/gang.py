@@ -50,7 +50,7 @@ class NodeLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Slot:
     """Hold where one worker is."""
 
     name: str
@@ -74,7 +74,7 @@ class RayGang:
         self._reads: dict[Any, int] = {}
         self._positions = [0] * resources.nodes
         self._silent_since: dict[int, float] = {}
-        self.seats: list[Seat] = []
+        self.slots: list[Slot] = []
         self._bundle = cluster.bundle(resources)
         avoided = [node.node_id for node in cluster.nodes() if node.name in resources.avoid]
         selector = {"bundle_label_selector": [{"ray.io/node-id": f"!in({','.join(avoided)})"}] * resources.nodes}
@@ -102,15 +102,15 @@ class RayGang:
         if len(answers) < len(self._workers):
             return False
         names = {node.node_id: node.name for node in self._cluster.nodes()}
-        for _, told in sorted(answers.items()):
-            name = names.get(told["node_id"], told["address"])
-            self.seats.append(Seat(name=name, **{**told, "port": int(told["port"])}))
+        for _, reported in sorted(answers.items()):
+            name = names.get(reported["node_id"], reported["address"])
+            self.slots.append(Slot(name=name, **{**reported, "port": int(reported["port"])}))
         return True
 
     def start_command(self, command: str, folder: Path, grace_s: float) -> bool:
         """Start the command on each node; False where the wait for it was given up."""
-        first, num_nodes = self.seats[0], len(self.seats)
-        gpus = f'"${GPUS}"' if all(seat.gpus for seat in self.seats) else ""
+        first, num_nodes = self.slots[0], len(self.slots)
+        gpus = f'"${GPUS}"' if all(slot.gpus for slot in self.slots) else ""
         command = with_variables(command, {PORT: str(first.port), **({GPUS: gpus} if gpus else {})})
         if is_deepspeed(command):
             command = self._deepspeed(command, folder)
@@ -133,15 +133,15 @@ class RayGang:
             for rank in range(len(self._workers)):
                 self._ask_for_more(rank)
         ready, _ = self._ray.wait(list(self._reads), num_returns=1, timeout=_LOOK_S)
-        told = []
+        reported = []
         for ref in ready:
             rank = self._reads.pop(ref)
             text, code = self._printed(ref, rank)
             self._positions[rank] += len(text)
-            told.append((rank, text, code))
+            reported.append((rank, text, code))
             if code is None:
                 self._ask_for_more(rank)
-        return told
+        return reported
 
     def _ask_for_more(self, rank: int) -> None:
         self._reads[self._workers[rank].read.remote(self._positions[rank], _READ_S)] = rank
@@ -167,7 +167,7 @@ class RayGang:
         """End everything on all nodes, and give them back."""
         from ray.util.placement_group import remove_placement_group
 
-        refs = [worker.end.remote(grace_s) for worker in self._workers] if self.seats else []
+        refs = [worker.end.remote(grace_s) for worker in self._workers] if self.slots else []
         if refs:
             self._ray.wait(refs, num_returns=len(refs), timeout=grace_s + _END_S)
         for worker in self._workers:
@@ -191,7 +191,7 @@ class RayGang:
     def check_reach(self) -> None:
         """Raise NodeLostError if a worker is out of reach, for whoever cannot wait for it to come back."""
         for rank in self._silent_since:
-            raise NodeLostError(self.seats[rank].name, "Ray cannot reach it")
+            raise NodeLostError(self.slots[rank].name, "Ray cannot reach it")
 
     def check_nodes(self, wait_s: float = 0.0) -> None:
         """Raise NodeLostError if one of the nodes died, or does so within `wait_s`."""
@@ -207,26 +207,26 @@ class RayGang:
             self.check_nodes(LISTED_S)
         except NodeLostError as lost:
             return lost
-        told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return NodeLostError(self.seats[rank].name if self.seats else f"{rank} of the trial", told[:200])
+        reported = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return NodeLostError(self.slots[rank].name if self.slots else f"{rank} of the trial", reported[:200])
 
     def _dead_node(self) -> str | None:
         alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
-        return next((seat.name for seat in self.seats if seat.node_id not in alive), None)
+        return next((slot.name for slot in self.slots if slot.node_id not in alive), None)
 
     def _accelerate(self, command: str, gpus: str) -> str:
         """Return an accelerate command that keeps to the GPUs and the port that Ray's worker has; others as is."""
         launcher = RankLauncher.find(command)
         if launcher is None or launcher.kind != ACCELERATE:
             return command
-        return own_command(command, gpus=gpus, port=str(self.seats[0].port))
+        return own_command(command, gpus=gpus, port=str(self.slots[0].port))
 
     def _deepspeed(self, command: str, folder: Path) -> str:
         """Return a deepspeed command that starts this node's own ranks, on the GPUs that Ray gave."""
-        names, first = [f"node-{rank}" for rank in range(len(self.seats))], self.seats[0]
+        names, first = [f"node-{rank}" for rank in range(len(self.slots))], self.slots[0]
         launcher = RankLauncher.find(command)
         limit = (launcher.option("--num-gpus", "--num-accelerators") if launcher else None) or ""
-        gpus = [_indices(seat.gpus)[: int(limit) if limit.isdecimal() else None] for seat in self.seats]
+        gpus = [_indices(slot.gpus)[: int(limit) if limit.isdecimal() else None] for slot in self.slots]
         slots = [max(own, default=(self._resources.gpus_per_node or 1) - 1) + 1 for own in gpus]
         lines = [f"{name} slots={num}\n" for name, num in zip(names, slots, strict=True)]
         write_atomically(folder / "hostfile", "".join(lines))

@@ -110,7 +110,7 @@ class RayJob(Job):
         duration_s = 0.0 if self._started is None else time.monotonic() - self._started
         if gang is not None:
             self._end(gang)
-        place = ",".join(seat.name for seat in gang.seats) if gang else ""
+        place = ",".join(slot.name for slot in gang.slots) if gang else ""
         self._close(self._judged(lost, place, duration_s))
 
     def _run(self, gang: RayGang) -> None:
@@ -120,7 +120,7 @@ class RayJob(Job):
         with self._runner.starting_workers:
             if not self._may_go_on() or not gang.start_workers():
                 return
-        names = [seat.name for seat in gang.seats]
+        names = [slot.name for slot in gang.slots]
         write_json(self._files.job, {"runner": "ray", "place": ",".join(names)})
         if not gang.start_command(request.command, request.folder, self._runner.grace_s):
             return
@@ -183,8 +183,8 @@ class RayJob(Job):
     def _close(self, result: JobResult) -> None:
         try:
             if result.end is End.EXITED:
-                told = {"exit_code": result.exit_code, "duration_s": result.duration_s, "place": result.place}
-                write_json(self._files.job, {"runner": "ray", **told})
+                reported = {"exit_code": result.exit_code, "duration_s": result.duration_s, "place": result.place}
+                write_json(self._files.job, {"runner": "ray", **reported})
         finally:
             with self._runner.starting_or_ending:
                 self._runner.num_running -= 1
@@ -202,8 +202,8 @@ class RayRunner(Runner):
 
     def __init__(self, *, address: str = "auto", grace_s: float = 5.0, cpus_per_node: float = 1.0) -> None:
         if not 0 <= cpus_per_node < math.inf:
-            law = f"ray: cpus_per_node must be 0 or more, but got {cpus_per_node:g}"
-            raise UsageError(f"{law}: give e.g. cpus_per_node=1, or leave it out")
+            problem = f"ray: cpus_per_node must be 0 or more, but got {cpus_per_node:g}"
+            raise UsageError(f"{problem}: give e.g. cpus_per_node=1, or leave it out")
         check_seconds("ray", "grace_s", grace_s)
         self.grace_s = grace_s
         """Seconds between SIGTERM and SIGKILL when a trial is ended."""
@@ -219,8 +219,10 @@ class RayRunner(Runner):
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         room = self.cluster.num_gangs(resources)
         if parallel is not None and parallel > room:
-            law = f"{parallel} trials of {resources.describe()} must fit side by side"
-            raise UsageError(f"{law}, but the Ray cluster has room for {room}: give --parallel auto, or at most {room}")
+            problem = f"{parallel} trials of {resources.describe()} must fit side by side"
+            raise UsageError(
+                f"{problem}, but the Ray cluster has room for {room}: give --parallel auto, or at most {room}"
+            )
         self.num_slots = parallel or room
         alive = sum(node.is_alive for node in self.cluster.nodes())
         trials = f"{self.num_slots} trials side by side" if self.num_slots > 1 else "one trial at a time"
@@ -257,9 +259,9 @@ class RayRunner(Runner):
         ProcessTree(folder, None).end(self.grace_s)
         files = TrialFolder(folder)
         try:
-            told = json.loads(files.read(files.job))
-            code, duration_s = int(told["exit_code"]), float(told["duration_s"])
-            return JobResult(end=End.EXITED, exit_code=code, duration_s=duration_s, place=str(told["place"]))
+            reported = json.loads(files.read(files.job))
+            code, duration_s = int(reported["exit_code"]), float(reported["duration_s"])
+            return JobResult(end=End.EXITED, exit_code=code, duration_s=duration_s, place=str(reported["place"]))
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -16,7 +16,7 @@ from zenith_tune.study.resources import Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeat:
+class StepSlot:
     """Hold the nodes of one trial's step, and which of the step's GPUs on each are the trial's."""
 
     nodes: tuple[str, ...]
@@ -26,36 +26,36 @@ class StepSeat:
 class SlurmSeats:
     """Hand out seats, no part of a node to two trials at once.
 
-    >>> seats = SlurmSeats(("n1", "n2", "n3"), nodes_per_seat=2, seats_per_node=2, gpus_per_seat=4)
+    >>> seats = SlurmSeats(("n1", "n2", "n3"), nodes_per_seat=2, slots_per_node=2, gpus_per_seat=4)
     >>> seats.num_seats, seats.take().first_gpu, seats.take().first_gpu
     (2, 0, 4)
     """
 
     def __init__(
-        self, nodes: tuple[str, ...], *, nodes_per_seat: int, seats_per_node: int, gpus_per_seat: int = 0
+        self, nodes: tuple[str, ...], *, nodes_per_seat: int, slots_per_node: int, gpus_per_seat: int = 0
     ) -> None:
         starts = range(0, len(nodes) - nodes_per_seat + 1, nodes_per_seat)
         groups = [nodes[start : start + nodes_per_seat] for start in starts]
         self._free = [
-            StepSeat(nodes=group, first_gpu=index * gpus_per_seat)
-            for index in range(seats_per_node)
+            StepSlot(nodes=group, first_gpu=index * gpus_per_seat)
+            for index in range(slots_per_node)
             for group in groups
         ]
         self.num_seats = len(self._free)
         self._changed = threading.Condition()
 
-    def take(self, avoid: Collection[str] = ()) -> StepSeat:
+    def take(self, avoid: Collection[str] = ()) -> StepSlot:
         """Return a seat, waiting for one if need be; one on nodes to avoid only where no other is free."""
         with self._changed:
             self._changed.wait_for(lambda: self._free)
-            seat = next((each for each in self._free if not set(avoid) & set(each.nodes)), self._free[0])
-            self._free.remove(seat)
-            return seat
+            slot = next((each for each in self._free if not set(avoid) & set(each.nodes)), self._free[0])
+            self._free.remove(slot)
+            return slot
 
-    def give_back(self, seat: StepSeat) -> None:
+    def give_back(self, slot: StepSlot) -> None:
         """Take a seat back."""
         with self._changed:
-            self._free.insert(0, seat)
+            self._free.insert(0, slot)
             self._changed.notify()
 
 
@@ -133,12 +133,12 @@ class SlurmAllocation:
         if needs.nodes > len(self.nodes) or not per_node:
             gpus, cpus = needs.gpus_per_node or 0, request.cpus_per_task or 1
             memory = f" and {request.mem} memory" if request.mem and self.memory_mb else ""
-            law = f"slurm: a trial needs {needs.nodes} nodes of {gpus} GPUs and {cpus} CPUs{memory}"
+            problem = f"slurm: a trial needs {needs.nodes} nodes of {gpus} GPUs and {cpus} CPUs{memory}"
             has = f"job {self.job_id} has {len(self.nodes)} nodes of {self.num_gpus} GPUs and {self.num_cpus} CPUs"
             has += f" and {self.memory_mb} MB" if memory else ""
-            raise UsageError(f"{law}, but {has}: ask for less, or give steps=false to submit a job for each trial")
+            raise UsageError(f"{problem}, but {has}: ask for less, or give steps=false to submit a job for each trial")
         if self.is_held:
-            return min(self.seats(request, needs).num_seats, MAX_SLOTS)
+            return min(self.slots(request, needs).num_seats, MAX_SLOTS)
         return min(per_node * len(self.nodes) // needs.nodes, MAX_SLOTS)
 
     def _per_node(self, request: SlurmRequest, needs: Resources) -> int:
@@ -150,12 +150,12 @@ class SlurmAllocation:
             fits.append(self.memory_mb // wanted_mb)
         return min(fits)
 
-    def seats(self, request: SlurmRequest, needs: Resources) -> SlurmSeats:
+    def slots(self, request: SlurmRequest, needs: Resources) -> SlurmSeats:
         """Return the places that the tuner hands out itself."""
         return SlurmSeats(
             self.nodes,
             nodes_per_seat=needs.nodes,
-            seats_per_node=self._per_node(request, needs),
+            slots_per_node=self._per_node(request, needs),
             gpus_per_seat=needs.gpus_per_node or 0,
         )
 
@@ -167,7 +167,7 @@ class SlurmAllocation:
         request: SlurmRequest,
         needs: Resources,
         setup: str = "",
-        seat: StepSeat | None = None,
+        slot: StepSlot | None = None,
     ) -> str:
         """Return what starts the command as a step of its own, beside others; on its seat, where it has one."""
         command = launched_command(command, launch, needs)
@@ -179,14 +179,14 @@ class SlurmAllocation:
             "nodes": needs.nodes,
             "ntasks": needs.nodes,
             "ntasks-per-node": 1,
-            **(self._shared(request, needs) if seat is None else self._overlapping(seat)),
+            **(self._shared(request, needs) if slot is None else self._overlapping(slot)),
         }
         given = [f"--{option}={value}" for option, value in options.items() if value]
-        own = "" if seat is None or not needs.gpus_per_node else _OWN_GPUS
-        own = own.replace("{first}", str(seat.first_gpu if seat else 0)).replace("{count}", str(needs.gpus_per_node))
+        own = "" if slot is None or not needs.gpus_per_node else _OWN_GPUS
+        own = own.replace("{first}", str(slot.first_gpu if slot else 0)).replace("{count}", str(needs.gpus_per_node))
         task = _TASK.replace("{nodes_file}", NODES_FILE).replace("{own_gpus}", own).replace("{setup}", setup)
         unset = [word for name in _INHERITED for word in ("-u", name)]
-        how = ["--exact" if seat is None else "--overlap", "--kill-on-bad-exit=1", "--export=ALL"]
+        how = ["--exact" if slot is None else "--overlap", "--kill-on-bad-exit=1", "--export=ALL"]
         words = ["env", *unset, "srun", *how, *given, *request.extra_words(), "bash", "-c", task]
         return f"ZENITHTUNE_COMMAND={shlex.quote(command)} {shlex.join(words)}"
 
@@ -200,10 +200,10 @@ class SlurmAllocation:
             "exclude": ",".join(needs.avoid),
         }
 
-    def _overlapping(self, seat: StepSeat) -> Mapping[str, object]:
+    def _overlapping(self, slot: StepSlot) -> Mapping[str, object]:
         """Return the options of a step that has all of its nodes, as every other one has, and keeps to its part."""
         return {
-            "nodelist": ",".join(seat.nodes),
+            "nodelist": ",".join(slot.nodes),
             "gpus-per-node": self.num_gpus,
             "cpus-per-task": self.num_cpus,
             "mem": "0" if self.memory_mb else None,
@@ -238,9 +238,9 @@ def _check_holds_all(environment: Mapping[str, str], job_id: str, num_gpus: int)
     held = [gpu for gpu in environment.get("SLURM_STEP_GPUS", "").split(",") if gpu]
     if len(held) < num_gpus:
         has = f"has {len(held)} of the {num_gpus} GPUs of job {job_id} on its node"
-        law = f"slurm: inside srun trials share the GPUs of the step around them, but step {job_id}"
-        law += f".{environment['SLURM_STEP_ID']} {has}"
-        raise UsageError(f"{law}: run under salloc or sbatch, or give srun all of them")
+        problem = f"slurm: inside srun trials share the GPUs of the step around them, but step {job_id}"
+        problem += f".{environment['SLURM_STEP_ID']} {has}"
+        raise UsageError(f"{problem}: run under salloc or sbatch, or give srun all of them")
 
 
 def _count(ids: str) -> int:

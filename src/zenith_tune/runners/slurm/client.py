@@ -122,7 +122,7 @@ class SlurmRefusedError(SlurmError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSight:
+class JobStatus:
     """Hold what squeue tells of a job."""
 
     job_id: str
@@ -152,29 +152,29 @@ class SlurmClient:
         """Ask whether Slurm would take such a job; raises SlurmRefusedError where it would not."""
         self._call(["sbatch", "--test-only", *options], script="#!/bin/sh\n")
 
-    def jobs(self, ids: Iterable[str]) -> dict[str, JobSight]:
+    def jobs(self, ids: Iterable[str]) -> dict[str, JobStatus]:
         """Return what is known of these jobs; one that the scheduler has forgotten is left out."""
         wanted = set(ids)
         if not wanted:
             return {}
         try:
-            sights = self._sights(f"--jobs={','.join(sorted(wanted, key=int))}")
+            statuses = self._statuses(f"--jobs={','.join(sorted(wanted, key=int))}")
         except SlurmRefusedError as error:
             if any(words in str(error) for words in _UNKNOWN_JOB):
                 return {}
             raise
-        return {sight.job_id: sight for sight in sights if sight.job_id in wanted}
+        return {status.job_id: status for status in statuses if status.job_id in wanted}
 
-    def named(self, prefix: str) -> list[JobSight]:
+    def named(self, prefix: str) -> list[JobStatus]:
         """Return the user's jobs whose names begin so, the last submitted one last."""
-        sights = self._sights(f"--user={os.geteuid()}")
-        return sorted((each for each in sights if each.name.startswith(prefix)), key=lambda each: int(each.job_id))
+        statuses = self._statuses(f"--user={os.geteuid()}")
+        return sorted((each for each in statuses if each.name.startswith(prefix)), key=lambda each: int(each.job_id))
 
-    def _sights(self, which: str) -> list[JobSight]:
+    def _statuses(self, which: str) -> list[JobStatus]:
         out = self._call(["squeue", "--noheader", "--states=all", which, f"--format={_FORMAT}"])
         rows = [line.split(_SEPARATOR, 5) for line in out.splitlines()]
         return [
-            JobSight(
+            JobStatus(
                 job_id=job_id, state=state, reason=reason, nodes=nodes, elapsed_s=duration_s(elapsed) or 0.0, name=name
             )
             for job_id, state, reason, nodes, elapsed, name in (row for row in rows if len(row) == 6)
@@ -325,32 +325,32 @@ def never_starts(reason: str) -> bool:
     return _NEVER.fullmatch(reason.strip("()").replace(" ", "_")) is not None
 
 
-def words(sight: JobSight) -> str:
+def words(status: JobStatus) -> str:
     """Return a job's state in a few words.
 
-    >>> words(JobSight(job_id="7", state="PENDING", reason="Resources"))
+    >>> words(JobStatus(job_id="7", state="PENDING", reason="Resources"))
     'pending (Resources)'
     """
-    if sight.state in WAITING:
-        reason = "" if sight.reason in ("", "None") else f" ({sight.reason})"
-        return f"{sight.state.lower()}{reason}"
-    where = ",".join(hosts(sight.nodes))
-    return f"running on {where}" if where else sight.state.lower()
+    if status.state in WAITING:
+        reason = "" if status.reason in ("", "None") else f" ({status.reason})"
+        return f"{status.state.lower()}{reason}"
+    where = ",".join(hosts(status.nodes))
+    return f"running on {where}" if where else status.state.lower()
 
 
-def judge(sight: JobSight, record: SlurmRecord, scheduler_code: int | None) -> Verdict:
+def judge(status: JobStatus, record: SlurmRecord, scheduler_code: int | None) -> Verdict:
     """Return how a job that Slurm says is over has ended.
 
     The exit code is the one that the trial's own shell wrote down; Slurm's, which is 0 after NODE_FAIL, only counts
     where the state says that the script came to its end.
     """
-    state, job = sight.state.partition(" ")[0], f"job {sight.job_id}"
+    state, job = status.state.partition(" ")[0], f"job {status.job_id}"
     if state in LOST and record.exit_code != 0:
-        return Verdict(end=End.LOST, reason=f"{job}: {state} on {','.join(hosts(sight.nodes)) or 'no node'}")
+        return Verdict(end=End.LOST, reason=f"{job}: {state} on {','.join(hosts(status.nodes)) or 'no node'}")
     if state == "TIMEOUT":
         return Verdict(end=End.TIMED_OUT, reason=f"{job} reached Slurm's time limit")
     if state in _REVOKED:
-        why = "" if sight.reason in ("", "None") else f" ({sight.reason})"
+        why = "" if status.reason in ("", "None") else f" ({status.reason})"
         return Verdict(end=End.REVOKED, reason=f"{job} was {_REVOKED[state]}{why}")
     if state == "OUT_OF_MEMORY" and record.exit_code != 0:
         reason = f"{job}: Slurm reports an oom_kill event"

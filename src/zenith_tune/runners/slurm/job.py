@@ -14,7 +14,7 @@ from zenith_tune.runners.slurm.client import (
     ENDED,
     LOST,
     WAITING,
-    JobSight,
+    JobStatus,
     SlurmClient,
     SlurmError,
     SlurmRecord,
@@ -42,7 +42,7 @@ _GIVE_UP_S = 90.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Patience:
+class CancelPolicy:
     """Hold how the runner that a job belongs to feels about it."""
 
     grace_s: float = 5.0
@@ -55,8 +55,8 @@ class Patience:
 class _Life:
     """Hold what has been seen of a job."""
 
-    sight: JobSight | None = None
-    told: str = ""
+    status: JobStatus | None = None
+    reported: str = ""
     running_since: float | None = None
     missing_since: float | None = None
     over_since: float | None = None
@@ -74,9 +74,9 @@ class JobTerms:
     on_state: OnState = nobody_listens
     on_over: Callable[[], None] = lambda: None
     """Called once, when it is known how the job ended."""
-    told: str = ""
+    reported: str = ""
     """The state that `on_state` has heard already."""
-    patience: Patience = field(default_factory=Patience)
+    patience: CancelPolicy = field(default_factory=CancelPolicy)
 
 
 class SlurmJob(Job):
@@ -91,7 +91,7 @@ class SlurmJob(Job):
         self._client = client
         self._watcher = watcher
         self._terms = terms
-        self._life = _Life(told=terms.told)
+        self._life = _Life(reported=terms.reported)
         self._ending: End | None = None
         self._ending_since = 0.0
         self._result: JobResult | None = None
@@ -192,28 +192,28 @@ class SlurmJob(Job):
             self._life.is_blind = True
             self._terms.on_state(f"the scheduler does not answer ({why}): waiting for it")
 
-    def saw(self, sight: JobSight | None) -> bool:
+    def saw(self, status: JobStatus | None) -> bool:
         life = self._life
-        was, life.is_blind = life.sight, False
-        if sight is None:
+        was, life.is_blind = life.status, False
+        if status is None:
             self._is_missing()
             return False
-        life.sight, life.missing_since = sight, None
-        if sight.state in ENDED:
-            self._is_over(sight)
-        elif sight.state in WAITING:
-            self._pends(sight)
+        life.status, life.missing_since = status, None
+        if status.state in ENDED:
+            self._is_over(status)
+        elif status.state in WAITING:
+            self._pends(status)
         elif life.running_since is None:
-            life.running_since = time.monotonic() - sight.elapsed_s * (was is None)
-        if sight.state == "COMPLETING":
+            life.running_since = time.monotonic() - status.elapsed_s * (was is None)
+        if status.state == "COMPLETING":
             self._completes()
-        elif sight.state not in ENDED:
-            self._tell(words(sight))
-        return was is None or (was.state, was.reason) != (sight.state, sight.reason)
+        elif status.state not in ENDED:
+            self._tell(words(status))
+        return was is None or (was.state, was.reason) != (status.state, status.reason)
 
     def _tell(self, state: str) -> None:
-        if state != self._life.told:
-            self._life.told = state
+        if state != self._life.reported:
+            self._life.reported = state
             self._terms.on_state(state)
 
     def _completes(self) -> None:
@@ -222,16 +222,16 @@ class SlurmJob(Job):
         if record.exit_code is not None and at is not None and time.monotonic() - at > _COMPLETING_S:
             self._settle(Verdict(end=End.EXITED, exit_code=record.exit_code))
 
-    def _pends(self, sight: JobSight) -> None:
+    def _pends(self, status: JobStatus) -> None:
         """End a job that can never start; the reason counts once it has been seen twice."""
-        if not never_starts(sight.reason) or self._ending is not None:
+        if not never_starts(status.reason) or self._ending is not None:
             return
-        if sight.reason != self._life.never_reason:
-            self._life.never_reason = sight.reason
+        if status.reason != self._life.never_reason:
+            self._life.never_reason = status.reason
             return
         with contextlib.suppress(SlurmError):
             self._client.cancel(self.job_id)
-            reason = f"Slurm can never start it: pending ({sight.reason})"
+            reason = f"Slurm can never start it: pending ({status.reason})"
             self._append_to_log(f"error: {reason}")
             self._settle(Verdict(end=End.EXITED, reason=reason))
 
@@ -242,25 +242,25 @@ class SlurmJob(Job):
         if record.exit_code is not None:
             self._settle(Verdict(end=End.EXITED, exit_code=record.exit_code))
         elif time.monotonic() - since > _FORGOTTEN_S:
-            self._life.sight = None  # its nodes have done nothing to be avoided
+            self._life.status = None  # its nodes have done nothing to be avoided
             self._settle(Verdict(end=End.LOST, reason=f"job {self.job_id} is unknown to Slurm and left no record"))
 
-    def _is_over(self, sight: JobSight) -> None:
+    def _is_over(self, status: JobStatus) -> None:
         since = self._life.over_since = self._life.over_since or time.monotonic()
         record = SlurmRecord.read(self._files, self.job_id)
-        is_awaited = sight.state in ("COMPLETED", "FAILED") and record.exit_code is None and self._ending is None
+        is_awaited = status.state in ("COMPLETED", "FAILED") and record.exit_code is None and self._ending is None
         if is_awaited and time.monotonic() - since < _RECORD_GRACE_S and self._files.path.is_dir():
             return
         code = self._scheduler_code() if is_awaited else None
         if code and not record.has_begun:
             folder = self._files.path
-            where = ",".join(hosts(sight.nodes)) or "its node"
+            where = ",".join(hosts(status.nodes)) or "its node"
             self._append_to_log(f"error: job {self.job_id} ended before its script began: does {where} see {folder}?")
-        verdict = judge(sight, record, code)
-        if sight.state in LOST and verdict.end is End.LOST:
-            failed = self._failed_nodes(hosts(sight.nodes))
-            self._life.sight = replace(sight, nodes=",".join(failed))
-            verdict = judge(self._life.sight, record, code)
+        verdict = judge(status, record, code)
+        if status.state in LOST and verdict.end is End.LOST:
+            failed = self._failed_nodes(hosts(status.nodes))
+            self._life.status = replace(status, nodes=",".join(failed))
+            verdict = judge(self._life.status, record, code)
         if verdict.is_out_of_memory:
             self._append_to_log(verdict.reason)
         self._settle(verdict)
@@ -288,9 +288,9 @@ class SlurmJob(Job):
     def _settle(self, verdict: Verdict) -> None:
         """Take down how the job ended, once."""
         record = SlurmRecord.read(self._files, self.job_id)
-        sight, since = self._life.sight, self._life.running_since
-        place = ",".join(hosts(sight.nodes or record.nodes)) if sight else ""
-        ran_s = record.duration_s or (sight.elapsed_s if sight else 0.0)
+        status, since = self._life.status, self._life.running_since
+        place = ",".join(hosts(status.nodes or record.nodes)) if status else ""
+        ran_s = record.duration_s or (status.elapsed_s if status else 0.0)
         if self._ending is not None:
             verdict = Verdict(end=self._ending)
             ran_s = time.monotonic() - since if since is not None else 0.0

@@ -46,8 +46,8 @@ class SlurmRequest:
             if number is not None and number < 1:
                 raise UsageError(f"slurm: {name} must be at least 1, but got {number}: give {name}=1 or leave it out")
         if self.time is not None and duration_s(self.time) is None and self.time.upper() != "UNLIMITED":
-            law = f"slurm: time must be minutes, H:M:S or D-H:M:S, but got {self.time!r}"
-            raise UsageError(f"{law}: write e.g. time=00:20:00")
+            problem = f"slurm: time must be minutes, H:M:S or D-H:M:S, but got {self.time!r}"
+            raise UsageError(f"{problem}: write e.g. time=00:20:00")
         for word in self.extra_words():
             name = word.partition("=")[0]
             if _is_one_of(_HELD, name) or _HELD_SHORT.match(word):
@@ -149,13 +149,13 @@ def check_request(
     if usable and not fitting:
         most = max(usable, key=lambda node: (node.num_gpus, node.num_cpus, node.memory_mb))
         has = f"{most.num_gpus} GPUs, {most.num_cpus} CPUs and {most.memory_mb} MB"
-        law = f"slurm: a trial needs {_wants(request, needs)} of a node, but those of {where} have {has}"
-        raise UsageError(f"{law}: give less of it, more nodes=, or another partition=")
+        problem = f"slurm: a trial needs {_wants(request, needs)} of a node, but those of {where} have {has}"
+        raise UsageError(f"{problem}: give less of it, more nodes=, or another partition=")
     if len(fitting) < needs.nodes:
         also = " that match the request" if len(fitting) < len([n for n in nodes if names & set(n.partitions)]) else ""
-        law = f"slurm: a trial needs {needs.nodes} nodes, but {where} has {len(fitting)}{also}"
-        cure = "give fewer nodes=, or another partition=" if fitting else "exclude= fewer of them, or give partition="
-        raise UsageError(f"{law}: {cure}")
+        problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} has {len(fitting)}{also}"
+        hint = "give fewer nodes=, or another partition=" if fitting else "exclude= fewer of them, or give partition="
+        raise UsageError(f"{problem}: {hint}")
     _check_limits(request, needs, chosen, where)
     return fitting
 
@@ -164,8 +164,8 @@ def _with_feature(feature: str, nodes: list[NodeRoom], where: str) -> list[NodeR
     having = [node for node in nodes if feature in node.features]
     if nodes and not having:
         known = sorted({each for node in nodes for each in node.features if each and each != "(null)"})
-        law = f"slurm: constraint={feature} must name a feature of some node, but those of {where} have"
-        raise UsageError(f"{law} {', '.join(known) or 'none'}: give one of these, or leave it out")
+        problem = f"slurm: constraint={feature} must name a feature of some node, but those of {where} have"
+        raise UsageError(f"{problem} {', '.join(known) or 'none'}: give one of these, or leave it out")
     return having
 
 
@@ -196,8 +196,8 @@ def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict
     """Hold the request to the partitions' own limits; one partition that takes it is enough."""
     sizes = [int(most) for each in chosen if (most := each.get("MaxNodes", "")).isdecimal()]
     if len(sizes) == len(chosen) and needs.nodes > max(sizes):
-        law = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
-        raise UsageError(f"{law}: give fewer nodes=, or another partition=")
+        problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
+        raise UsageError(f"{problem}: give fewer nodes=, or another partition=")
     longest = [limit_s for each in chosen if (limit_s := duration_s(each.get("MaxTime", ""))) is not None]
     wanted_s = duration_s(request.time or "")
     if wanted_s is not None and len(longest) == len(chosen) and wanted_s > max(longest):

@@ -21,7 +21,7 @@ from zenith_tune.runners.slurm.client import (
     judge,
     words,
 )
-from zenith_tune.runners.slurm.job import JobTerms, Patience, SlurmJob
+from zenith_tune.runners.slurm.job import CancelPolicy, JobTerms, SlurmJob
 from zenith_tune.runners.slurm.request import (
     MAX_SLOTS,
     NodeRoom,
@@ -100,7 +100,7 @@ class SlurmRunner(Runner):
         """The nodes that a trial may run on, once the study is prepared."""
         self._client = SlurmClient(call_timeout_s)
         self._watcher = SlurmWatcher(self._client.jobs, max_pause_s)
-        self._patience = Patience(grace_s=grace_s)
+        self._patience = CancelPolicy(grace_s=grace_s)
         self._local = LocalRunner(grace_s=grace_s)
         is_inside = steps or (steps is None and around)
         self._steps = SlurmSteps(around, self._client, self._local, self._request, setup) if is_inside else None
@@ -215,14 +215,14 @@ class SlurmRunner(Runner):
         submission = SlurmSubmission(self._client, files)
         if "allocation" in submission.noted():
             return None
-        sight = submission.find()
-        if sight is None or sight.state in ENDED:
+        status = submission.find()
+        if status is None or status.state in ENDED:
             return None
-        on_state(words(sight))
+        on_state(words(status))
         with self._counting:
             self.num_running += 1
-        terms = replace(self._terms(timeout_s, on_state), told=words(sight))
-        return SlurmJob(sight.job_id, files, self._client, self._watcher, terms)
+        terms = replace(self._terms(timeout_s, on_state), reported=words(status))
+        return SlurmJob(status.job_id, files, self._client, self._watcher, terms)
 
     def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder.absolute())
@@ -237,8 +237,8 @@ class SlurmRunner(Runner):
             return None
         job_id = str(submission.noted().get("job") or "")
         record = SlurmRecord.read(files, job_id)
-        sight = submission.find()
-        verdict = judge(sight, record, None) if sight is not None else None
+        status = submission.find()
+        verdict = judge(status, record, None) if status is not None else None
         ended_by_itself = verdict is None or verdict.end is End.EXITED
         if record.exit_code is None or not ended_by_itself:
             return None

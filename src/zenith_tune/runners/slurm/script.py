@@ -146,14 +146,14 @@ _ATTEND = """sweep() {{
 }}
 attend() {{
   local _is_new= _code
-  trap '[ -n "$is_told" ] || sweep > /dev/null; is_told=1 _is_new=1' TERM
+  trap '[ -n "$reported" ] || sweep > /dev/null; reported=1 _is_new=1' TERM
   {{ trap - INT QUIT; "$@"; }} < /dev/null &
   wait "$!"; _code=$?
   while [ -n "$_is_new" ]; do _is_new=; wait "$!"; _code=$?; done
   trap - TERM
   return "$_code"
 }}
-is_told=
+reported=
 """
 # A job that was given up with its node may still run there: only the one that the folder belongs to notes its end.
 _SCRIPT = """#!/bin/bash
@@ -174,7 +174,7 @@ train() {{
 note process "nodes $SLURM_JOB_NODELIST"
 attend train
 code=$?
-[ -z "$is_told" ] && read -r job < "$folder/process" && [ "$job" = "job $SLURM_JOB_ID" ] && note exit_code "code $code"
+[ -z "$reported" ] && read -r job < "$folder/process" && [ "$job" = "job $SLURM_JOB_ID" ] && note exit_code "code $code"
 read -r < <(sweep)
 {sweep_nodes}exit "$code"
 """
@@ -182,7 +182,7 @@ _SETUP = """  {{
 {line}
   }} || {{ local code=$?; echo "error: the setup line failed with exit code $code" >&2; return "$code"; }}
 """
-_SWEEP_NODES = """[ -n "$is_told{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
+_SWEEP_NODES = """[ -n "$reported{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
   --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1
 """
 _SWEEP_S = 20
@@ -206,7 +206,7 @@ _NODE = """{attend}train() {{
 attend train
 code=$?
 # Of a gang the first to fail tells why: srun ends the others, and would tell of that.
-[ "$code" = 0 ] || [ -n "$is_told" ] || (set -o noclobber; echo "$code" > {folder}/.first_code) 2> /dev/null
+[ "$code" = 0 ] || [ -n "$reported" ] || (set -o noclobber; echo "$code" > {folder}/.first_code) 2> /dev/null
 read -r < <(sweep)
 exit "$code"
 """

@@ -12,7 +12,7 @@ from typing import overload
 
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner
-from zenith_tune.runners.slurm.allocation import NODES_FILE, SlurmAllocation, SlurmSeats, StepSeat, is_step
+from zenith_tune.runners.slurm.allocation import NODES_FILE, SlurmAllocation, SlurmSeats, StepSlot, is_step
 from zenith_tune.runners.slurm.client import SlurmClient, SlurmError, hosts
 from zenith_tune.runners.slurm.request import SlurmRequest
 from zenith_tune.runners.slurm.script import Launch
@@ -27,7 +27,7 @@ _OVER = re.compile(r"srun: .{0,200}(?:allocation .{0,40}revoked|Job \d+ has (?:b
 
 _LOOK_S = 0.1
 """How often a step that waits looks whether it has begun."""
-_TELL_WAIT_S = 1.0
+_REPORT_WAIT_S = 1.0
 """How long a step may take to begin before it is told that it waits."""
 
 
@@ -64,7 +64,7 @@ class SlurmStep(Job):
         self._submitted = time.monotonic()
         self._began: float | None = None
         self._last_look = self._submitted
-        self._has_told_wait = False
+        self._has_reported_wait = False
         self._result: JobResult | None = None
         if not terms.waits:
             self._begin(self._submitted, f"in job {terms.job_id}")
@@ -119,8 +119,8 @@ class SlurmStep(Job):
         now = time.monotonic()
         if place := self._place():
             self._begin(self._last_look, f"on {place}")
-        elif not self._has_told_wait and now - self._submitted > _TELL_WAIT_S:
-            self._has_told_wait = True
+        elif not self._has_reported_wait and now - self._submitted > _REPORT_WAIT_S:
+            self._has_reported_wait = True
             self._terms.on_state(f"pending (waits for room in job {self._terms.job_id})")
         self._last_look = now
 
@@ -188,7 +188,7 @@ class SlurmSteps:
         self._request = request
         self._setup = setup
         self._allocation: SlurmAllocation | None = None
-        self._seats: SlurmSeats | None = None
+        self._slots: SlurmSeats | None = None
         """None where Slurm itself finds the room for each step."""
 
     @property
@@ -200,38 +200,40 @@ class SlurmSteps:
         """Return how many trials fit side by side; raises UsageError where not even one does."""
         allocation = self._find_allocation()
         room = allocation.num_slots(self._request, needs)
-        self._seats = allocation.seats(self._request, needs) if allocation.is_held else None
+        self._slots = allocation.slots(self._request, needs) if allocation.is_held else None
         return room
 
     def start(self, trial: StepStart) -> Job:
         """Start a trial's step; it may have to wait for room."""
         needs, is_one_step = trial.needs, is_step(trial.launch, trial.needs)
         if not is_one_step and trial.num_slots > 1:
-            law = "a command that starts its own ranks on several nodes has an allocation to itself"
-            raise UsageError(f"{law}, but {trial.num_slots} are to run side by side: give --parallel 1, or steps=false")
+            problem = "a command that starts its own ranks on several nodes has an allocation to itself"
+            raise UsageError(
+                f"{problem}, but {trial.num_slots} are to run side by side: give --parallel 1, or steps=false"
+            )
         allocation, submission = self._find_allocation(), SlurmSubmission(self._client, trial.files)
-        if allocation.is_held and self._seats is None:
-            self._seats = allocation.seats(self._request, needs)
-        seat = self._seats.take(needs.avoid) if self._seats is not None else None
+        if allocation.is_held and self._slots is None:
+            self._slots = allocation.slots(self._request, needs)
+        slot = self._slots.take(needs.avoid) if self._slots is not None else None
         name = submission.prefix
         terms = StepTerms(
             job_id=self.job_id,
             timeout_s=trial.timeout_s,
             on_state=trial.on_state,
-            on_over=lambda: self._is_over(seat, trial.on_over),
+            on_over=lambda: self._is_over(slot, trial.on_over),
             sweep=lambda: end_steps(self._client, self.job_id, name),
             waits=is_one_step,
         )
         try:
             command = allocation.step_command(
-                trial.command, name, trial.launch, self._request, needs, self._setup, seat
+                trial.command, name, trial.launch, self._request, needs, self._setup, slot
             )
             submission.note(name=name, allocation=self.job_id)
             # What an earlier run of the trial noted would look like this one's word that it has begun.
             (trial.files.path / NODES_FILE).unlink(missing_ok=True)
             return SlurmStep(self._local.submit(command, trial.files.path, Resources()), trial.files, terms)
         except BaseException:
-            self._give_back(seat)
+            self._give_back(slot)
             raise
 
     def _find_allocation(self) -> SlurmAllocation:
@@ -239,10 +241,10 @@ class SlurmSteps:
             self._allocation = SlurmAllocation.read(self._client, self.job_id, os.environ)
         return self._allocation
 
-    def _is_over(self, seat: StepSeat | None, on_over: Callable[[], None]) -> None:
-        self._give_back(seat)
+    def _is_over(self, slot: StepSlot | None, on_over: Callable[[], None]) -> None:
+        self._give_back(slot)
         on_over()
 
-    def _give_back(self, seat: StepSeat | None) -> None:
-        if self._seats is not None and seat is not None:
-            self._seats.give_back(seat)
+    def _give_back(self, slot: StepSlot | None) -> None:
+        if self._slots is not None and slot is not None:
+            self._slots.give_back(slot)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End, Job, JobResult, OnState
-from zenith_tune.runners.slurm.client import ENDED, JobSight, SlurmClient, SlurmError, SlurmUnreachableError
+from zenith_tune.runners.slurm.client import ENDED, JobStatus, SlurmClient, SlurmError, SlurmUnreachableError
 from zenith_tune.study.files import TrialFolder, write_json
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class SlurmSubmission:
 
     def submit(self, options: Sequence[str], script: str, is_over: Callable[[], bool], on_state: OnState) -> str | None:
         """Return the id of the new job, waiting for a scheduler that does not answer; None once `is_over`."""
-        name, has_told, pause_s = self.prefix + secrets.token_hex(4), False, 1.0
+        name, has_reported, pause_s = self.prefix + secrets.token_hex(4), False, 1.0
         where = [f"--job-name={name}", f"--chdir={self._files.path.absolute()}", f"--output={self._files.log.name}"]
         self.note(name=name)
         while not is_over():
@@ -48,9 +48,9 @@ class SlurmSubmission:
                     [*options, *where, "--open-mode=append"], script, job_environment(os.environ)
                 )
             except SlurmUnreachableError as error:
-                if not has_told:
+                if not has_reported:
                     on_state(f"the scheduler does not answer ({error}): waiting for it")
-                has_told = True
+                has_reported = True
                 found = self._await_answer(name, is_over, pause_s)
                 pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
                 if found is None:
@@ -71,14 +71,14 @@ class SlurmSubmission:
             while time.monotonic() < until and not is_over():
                 time.sleep(0.1)
             try:
-                sights = self._client.named(name)
+                statuses = self._client.named(name)
             except SlurmUnreachableError:
                 pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
                 continue
-            return sights[-1].job_id if sights else None
+            return statuses[-1].job_id if statuses else None
         return None
 
-    def find(self) -> JobSight | None:
+    def find(self) -> JobStatus | None:
         """Return the job that this folder's trial was submitted as, if the scheduler knows it."""
         noted = self.noted()
         if not noted:
@@ -87,11 +87,11 @@ class SlurmSubmission:
             return self._patiently(lambda: self._client.jobs([job_id]).get(job_id))
         name, deadline = str(noted.get("name") or self.prefix), time.monotonic() + _UNDER_WAY_S
         while True:
-            sights = self._patiently(lambda: self._client.named(name))
-            sights = [each for each in sights if each.state not in ENDED] or sights
-            if sights:
-                self.note(name=name, job=sights[-1].job_id)
-                return sights[-1]
+            statuses = self._patiently(lambda: self._client.named(name))
+            statuses = [each for each in statuses if each.state not in ENDED] or statuses
+            if statuses:
+                self.note(name=name, job=statuses[-1].job_id)
+                return statuses[-1]
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.5)
@@ -103,8 +103,8 @@ class SlurmSubmission:
                 return ask()
             except SlurmUnreachableError as error:
                 if time.monotonic() > deadline:
-                    law = "a trial that a killed tuner left may still run, and must not be started twice"
-                    raise UsageError(f"{law}, but {error}: resume once Slurm answers again") from error
+                    problem = "a trial that a killed tuner left may still run, and must not be started twice"
+                    raise UsageError(f"{problem}, but {error}: resume once Slurm answers again") from error
                 time.sleep(1.0)
 
     def noted(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Watched(Protocol):
     def patience_s(self) -> float:
         """Return how long the job would wait for the next look: not long where its end is near."""
 
-    def saw(self, sight: JobSight | None) -> bool:
+    def saw(self, status: JobStatus | None) -> bool:
         """Take in what the scheduler tells, None where it does not know the job; returns whether that was new."""
 
     def cannot_see(self, why: str) -> None:
@@ -180,7 +180,7 @@ class Watched(Protocol):
 class SlurmWatcher:
     """Tell every job what the scheduler says of it, from a thread that lives as long as there are jobs."""
 
-    def __init__(self, look: Callable[[Collection[str]], Mapping[str, JobSight]], max_pause_s: float = 10.0) -> None:
+    def __init__(self, look: Callable[[Collection[str]], Mapping[str, JobStatus]], max_pause_s: float = 10.0) -> None:
         self.changed = threading.Condition()
         """Notified when a job's state may have changed, and when the runner is told to stop."""
         self._look = look
@@ -277,14 +277,14 @@ class SlurmWatcher:
     def _look_once(self, jobs: list[Watched]) -> bool:
         """Tell each job what the scheduler says; returns whether anything was new."""
         try:
-            sights = self._look([job.job_id for job in jobs])
+            statuses = self._look([job.job_id for job in jobs])
         except SlurmError as error:
             for job in jobs:
                 job.cannot_see(str(error))
             return False
         is_new = False
         for job in jobs:
-            is_new |= job.saw(sights.get(job.job_id))
+            is_new |= job.saw(statuses.get(job.job_id))
         with self.changed:
             self.changed.notify_all()
         return is_new

@@ -14,13 +14,13 @@ import numpy as np
 
 from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.planner.limits import RISK
-from zenith_tune.strategies.guided.posteriors import MemoryBelief, TimeBelief
-from zenith_tune.strategies.guided.prior import Prior, normal_below, normal_density
+from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
+from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
 from zenith_tune.study.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class Proposal:
     """Hold a pick."""
 
     index: int
@@ -73,13 +73,13 @@ HOPELESS = 0.02
 """What has a smaller chance to run is not tried, also where nothing ran yet."""
 
 
-class Picker:
+class Acquisition:
     """Choose among the layouts of a prior, and learn from their trials."""
 
     def __init__(self, prior: Prior, *, gain: float = GAIN, small_chance: float = SMALL_CHANCE) -> None:
         self.prior = prior
-        self.time = TimeBelief(prior)
-        self.memory = MemoryBelief(prior)
+        self.time = TimePosterior(prior)
+        self.memory = MemoryPosterior(prior)
         self.cost = TrialCost()
         self.best: int | None = None
         """The fastest layout that ran."""
@@ -88,7 +88,7 @@ class Picker:
         self._closed = np.zeros(len(prior), np.bool_)
         self._running: list[int] = []
 
-    def pick(self) -> Pick | None:
+    def pick(self) -> Proposal | None:
         """Return the next layout to try, or None where none is worth it; it then counts as running."""
         mean, sd = self.time.supposing(self._running)
         open_ = ~self._closed & (self.memory.fits >= HOPELESS)
@@ -100,10 +100,10 @@ class Picker:
             self._running.append(found.index)
         return found
 
-    def taken(self, index: int) -> Pick:
+    def taken(self, index: int) -> Proposal:
         """Return a layout that runs without having been picked, with what is believed of it."""
         self._closed[index] = True
-        return Pick(index=index, why="", expected_s=math.exp(self.time.mean[index]), chance=1.0)
+        return Proposal(index=index, why="", expected_s=math.exp(self.time.mean[index]), chance=1.0)
 
     def done(self, index: int) -> None:
         """Hear that a trial is over; what it taught is told apart."""
@@ -111,7 +111,7 @@ class Picker:
         if index in self._running:
             self._running.remove(index)
 
-    def tell_step(self, index: int, log_step: float, noise: float) -> None:
+    def observe_step(self, index: int, log_step: float, noise: float) -> None:
         """Learn a step time."""
         self.time.tell(index, log_step, noise)
         if log_step < self.best_log_step:
@@ -130,28 +130,30 @@ class Picker:
         chance = np.where(self._closed, 0.0, self._chance(self.time.mean, self.time.sd))
         return float(chance.max(initial=0.0))
 
-    def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Pick:
+    def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Proposal:
         """Pick where nothing has run: the fastest that fits well enough, or else what fits best."""
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
         index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
-        told = f"{_seconds(mean[index], sd[index])} a step expected, {_percent(self.memory.room[index])} to fit"
+        summary = f"{_seconds(mean[index], sd[index])} a step expected, {_percent(self.memory.room[index])} to fit"
         what = "fastest on paper" if not self._closed.any() else "fastest of those that should fit"
         if not safe.any():
             what = "nothing has run yet, and this is the likeliest to fit"
-        return Pick(index=index, why=f"{what}: {told}", expected_s=math.exp(mean[index]), chance=1.0)
+        return Proposal(index=index, why=f"{what}: {summary}", expected_s=math.exp(mean[index]), chance=1.0)
 
-    def _next(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Pick | None:
+    def _next(
+        self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> Proposal | None:
         chance = np.where(open_, self._chance(mean, sd), 0.0)
         if chance.max() < self._small_chance:
             return None
         fits, ahead = self.memory.fits, (self.best_log_step - mean) / sd
-        improvement = sd * (ahead * normal_below(ahead) + normal_density(ahead))
+        improvement = sd * (ahead * normal_cdf(ahead) + normal_density(ahead))
         # What may hardly gain is not picked for being cheap to try.
         worth = open_ & (chance >= self._small_chance)
         score = np.where(worth, fits * improvement / self.cost.expected_s(mean, fits), -1.0)
         index = int(np.argmax(score))
-        return Pick(
+        return Proposal(
             index=index,
             why=self._reason(index, mean, sd, chance),
             expected_s=math.exp(mean[index]),
@@ -161,11 +163,11 @@ class Picker:
     def _reason(self, index: int, mean: FloatArray, sd: FloatArray, chance: FloatArray) -> str:
         ahead = math.expm1(self.best_log_step - mean[index])
         against = f"{abs(ahead):.0%} {'faster' if ahead >= 0 else 'slower'} than the best"
-        told = f"{_seconds(mean[index], sd[index])} a step expected ({against})"
-        return f"{_percent(chance[index])} chance of a gain: {told}, {_percent(self.memory.room[index])} to fit"
+        summary = f"{_seconds(mean[index], sd[index])} a step expected ({against})"
+        return f"{_percent(chance[index])} chance of a gain: {summary}, {_percent(self.memory.room[index])} to fit"
 
     def _chance(self, mean: FloatArray, sd: FloatArray) -> FloatArray:
-        result: FloatArray = self.memory.fits * normal_below((self.best_log_step - self._gain - mean) / sd)
+        result: FloatArray = self.memory.fits * normal_cdf((self.best_log_step - self._gain - mean) / sd)
         return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import WORDS, named_axes
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.strategies.guided.acquisition import Picker
+from zenith_tune.strategies.guided.acquisition import Acquisition
 from zenith_tune.strategies.guided.posteriors import is_slower
 from zenith_tune.study.files import write_atomically
 from zenith_tune.study.parameters import Direction
@@ -22,7 +22,7 @@ from zenith_tune.study.trial import Outcome, Trial
 FILE_NAME = "taught.json"
 
 
-class Taught:
+class CountedTrials:
     """Hold the numbers of trials that have taught; without a folder there are none."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -76,10 +76,10 @@ CONFIGURATION = "configuration"
 """The kind of failure by which a framework refuses its options."""
 
 
-class Teacher:
+class TrialObserver:
     """Tell a picker of trials."""
 
-    def __init__(self, picker: Picker, direction: Direction, capacity_bytes: float) -> None:
+    def __init__(self, picker: Acquisition, direction: Direction, capacity_bytes: float) -> None:
         self._picker, self._direction, self._capacity = picker, direction, capacity_bytes
         self._offset: float | None = None
 
@@ -89,11 +89,11 @@ class Teacher:
         picker.done(index)
         picker.cost.tell(trial)
         if trial.ok:
-            self._tell_success(index, trial)
+            self._observe_success(index, trial)
         elif trial.outcome is Outcome.OOM:
-            picker.memory.tell_out_of_memory(index)
+            picker.memory.observe_out_of_memory(index)
         elif trial.failure == CONFIGURATION and trial.cause:
-            return self._tell_refusal(index, trial.cause)
+            return self._observe_refusal(index, trial.cause)
         return None
 
     def log_step(self, index: int, trial: Trial) -> float | None:
@@ -106,23 +106,23 @@ class Teacher:
         if trial.value is None:
             return None
         if trial.value <= 0:
-            law = f"strategy guided learns from values above 0, such as a time or a rate, but got {trial.value:g}"
-            raise UsageError(f"{law}: choose another --objective, or --strategy optuna")
+            problem = f"strategy guided learns from values above 0, such as a time or a rate, but got {trial.value:g}"
+            raise UsageError(f"{problem}: choose another --objective, or --strategy optuna")
         pace = math.log(trial.value) * (1 if self._direction is Direction.MINIMIZE else -1)
         if self._offset is None:
             self._offset = float(self._picker.time.mean[index]) - pace
         return pace + self._offset
 
-    def _tell_success(self, index: int, trial: Trial) -> None:
+    def _observe_success(self, index: int, trial: Trial) -> None:
         picker, log_step = self._picker, self.log_step(index, trial)
         if log_step is not None:
             noise = (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
-            picker.tell_step(index, log_step, noise)
-        picker.memory.tell_fits(index)
+            picker.observe_step(index, log_step, noise)
+        picker.memory.observe_fits(index)
         log_share = float(picker.prior.log_memory[index])
         if trial.peak_memory_bytes:
             log_share = math.log((trial.peak_memory_bytes + self._beside(index)) / self._capacity)
-            picker.memory.tell_peak(index, log_share)
+            picker.memory.observe_peak(index, log_share)
         if log_share < math.log(ROOMY):
             picker.refuse(is_slower(picker.prior.layouts, index))
 
@@ -131,7 +131,7 @@ class Teacher:
         prior = self._picker.prior
         return float(np.broadcast_to(prior.estimate.memory_parts.get("context", 0.0), len(prior))[index])
 
-    def _tell_refusal(self, index: int, message: str) -> str:
+    def _observe_refusal(self, index: int, message: str) -> str:
         layouts = self._picker.prior.layouts
         num_closed = self._picker.refuse(refused_alike(layouts, index, message))
         more = f" ({num_closed} more layouts are left out)" if named_axes(message) and num_closed else ""

@@ -24,7 +24,7 @@ from zenith_tune.layouts.layout_batch import (
     BoolArray,
     LayoutBatch,
 )
-from zenith_tune.strategies.guided.prior import Prior, normal_below, normal_density
+from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
 
 SCALE_TRIALS = 4.0
 """How many trials the prior of the errors' scale is worth."""
@@ -32,7 +32,7 @@ LEAST_NOISE = 0.003
 """Standard deviation of the logarithm of a measured step time that two runs of one command differ by anyway."""
 
 
-class TimeBelief:
+class TimePosterior:
     """Hold mean and standard deviation of the logarithm of every layout's step time."""
 
     def __init__(self, prior: Prior) -> None:
@@ -155,7 +155,7 @@ GRID: FloatArray = 1.5 * np.sinh(np.linspace(-6.0, 6.0, 121)) / np.sinh(6.0)
 """Values of the common error: dense where it is small."""
 
 
-class MemoryBelief:
+class MemoryPosterior:
     """Hold the chance of every layout to run."""
 
     def __init__(self, prior: Prior) -> None:
@@ -178,18 +178,18 @@ class MemoryBelief:
         """What is believed of the error that all layouts share, as the logarithm of needed over estimated."""
         return float(self._weights() @ self._common)
 
-    def tell_fits(self, index: int) -> None:
+    def observe_fits(self, index: int) -> None:
         """Learn that a layout ran."""
         self._log_weight = self._log_weight + np.log(self._below(index) + 1e-9)
         self.fits = self._fits()
 
-    def tell_peak(self, index: int, log_share: float) -> None:
+    def observe_peak(self, index: int, log_share: float) -> None:
         """Learn the logarithm of the share of the device's memory that a layout took."""
         error = (log_share - self._log_memory[index] - self._common) / self._own[index]
         self._log_weight = self._log_weight - np.minimum(error**2 / 2, 8.0)
         self.fits = self._fits()
 
-    def tell_out_of_memory(self, index: int) -> None:
+    def observe_out_of_memory(self, index: int) -> None:
         """Learn that a layout ran out of memory, and that what surely needs more would too."""
         self._log_weight = self._log_weight + np.log(OTHER_CAUSE + (1 - OTHER_CAUSE) * (1 - self._below(index)))
         self._surely_more |= needs_more(self._layouts, index)
@@ -197,7 +197,7 @@ class MemoryBelief:
 
     def _below(self, index: int) -> FloatArray:
         """Return the chance to fit for each value of the common error."""
-        return normal_below((-self._log_memory[index] - self._common) / self._own[index])
+        return normal_cdf((-self._log_memory[index] - self._common) / self._own[index])
 
     def _weights(self) -> FloatArray:
         """Return how likely each value of the common error is."""
@@ -207,7 +207,7 @@ class MemoryBelief:
 
     def _fits(self) -> FloatArray:
         room: FloatArray = (-self._log_memory[:, None] - self._common[None]) / self._own[:, None]
-        chance: FloatArray = (1 - OTHER_CAUSE) * normal_below(room) @ self._weights()
+        chance: FloatArray = (1 - OTHER_CAUSE) * normal_cdf(room) @ self._weights()
         return np.where(self._surely_more, 0.0, chance)
 
 

@@ -27,12 +27,12 @@ def normal_density(x: FloatArray) -> FloatArray:
     return result
 
 
-def normal_below(x: FloatArray) -> FloatArray:
+def normal_cdf(x: FloatArray) -> FloatArray:
     """Return the probability of a standard normal value below x; off by 7.5e-8 at most.
 
     Abramowitz and Stegun, "Handbook of Mathematical Functions", formula 26.2.17.
 
-    >>> normal_below(np.array([-1.96, 0.0, 1.96])).round(3).tolist()
+    >>> normal_cdf(np.array([-1.96, 0.0, 1.96])).round(3).tolist()
     [0.025, 0.5, 0.975]
     """
     t = 1 / (1 + 0.2316419 * np.abs(x))
@@ -106,7 +106,7 @@ def _mean_if_it_fits(log_memory: FloatArray, sd: FloatArray) -> FloatArray:
     edge = -log_memory / sd
     # Far beyond the edge both vanish, and the mean is the edge itself.
     mean: FloatArray = np.where(
-        edge > -6.0, log_memory - sd * normal_density(edge) / np.maximum(normal_below(edge), 1e-12), 0.0
+        edge > -6.0, log_memory - sd * normal_density(edge) / np.maximum(normal_cdf(edge), 1e-12), 0.0
     )
     return mean
 

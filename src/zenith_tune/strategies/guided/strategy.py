@@ -20,9 +20,9 @@ from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
     from zenith_tune.estimate.calibration import Calibration
-    from zenith_tune.strategies.guided.acquisition import Pick, Picker
+    from zenith_tune.strategies.guided.acquisition import Acquisition, Proposal
     from zenith_tune.strategies.guided.candidates import Candidates
-    from zenith_tune.strategies.guided.observer import Teacher
+    from zenith_tune.strategies.guided.observer import TrialObserver
 
 
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
@@ -104,9 +104,9 @@ class _Search:
     """Run one guided study."""
 
     def __init__(self, job: TunedJob, direction: Direction, strategy: GuidedStrategy) -> None:
-        from zenith_tune.strategies.guided.acquisition import Picker
+        from zenith_tune.strategies.guided.acquisition import Acquisition
         from zenith_tune.strategies.guided.candidates import Candidates
-        from zenith_tune.strategies.guided.observer import Teacher
+        from zenith_tune.strategies.guided.observer import TrialObserver
         from zenith_tune.strategies.guided.prior import prior_of
 
         if job.subject is None:
@@ -118,9 +118,11 @@ class _Search:
             raise UsageError(NO_POINTS)
         self.calibration, origin = strategy.calibration()
         prior = prior_of(job.subject, self.calibration, self.candidates.batch())
-        self.picker: Picker = Picker(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
-        self._teacher: Teacher = Teacher(self.picker, direction, float(job.subject.cluster.gpu.memory_bytes))
-        self._tried: list[tuple[Pick, Trial, float | None]] = []
+        self.picker: Acquisition = Acquisition(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
+        self._teacher: TrialObserver = TrialObserver(
+            self.picker, direction, float(job.subject.cluster.gpu.memory_bytes)
+        )
+        self._tried: list[tuple[Proposal, Trial, float | None]] = []
         self._is_over = False
         self._learn_baseline()
         name, cluster = job.subject.model.name, job.subject.cluster.name
@@ -128,7 +130,7 @@ class _Search:
 
     def run(self, eval_fn: EvalFunction) -> None:
         """Pick and learn until nothing is worth a trial."""
-        under_way: TrialsUnderWay[Pick] = TrialsUnderWay(eval_fn)
+        under_way: TrialsUnderWay[Proposal] = TrialsUnderWay(eval_fn)
         while True:
             has_room, ended = under_way.look()
             for pick, trial in ended:
@@ -146,9 +148,9 @@ class _Search:
         if not self._strategy.learn:
             return
         from zenith_tune.strategies.guided.learned import keep, measured_run
-        from zenith_tune.strategies.guided.observer import Taught
+        from zenith_tune.strategies.guided.observer import CountedTrials
 
-        taught, layouts = Taught(self._job.folder), self.picker.prior.layouts
+        taught, layouts = CountedTrials(self._job.folder), self.picker.prior.layouts
         new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in taught.numbers]
         runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
         path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
@@ -197,7 +199,7 @@ class _Search:
             return
         self._learn(self.picker.taken(index), trial)
 
-    def _learn(self, pick: Pick, trial: Trial) -> None:
+    def _learn(self, pick: Proposal, trial: Trial) -> None:
         rule = self._teacher.tell(pick.index, trial)
         log_step = self._teacher.log_step(pick.index, trial) if trial.ok else None
         self._tried.append((pick, trial, log_step))
@@ -228,8 +230,8 @@ def limits_of_best(prior: Prior, index: int) -> str:
     step_s = float(prior.estimate.step_s[index])
     shares = {name: float(part[index]) / step_s for name, part in prior.estimate.time_parts.items()}
     large = sorted((item for item in shares.items() if item[1] >= LEAST_SHARE), key=lambda item: -item[1])
-    told = ", ".join(f"{CAUSES.get(name, name)} {share:.0%}" for name, share in large)
-    return f"the best layout's step is, on paper, {told}"
+    summary = ", ".join(f"{CAUSES.get(name, name)} {share:.0%}" for name, share in large)
+    return f"the best layout's step is, on paper, {summary}"
 
 
 def mean_error(errors: Sequence[float]) -> str:

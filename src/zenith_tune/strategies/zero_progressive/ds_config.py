@@ -71,8 +71,8 @@ class DsConfig:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # 5e8 is how people write the sizes of buckets
         if type(value) is not int or value < 1:
-            law = f'{shown_keys(keys)} must be a whole number from 1, a list of them or "auto"'
-            raise UsageError(f"{self.source}: {law}, but got {shown_json(value)}: correct it")
+            problem = f'{shown_keys(keys)} must be a whole number from 1, a list of them or "auto"'
+            raise UsageError(f"{self.source}: {problem}, but got {shown_json(value)}: correct it")
         return value
 
     def flag(self, keys: Keys, default: bool = False) -> bool:
@@ -134,8 +134,8 @@ def read_ds_config(path: Path) -> DsConfig:
         raise UsageError(f"{source} must be a JSON object, but is a {type(values).__name__}: correct it")
     for section in SECTIONS:
         if not isinstance(values.get(section), dict | None):
-            law = f"{section} must be a JSON object, such as {_EXAMPLES.get(section, '{}')}"
-            raise UsageError(f"{source}: {law}, but got {shown_json(values[section])}: correct it")
+            problem = f"{section} must be a JSON object, such as {_EXAMPLES.get(section, '{}')}"
+            raise UsageError(f"{source}: {problem}, but got {shown_json(values[section])}: correct it")
     return DsConfig(values=values, source=source)
 
 

@@ -97,5 +97,5 @@ def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ..
     return found
 
 
-def _lack(law: str, values: str) -> UsageError:
-    return UsageError(f"{NAME} needs {law}, but {values}: take --preset deepspeed, or --strategy optuna or grid")
+def _lack(problem: str, values: str) -> UsageError:
+    return UsageError(f"{NAME} needs {problem}, but {values}: take --preset deepspeed, or --strategy optuna or grid")
