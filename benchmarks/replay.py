@@ -85,9 +85,9 @@ def run(options: argparse.Namespace) -> None:
 def _checked(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the strategies to replay, or raise UsageError before anything is read."""
     if options.output is not None and not options.output.parent.is_dir():
-        raise UsageError(f"--output {options.output} cannot be written: make its folder, or give another file")
+        raise UsageError(f"--output {options.output} cannot be written", hint="make its folder, or give another file")
     if options.seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, but got {options.seeds}: give 1 or more")
+        raise UsageError(f"--seeds must be at least 1, but got {options.seeds}", hint="give 1 or more")
     names = tuple(name for name in options.strategies.split(",") if name)
     for name in names:
         if name not in STRATEGIES:

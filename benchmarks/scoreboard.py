@@ -170,7 +170,7 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     """Judge, print and write."""
     if options.output is not None and not options.output.parent.is_dir():
-        raise UsageError(f"--output {options.output} cannot be written: make its folder, or give another file")
+        raise UsageError(f"--output {options.output} cannot be written", hint="make its folder, or give another file")
     fit = read_measured(options.fit)
     same = options.judge is None or options.judge.resolve() == options.fit.resolve()
     judgement = judge(fit, None) if same else judge(*disjoint(fit, read_measured(options.judge)))

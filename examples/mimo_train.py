@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
-        raise UsageError(f"{message}: see --help.")
+        raise UsageError(message, hint="see --help.")
 
 
 def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -144,9 +144,9 @@ def refuse_unwritable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except FileExistsError:
-        raise UsageError(f"--save must be a folder, but {folder} is a file: give another.") from None
+        raise UsageError(f"--save must be a folder, but {folder} is a file", hint="give another.") from None
     except OSError as error:
-        raise UsageError(f"--save {folder} cannot be written ({error.strerror}): give another folder.") from None
+        raise UsageError(f"--save {folder} cannot be written ({error.strerror})", hint="give another folder.") from None
 
 
 def checked_layout(options: argparse.Namespace) -> MimoLayout:

@@ -27,7 +27,17 @@ class ZenithTuneError(Exception):
 
 
 class UsageError(ZenithTuneError, ValueError):
-    """Report bad input: the law, the values and the cure, in one line."""
+    """Report bad input in one line: what is wrong, with the values, and how to fix it.
+
+    >>> error = UsageError("tp must divide 8, but got 3", hint="give tp=4")
+    >>> print(error, "|", error.hint)
+    tp must divide 8, but got 3: give tp=4 | give tp=4
+    """
+
+    def __init__(self, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{problem}: {hint}" if hint else problem)
+        self.problem = problem
+        self.hint = hint
 
 
 class UnknownNameError(UsageError):

@@ -52,7 +52,9 @@ class Registry(Generic[T]):
         def decorate(cls: type[T]) -> type[T]:
             known = self._classes.get(name)
             if known is not None and known.__qualname__ != cls.__qualname__:
-                raise UsageError(f"{self.kind} {name!r} is registered by {known.__module__}: choose another name")
+                raise UsageError(
+                    f"{self.kind} {name!r} is registered by {known.__module__}", hint="choose another name"
+                )
             self._classes[name] = cls
             return cls
 
@@ -168,9 +170,9 @@ def parse_pairs(text: str, option: str, example: str = "n_gpus=8,gbs=16") -> dic
     for part in re.split(r"(?<!\\),", text):
         key, equals, value = part.strip().replace("\\,", ",").partition("=")
         if not equals or not key or not value:
-            raise UsageError(f"{option} takes k=v,k=v, but got {part.strip()!r}: write e.g. {option} {example}")
+            raise UsageError(f"{option} takes k=v,k=v, but got {part.strip()!r}", hint=f"write e.g. {option} {example}")
         if key in pairs:
-            raise UsageError(f"{option} gives {key!r} twice ({pairs[key]!r} and {value!r}): give it once")
+            raise UsageError(f"{option} gives {key!r} twice ({pairs[key]!r} and {value!r})", hint="give it once")
         pairs[key] = value
     return pairs
 

@@ -125,7 +125,7 @@ class PresetTuner:
         self._repeats = repeats
         self._early_stop = early_stop if self.evaluator.shows_progress else None
         if retry_failed and not resume:
-            raise UsageError("--retry-failed goes with --resume: give both")
+            raise UsageError("--retry-failed goes with --resume", hint="give both")
         place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=self.preset_name)
         self._place = replace(place, retry_failed=retry_failed)
         check_command(self.preset, command, self._place.folder.path)
@@ -350,7 +350,7 @@ class PresetTuner:
             cls = StrategyRegistry.get(strategy)
             return strategy, construct(cls, args or {}, f"strategy {strategy}", defaults=self._tune_args)
         if args:
-            raise UsageError("--strategy-args belong to a strategy: name it by --strategy")
+            raise UsageError("--strategy-args belong to a strategy", hint="name it by --strategy")
         chosen = strategy or self.preset.get_recommended_strategy()
         return StrategyRegistry.name_of(type(chosen)), chosen
 

@@ -49,7 +49,7 @@ def most_measured(runs: Sequence[MeasuredRun]) -> str:
         found = Counter(unusable(run) or f"no family for {run.framework}" for run in runs).most_common(3)
         reasons = "; ".join(f"{count} of them: {reason}" for reason, count in found)
         problem = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
-        raise UsageError(f"{problem} ({reasons}): give other rows")
+        raise UsageError(f"{problem} ({reasons})", hint="give other rows")
     return max(sizes, key=lambda name: sizes[name])
 
 

@@ -71,7 +71,9 @@ def load_calibration(path: Path) -> Calibration:
             raise _no_calibration(str(path), f"is larger than {MAX_BYTES // MIB} MiB")
         data = json.loads(content.decode("utf-8-sig"))
     except OSError as error:
-        raise UsageError(f"calibration {str(path)!r} cannot be read ({error.strerror}): check the path") from None
+        raise UsageError(
+            f"calibration {str(path)!r} cannot be read ({error.strerror})", hint="check the path"
+        ) from None
     except RecursionError:
         raise _no_calibration(str(path), "is not JSON: nested too deeply") from None
     except ValueError as error:
@@ -154,7 +156,9 @@ def _number(name: str, value: Any, *, least: float = 0.0, most: float = MAX_VALU
 
 
 def _no_calibration(source: str, reason: str) -> UsageError:
-    return UsageError(f"{source} must be a calibration as zenithtune calibrate writes it, but {reason}: make it anew")
+    return UsageError(
+        f"{source} must be a calibration as zenithtune calibrate writes it, but {reason}", hint="make it anew"
+    )
 
 
 def _rounded(value: Any) -> Any:

@@ -163,7 +163,9 @@ def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
     problem = (
         f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed, but got {count}"
     )
-    return UsageError(f"{problem}{f' (left out: {why})' if why else ''}: give more runs, or another --framework")
+    return UsageError(
+        f"{problem}{(f' (left out: {why})' if why else '')}", hint="give more runs, or another --framework"
+    )
 
 
 def _shift(move: Move) -> float:

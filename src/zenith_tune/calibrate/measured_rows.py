@@ -31,7 +31,7 @@ def csv_files(place: Path) -> list[Path]:
         folders = (place, place / "published", place / "h200")
         return [path for at in folders for path in sorted(at.glob("*.csv")) if not path.name.startswith("_")]
     except (OSError, ValueError) as error:
-        raise UsageError(f"measured runs {str(place)!r} cannot be looked up ({error}): check the path") from None
+        raise UsageError(f"measured runs {str(place)!r} cannot be looked up ({error})", hint="check the path") from None
 
 
 def csv_rows(path: Path) -> Iterator[Mapping[str, str]]:
@@ -50,10 +50,10 @@ def _text(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"measured runs {str(path)!r} cannot be read ({reason}): check the path") from None
+        raise UsageError(f"measured runs {str(path)!r} cannot be read ({reason})", hint="check the path") from None
     if len(data) > MAX_BYTES:
         problem = f"a file of measured runs must be of at most {MAX_BYTES // MIB} MiB"
-        raise UsageError(f"{problem}, but {path} is larger: split it")
+        raise UsageError(f"{problem}, but {path} is larger", hint="split it")
     return data.decode("utf-8-sig", errors="replace")
 
 
@@ -133,7 +133,7 @@ def read_measured(place: Path) -> list[MeasuredRun]:
         problem = (
             f"{str(place)!r} must hold measured runs, one per row with at least source_id and model, but holds none"
         )
-        raise UsageError(f"{problem}: give a CSV file, or a folder with CSV files or published/*.csv")
+        raise UsageError(problem, hint="give a CSV file, or a folder with CSV files or published/*.csv")
     return runs
 
 

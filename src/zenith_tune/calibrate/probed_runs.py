@@ -40,9 +40,11 @@ def read_probes(place: Path) -> list[MeasuredRun]:
         return list(_runs(stored))
     except OSError as error:
         problem = f"probes must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
-        raise UsageError(f"{problem}: give the folder that a probe wrote") from None
+        raise UsageError(problem, hint="give the folder that a probe wrote") from None
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
-        raise UsageError(f"{path} must be what a probe writes, but is not: give the folder of another probe") from None
+        raise UsageError(
+            f"{path} must be what a probe writes, but is not", hint="give the folder of another probe"
+        ) from None
 
 
 def _runs(stored: Json) -> Iterator[MeasuredRun]:

@@ -57,7 +57,7 @@ def read_study(folder: Path, job: StudiedJob) -> list[MeasuredRun]:
     _refuse_other_size(folder, args, job)
     gbs = job.global_batch or _count(args.get("gbs"))
     if gbs is None:
-        raise UsageError(f"study {str(folder)!r} does not say its global batch: give --gbs")
+        raise UsageError(f"study {str(folder)!r} does not say its global batch", hint="give --gbs")
     return list(_runs(study, folder.name, job, gbs))
 
 
@@ -68,11 +68,11 @@ def _load(folder: Path) -> Json:
             study = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
     except OSError as error:
         problem = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
-        raise UsageError(f"{problem}: give the folder of a finished study, OUTPUT_DIR/STUDY") from None
+        raise UsageError(problem, hint="give the folder of a finished study, OUTPUT_DIR/STUDY") from None
     except (ValueError, RecursionError):
         study = None
     if not isinstance(study, dict) or not isinstance(study.get("trials"), list):
-        raise UsageError(f"{path} must be what a study writes, but is not: give the folder of another study")
+        raise UsageError(f"{path} must be what a study writes, but is not", hint="give the folder of another study")
     return study
 
 
@@ -80,7 +80,7 @@ def _refuse_other_size(folder: Path, args: Json, job: StudiedJob) -> None:
     asked, had = job.cluster.num_gpus, _count(args.get("n_gpus"))
     if had is not None and had != asked:
         problem = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
-        raise UsageError(f"{problem}: give the cluster that it ran on")
+        raise UsageError(problem, hint="give the cluster that it ran on")
 
 
 def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[MeasuredRun]:

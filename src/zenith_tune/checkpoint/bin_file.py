@@ -25,7 +25,7 @@ def import_torch(why: str) -> Any:
         return importlib.import_module("torch")
     except ImportError:
         hint = "install 'zenith-tune[checkpoint]', or use .safetensors"
-        raise UsageError(f"{why}, which needs torch, but torch is not installed: {hint}") from None
+        raise UsageError(f"{why}, which needs torch, but torch is not installed", hint=hint) from None
 
 
 ALIGNMENT = 64
@@ -100,7 +100,7 @@ def read_bin(path: Path) -> ShardContent:
     loaded = _loaded(torch, path)
     if "model0" in loaded:
         problem = f"shard {path} holds the stages of an interleaved pipeline (model0, model1 ...)"
-        raise UsageError(f"{problem}: save it without virtual pipeline stages")
+        raise UsageError(problem, hint="save it without virtual pipeline stages")
     wrapper = next((key for key in WRAPPERS if isinstance(loaded.get(key), dict)), None)
     weights, beside = (loaded, {}) if wrapper is None else (loaded[wrapper], dict(loaded))
     beside.pop(wrapper or "", None)
@@ -127,10 +127,14 @@ def _loaded(torch: Any, path: Path) -> dict[Any, Any]:
             raise UsageError(f"shard {path} holds more than weights ({_culprit(reason)}), which only running its "
                              f"code could load: save the model's state_dict alone") from None  # fmt: skip
         if "mmap can only be used" in reason:
-            raise UsageError(f"shard {path} is in torch's old format, or damaged: save it again") from None
-        raise UsageError(f"shard {path} is damaged or no torch file ({reason[:120]}): copy or save it again") from None
+            raise UsageError(f"shard {path} is in torch's old format, or damaged", hint="save it again") from None
+        raise UsageError(
+            f"shard {path} is damaged or no torch file ({reason[:120]})", hint="copy or save it again"
+        ) from None
     if not isinstance(loaded, dict):
-        raise UsageError(f"shard {path} must hold a state_dict, but holds a {type(loaded).__name__}: save a state_dict")
+        raise UsageError(
+            f"shard {path} must hold a state_dict, but holds a {type(loaded).__name__}", hint="save a state_dict"
+        )
     return loaded
 
 
@@ -146,7 +150,7 @@ def _is_plain(value: Any) -> bool:
 
 def _leaves(node: dict[Any, Any], keys: tuple[str, ...], path: Path) -> Iterator[tuple[tuple[str, ...], Any]]:
     if len(keys) > MAX_DEPTH:
-        raise UsageError(f"shard {path} holds dictionaries more than {MAX_DEPTH} deep: save a plain state_dict")
+        raise UsageError(f"shard {path} holds dictionaries more than {MAX_DEPTH} deep", hint="save a plain state_dict")
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _leaves(value, (*keys, str(key)), path)
@@ -158,7 +162,7 @@ def _refuse_old_order(plain: dict[str, Any], path: Path) -> None:
     version = plain.get("checkpoint_version")
     if isinstance(version, int | float) and version < 2:
         problem = f"shard {path} has checkpoint_version {version}, whose order of queries, keys and values is another"
-        raise UsageError(f"{problem}: load and save it with a Megatron-LM that writes version 3")
+        raise UsageError(problem, hint="load and save it with a Megatron-LM that writes version 3")
 
 
 def _tensors(torch: Any, found: dict[tuple[str, ...], Any], path: Path) -> dict[str, StoredTensor]:
@@ -170,7 +174,7 @@ def _tensors(torch: Any, found: dict[tuple[str, ...], Any], path: Path) -> dict[
     for keys, value in found.items():
         name, dtype = ".".join(keys), names[value.dtype]
         if name in tensors:
-            raise UsageError(f"shard {path} names {name!r} twice: save a plain state_dict")
+            raise UsageError(f"shard {path} names {name!r} twice", hint="save a plain state_dict")
         tensors[name] = StoredTensor(
             name=name,
             key_parts=tuple(key.count(".") + 1 for key in keys),
@@ -184,9 +188,13 @@ def _tensors(torch: Any, found: dict[tuple[str, ...], Any], path: Path) -> dict[
 
 def _refuse_tensor(torch: Any, value: Any, name: str, path: Path, *, is_known: bool) -> None:
     if value.layout != torch.strided or not is_known:
-        raise UsageError(f"shard {path} holds {name!r} as {value.dtype}, {value.layout}: save it as a dense tensor")
+        raise UsageError(
+            f"shard {path} holds {name!r} as {value.dtype}, {value.layout}", hint="save it as a dense tensor"
+        )
     if not value.is_contiguous():
-        raise UsageError(f"shard {path} holds {name!r} as a view that is not contiguous: save it by .contiguous()")
+        raise UsageError(
+            f"shard {path} holds {name!r} as a view that is not contiguous", hint="save it by .contiguous()"
+        )
 
 
 def _places(tensors: list[Any], path: Path) -> dict[int, int]:
@@ -207,7 +215,7 @@ def _places(tensors: list[Any], path: Path) -> dict[int, int]:
             continue
         if all(records.get(address - start) == nbytes for address, nbytes in storages.items()):
             return {address: address - start for address in storages}
-    raise UsageError(f"shard {path} is a torch file of an unknown kind: save it again by torch.save")
+    raise UsageError(f"shard {path} is a torch file of an unknown kind", hint="save it again by torch.save")
 
 
 def _records(path: Path) -> dict[int, int]:

@@ -68,11 +68,11 @@ def refuse_tables(tables: list[JoinedTensor], shape: ModelShape) -> int | None:
     for table in tables:
         if shape.hidden is not None and table.name.endswith(EMBEDDING) and table.shape[1:] != (shape.hidden,):
             problem = f"{table.name!r} must have {shape.hidden} columns, but has {list(table.shape)}"
-            raise UsageError(f"{problem}: check --model")
+            raise UsageError(problem, hint="check --model")
     padded = rows.pop() if rows else None
     if padded is not None and shape.vocab is not None and shape.vocab > padded:
         problem = f"the vocabulary has {shape.vocab} entries, but the shards hold only {padded} rows"
-        raise UsageError(f"{problem}: check --vocab or --model")
+        raise UsageError(problem, hint="check --vocab or --model")
     return padded
 
 
@@ -88,7 +88,7 @@ def refuse_widths(tensors: Tensors, shape: ModelShape) -> None:
             expected, what = shape.num_experts, "rows, one for each expert"
         if expected is not None and tensor.shape[axis] != expected:
             problem = f"{name!r} must have {expected} {what}, but is {describe(tensor.dtype, tensor.shape)}"
-            raise UsageError(f"{problem}: check --model")
+            raise UsageError(problem, hint="check --model")
 
 
 def find_heads(tensors: Tensors, shape: ModelShape) -> tuple[Attention, ...]:
@@ -100,7 +100,9 @@ def find_heads(tensors: Tensors, shape: ModelShape) -> tuple[Attention, ...]:
         module = name.rpartition(".")[0].rpartition(".")[0]
         projection = tensors.get(f"{module}.linear_proj.weight") or tensors.get(f"{module}.dense.weight")
         if projection is None:
-            raise UsageError(f"{name!r} must come with its output projection, but that is missing: save it again")
+            raise UsageError(
+                f"{name!r} must come with its output projection, but that is missing", hint="save it again"
+            )
         norm = tensors.get(f"{module}.q_layernorm.weight")
         attention = find_attention(
             shape,
@@ -218,7 +220,7 @@ def _refuse_grouped(names: list[list[str]]) -> None:
     grouped = next((name for stage in names for name in stage if is_grouped(name)), None)
     if grouped is not None:
         problem = f"{grouped!r} holds all experts in one tensor, in an order that is not supported"
-        raise UsageError(f"{problem}: save with Transformer Engine's grouped experts, or without --moe-grouped-gemm")
+        raise UsageError(problem, hint="save with Transformer Engine's grouped experts, or without --moe-grouped-gemm")
 
 
 def _refuse_other(known: JoinedTensor, other: JoinedTensor, stage: int, other_stage: int) -> None:
@@ -255,7 +257,9 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
     head = copy or next((tensor for name, tensor in found.items() if name.endswith(HEAD)), None)
     if head is None or embedding is None:
         if shape.tied is False and embedding is not None:
-            raise UsageError("the output layer is not tied, it was told, but the shards hold none: check --untied")
+            raise UsageError(
+                "the output layer is not tied, it was told, but the shards hold none", hint="check --untied"
+            )
         return found, embedding is not None
     must_be = shape.tied or copy is not None
     may_be = must_be or (shape.tied is None and pp > 1)

@@ -26,7 +26,9 @@ def merge(
 ) -> Written:
     """Join the shards of a folder into one file, under the same names with the layers numbered through."""
     if output.suffix not in EXTENSIONS:
-        raise UsageError(f"--output must end in {' or '.join(EXTENSIONS)}, but is {str(output)!r}: name its kind")
+        raise UsageError(
+            f"--output must end in {' or '.join(EXTENSIONS)}, but is {str(output)!r}", hint="name its kind"
+        )
     refuse_file(output, folder, force=force)
     if output.suffix == ".bin":
         import_torch(f"--output {output.name} is a .bin file")

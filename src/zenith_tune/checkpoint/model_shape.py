@@ -90,7 +90,7 @@ def find_attention(
     fitting = next((each for each in found if each is not None), None)
     if fitting is None:
         problem = f"{name!r} has {qkv_rows} rows for {query_size} of queries, which do not go with the heads told"
-        raise UsageError(f"{problem}: check --model, --heads, --kv-heads and --head-dim")
+        raise UsageError(problem, hint="check --model, --heads, --kv-heads and --head-dim")
     return fitting
 
 
@@ -122,7 +122,7 @@ class Vocabulary:
         if self.entries is not None and self.padded - self.entries >= self.divisor * self.tp:
             problem = f"the shards hold {self.padded} rows of a vocabulary of {self.entries}, more than padding to a "
             hint = "check --vocab and --model, or give --vocab-divisible-by"
-            raise UsageError(f"{problem}multiple of {self.divisor} x TP {self.tp} explains: {hint}")
+            raise UsageError(f"{problem}multiple of {self.divisor} x TP {self.tp} explains", hint=hint)
 
     def merged(self) -> tuple[int, str]:
         """Return the rows of a merged file, and what to say of them."""
@@ -139,7 +139,7 @@ class Vocabulary:
             return rows, f"vocabulary: {self.entries:,} entries, padded to {rows:,} rows (before: {self.padded:,})"
         if tp != self.tp and self.padded % multiple:
             problem = f"{self.padded} rows of vocabulary are no multiple of {self.divisor} x TP {tp}"
-            raise UsageError(f"{problem}: give --vocab N or --model, so that they can be padded anew")
+            raise UsageError(problem, hint="give --vocab N or --model, so that they can be padded anew")
         kept = f"vocabulary: all {self.padded:,} rows are kept"
         unsure = "; with --vocab or --model they would be padded as Megatron-LM does for this TP"
         return self.padded, kept + (unsure if tp != self.tp else "")

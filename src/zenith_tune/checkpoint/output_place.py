@@ -40,12 +40,12 @@ def refuse_file(path: Path, source: Path, *, force: bool) -> None:
     with explained(path):
         _refuse_place(path, source)
         if path.is_dir():
-            raise UsageError(f"--output must be a file, but {path} is a folder: give a file in it")
+            raise UsageError(f"--output must be a file, but {path} is a folder", hint="give a file in it")
         if os.path.lexists(path):
             if not force:
-                raise UsageError(f"--output {path} exists: give another file, or --force to replace it")
+                raise UsageError(f"--output {path} exists", hint="give another file, or --force to replace it")
             if not path.is_file():
-                raise UsageError(f"--output {path} is no regular file: give another one")
+                raise UsageError(f"--output {path} is no regular file", hint="give another one")
 
 
 def refuse_folder(path: Path, source: Path, *, force: bool) -> None:
@@ -53,22 +53,22 @@ def refuse_folder(path: Path, source: Path, *, force: bool) -> None:
     with explained(path):
         _refuse_place(path, source)
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise UsageError(f"--output must be a new folder, but {path} is something else: give another one")
+            raise UsageError(f"--output must be a new folder, but {path} is something else", hint="give another one")
         held = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
         others = [name for name in held if not is_shard_name(name)]
         if others:
-            raise UsageError(f"--output {path} holds {others[0]!r}, which is no shard: give another folder")
+            raise UsageError(f"--output {path} holds {others[0]!r}, which is no shard", hint="give another folder")
         if held and not force:
-            raise UsageError(f"--output {path} holds shards: give another folder, or --force to replace them")
+            raise UsageError(f"--output {path} holds shards", hint="give another folder, or --force to replace them")
 
 
 def _refuse_place(path: Path, source: Path) -> None:
     # Not Path.resolve(), which raises RuntimeError where links go round in a circle.
     here, there = Path(os.path.realpath(path)), Path(os.path.realpath(source))
     if here.is_relative_to(there):
-        raise UsageError(f"--output {path} is in the checkpoint's own folder {source}: give another place")
+        raise UsageError(f"--output {path} is in the checkpoint's own folder {source}", hint="give another place")
     if there.is_relative_to(here):
-        raise UsageError(f"--output {path} holds the checkpoint's folder {source}: give another place")
+        raise UsageError(f"--output {path} holds the checkpoint's folder {source}", hint="give another place")
     if not here.parent.is_dir():
         raise UsageError(f"--output {path} cannot be written: {path.parent} is no folder; make it first")
 
@@ -89,11 +89,13 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise DiskFullError(f"no space left while writing {path}: nothing was left there; free some") from None
-        raise UsageError(f"--output {path} cannot be written ({error.strerror or error}): give another path") from None
+        raise UsageError(
+            f"--output {path} cannot be written ({error.strerror or error})", hint="give another path"
+        ) from None
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"--output {str(path)!r} is no path ({error}): give another one") from None
+        raise UsageError(f"--output {str(path)!r} is no path ({error})", hint="give another one") from None
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class NewLayout:
         for attention in model.attention:
             reason = attention.why_not(tp)
             if reason is not None:
-                raise UsageError(f"{reason}, which Megatron refuses: choose another --tp")
+                raise UsageError(f"{reason}, which Megatron refuses", hint="choose another --tp")
         tensors = model.tensors if vocab_rows is None else with_vocab(model, vocab_rows)
         tensors = with_tied_head(model, dict(tensors)) if pp > 1 else tensors
         layout = cls(
@@ -92,7 +92,7 @@ class NewLayout:
             return {0, self.pp - 1} if self.embedding_is_last_too else {0}
         if self.pp > 1 and tensor.name not in self.on_every_stage:
             problem = f"{tensor.name!r} has no known place in a pipeline of {self.pp} stages"
-            raise UsageError(f"{problem}: choose --pp 1, or leave it out of the checkpoint")
+            raise UsageError(problem, hint="choose --pp 1, or leave it out of the checkpoint")
         return set(range(self.pp))
 
     def _local_name(self, name: str) -> str:
@@ -111,11 +111,11 @@ def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) ->
         shown = f"{tensor.name!r}, {describe(tensor.dtype, tensor.shape)}"
         if is_state_space(tensor.name):
             problem = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
-            raise UsageError(f"{problem}: choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
+            raise UsageError(problem, hint=f"choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
         if source_tp == 1:
             problem = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
             hint = "choose --tp 1, or convert the checkpoint to Megatron's names first (Hugging Face's are not known)"
-            raise UsageError(f"{problem}: {hint}")
+            raise UsageError(problem, hint=hint)
 
 
 MAX_SHARDS = 4096
@@ -135,7 +135,7 @@ class Target:
     def __post_init__(self) -> None:
         if not (self.tp > 0 and self.pp > 0 and self.tp * self.pp <= MAX_SHARDS):
             problem = f"--tp and --pp must be from 1, and at most {MAX_SHARDS} shards"
-            raise UsageError(f"{problem}, but got {self.tp} x {self.pp}: choose others")
+            raise UsageError(f"{problem}, but got {self.tp} x {self.pp}", hint="choose others")
 
 
 def reshard(

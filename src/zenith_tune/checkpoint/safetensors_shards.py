@@ -25,7 +25,7 @@ def read_safetensors(path: Path) -> ShardContent:
     """Return the tensors of a shard and where they lie; nothing but the header is read."""
 
     def refuse(problem: str) -> UsageError:
-        return UsageError(f"shard {path} {problem}: copy or save it again")
+        return UsageError(f"shard {path} {problem}", hint="copy or save it again")
 
     try:
         with open_regular(Path(os.path.realpath(path))) as file:

@@ -53,7 +53,9 @@ def read_shards(folder: Path) -> ShardSet:
         problem = f"{folder} must hold {tp} x {pp} = {tp * pp} shards (TP x PP), but has {len(found)}"
         raise UsageError(f"{problem}: {shard_name(*missing, extensions[0])} is missing")
     if len(extensions) > 1:
-        raise UsageError(f"the shards of {folder} must be of one kind, but are .bin and .safetensors: leave one out")
+        raise UsageError(
+            f"the shards of {folder} must be of one kind, but are .bin and .safetensors", hint="leave one out"
+        )
     contents = {ranks: _read(found[ranks]) for ranks in sorted(found)}
     shards = ShardSet(folder=folder, tp=tp, pp=pp, extension=extensions[0], contents=contents)
     for ranks in contents:
@@ -66,19 +68,21 @@ def _found(folder: Path) -> dict[tuple[int, int], Path]:
         listed = sorted(path for path in folder.iterdir() if path.name.startswith(PREFIX))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{str(folder)!r} is no folder of shards ({reason}): give the folder") from None
+        raise UsageError(f"{str(folder)!r} is no folder of shards ({reason})", hint="give the folder") from None
     found: dict[tuple[int, int], Path] = {}
     for path in listed:
         match = SHARD_NAME.fullmatch(path.name)
         if match is None:
             problem = f"{path.name!r} in {folder} is no shard's name, which is {PREFIX}T_pp_P.bin or .safetensors"
-            raise UsageError(f"{problem}: move it away")
+            raise UsageError(problem, hint="move it away")
         ranks = int(match[1]), int(match[2])
         if ranks in found:
-            raise UsageError(f"{folder} holds both {found[ranks].name} and {path.name}: move one away")
+            raise UsageError(f"{folder} holds both {found[ranks].name} and {path.name}", hint="move one away")
         found[ranks] = path
     if not found:
-        raise UsageError(f"{folder} holds no shards, named {PREFIX}T_pp_P.bin or .safetensors: give their folder")
+        raise UsageError(
+            f"{folder} holds no shards, named {PREFIX}T_pp_P.bin or .safetensors", hint="give their folder"
+        )
     return found
 
 
@@ -92,7 +96,7 @@ def _read(path: Path) -> ShardContent:
 
         content = read_safetensors(path)
     if not content.tensors:
-        raise UsageError(f"shard {path} holds no tensor: copy or save it again")
+        raise UsageError(f"shard {path} holds no tensor", hint="copy or save it again")
     return content
 
 
@@ -110,9 +114,11 @@ def _refuse_mismatch(shards: ShardSet, tp: int, stage: int) -> None:
         a, b = first.tensors[name], other.tensors[name]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             kinds = f"{describe(a.dtype, a.shape)} in {names[0]} and {describe(b.dtype, b.shape)} in {names[1]}"
-            raise UsageError(f"the shards of a stage must agree, but {name!r} is {kinds}: save them together")
+            raise UsageError(f"the shards of a stage must agree, but {name!r} is {kinds}", hint="save them together")
     if other.wrapper != shards.contents[0, 0].wrapper:
-        raise UsageError(f"the shards of {shards.folder} must be nested alike, but {names[1]} is not: save them again")
+        raise UsageError(
+            f"the shards of {shards.folder} must be nested alike, but {names[1]} is not", hint="save them again"
+        )
 
 
 Tensors = Mapping[str, JoinedTensor]
@@ -144,7 +150,7 @@ def refuse_two_runs(shards: ShardSet) -> None:
                 names = shard_name(0, 0, shards.extension), shard_name(*ranks, shards.extension)
                 values = f"{_short(mine[key])} in {names[0]} and {_short(theirs[key])} in {names[1]}"
                 problem = f"all shards must be of one checkpoint, but {key} is {values}"
-                raise UsageError(f"{problem}: give the folder of one save")
+                raise UsageError(problem, hint="give the folder of one save")
 
 
 def refuse_two_models(tensors: Tensors, files: Files) -> None:
@@ -166,7 +172,7 @@ def _refuse_unlike(tensors: Tensors, files: Files) -> None:
         if (like.dtype, like.shape) != (tensor.dtype, tensor.shape):
             one = f"{like.name!r} is {describe(like.dtype, like.shape)} in {files[like.name]}"
             two = f"{name!r} {describe(tensor.dtype, tensor.shape)} in {files[name]}"
-            raise UsageError(f"layers must be alike, but {one} and {two}: {HINT}")
+            raise UsageError(f"layers must be alike, but {one} and {two}", hint=HINT)
 
 
 def _refuse_lacking(tensors: Tensors, files: Files) -> None:
@@ -183,7 +189,7 @@ def _refuse_lacking(tensors: Tensors, files: Files) -> None:
             lacking = layers[kinds[fuller]][min(fuller - fewer)]
             where = files[next(iter(layers[number].values()))]
             problem = f"layers must hold the same names, but layer {number} in {where} has no like of {lacking!r}"
-            raise UsageError(f"{problem} in {files[lacking]}: {HINT}")
+            raise UsageError(f"{problem} in {files[lacking]}", hint=HINT)
 
 
 def _refuse_sizes(tensors: Tensors, files: Files) -> None:
@@ -198,7 +204,7 @@ def _refuse_sizes(tensors: Tensors, files: Files) -> None:
             first = size, name
         elif size != first[0]:
             one = f"{first[0]} by {first[1]!r} in {files[first[1]]}"
-            raise UsageError(f"the hidden size is {one}, but {size} by {name!r} in {files[name]}: {HINT}")
+            raise UsageError(f"the hidden size is {one}, but {size} by {name!r} in {files[name]}", hint=HINT)
 
 
 def _refuse_ends(names: Iterable[str]) -> None:
@@ -208,13 +214,13 @@ def _refuse_ends(names: Iterable[str]) -> None:
     hint = "a shard lost it when it was saved; save it again, or give --any-model if the model has none"
     if head is not None and embedding is None:
         problem = f"a model with {head!r} must have {EMBEDDING!r} on its first stage, but none of its shards holds it"
-        raise UsageError(f"{problem}: {hint}")
+        raise UsageError(problem, hint=hint)
     has_layers = any(layer_of(name) is not None for name in names)
     if embedding is not None and has_layers and not any(is_final_norm(name) for name in names):
         problem = (
             f"a model with {embedding!r} must have a final norm on its last stage, but none of its shards holds it"
         )
-        raise UsageError(f"{problem}: {hint}")
+        raise UsageError(problem, hint=hint)
 
 
 def _short(value: Any) -> str:

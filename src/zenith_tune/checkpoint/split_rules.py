@@ -248,9 +248,9 @@ def spread(num_layers: int, pp: int, given: tuple[int, ...] | None, numbering: N
     if given is not None:
         if len(given) != pp or sum(given) != num_layers:
             problem = f"--layers-per-stage must have {pp} numbers that add up to {num_layers} layers"
-            raise UsageError(f"{problem}, but got {','.join(map(str, given))}: change it")
+            raise UsageError(f"{problem}, but got {','.join(map(str, given))}", hint="change it")
         return LayerNumbers(per_stage=given, numbering=numbering)
     if num_layers % pp:
         problem = f"{num_layers} layers cannot be spread evenly over {pp} stages"
-        raise UsageError(f"{problem}: choose another --pp, or say how by --layers-per-stage")
+        raise UsageError(problem, hint="choose another --pp, or say how by --layers-per-stage")
     return LayerNumbers(per_stage=(num_layers // pp,) * pp, numbering=numbering)

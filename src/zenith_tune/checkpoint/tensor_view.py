@@ -53,14 +53,14 @@ class FileSlice:
                     for row in range(len(block)):
                         self._read(file.fileno(), block[row], self.offset + row * self.stride)
         except OSError as error:
-            raise UsageError(f"shard {self.path} cannot be read ({error.strerror or error}): check it") from None
+            raise UsageError(f"shard {self.path} cannot be read ({error.strerror or error})", hint="check it") from None
 
     def _read(self, descriptor: int, target: Bytes, offset: int) -> None:
         done = 0
         while done < target.size:
             count = os.preadv(descriptor, [target[done:].data], offset + done)
             if count == 0:
-                raise UsageError(f"shard {self.path} became shorter while it was read: copy it again")
+                raise UsageError(f"shard {self.path} became shorter while it was read", hint="copy it again")
             done += count
 
 
@@ -358,7 +358,7 @@ def _refuse_differences(ranks: list[StoredTensor]) -> None:
         if not ranks[0].mosaic.equals(other.mosaic):
             problem = f"{other.name!r} must be the same on all tensor ranks, but {ranks[0].path.name} and "
             hint = "the shards are of different checkpoints, or its name is one that no rule splits"
-            raise UsageError(f"{problem}{other.path.name} (rank {rank}) differ: {hint}")
+            raise UsageError(f"{problem}{other.path.name} (rank {rank}) differ", hint=hint)
 
 
 def _refuse_copies(ranks: list[StoredTensor]) -> None:
@@ -369,4 +369,4 @@ def _refuse_copies(ranks: list[StoredTensor]) -> None:
     if not first.mosaic.is_constant(ITEM_BYTES[first.dtype]):
         problem = f"{first.name!r} must be split over {len(ranks)} tensor ranks, but all of them hold the same"
         hint = "a shard was copied under another name, or (experts only) give --whole-experts"
-        raise UsageError(f"{problem}: {hint}")
+        raise UsageError(problem, hint=hint)

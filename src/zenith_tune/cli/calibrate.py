@@ -95,15 +95,17 @@ class _Written:
 
 def _refuse_contradictions(options: Options) -> None:
     if bool(options["rows"] or options["probes"]) == (options["study"] is not None):
-        raise UsageError("a calibration is fitted to --rows PATH, --probes FOLDER or --study FOLDER: give one of them")
+        raise UsageError(
+            "a calibration is fitted to --rows PATH, --probes FOLDER or --study FOLDER", hint="give one of them"
+        )
     if options["fit_all"] and (options["framework"] or not options["rows"]):
-        raise UsageError("--all fits every framework of --rows: leave --framework and --study out")
+        raise UsageError("--all fits every framework of --rows", hint="leave --framework and --study out")
     given = [name for name in (*OF_A_STUDY, "gbs", "precision") if options[name] is not None]
     if options["study"] is None and given:
-        raise UsageError(f"--{given[0]} says what a study does not, and rows say themselves: leave it out")
+        raise UsageError(f"--{given[0]} says what a study does not, and rows say themselves", hint="leave it out")
     missing = [f"--{name}" for name in OF_A_STUDY if options[name] is None]
     if options["study"] is not None and missing:
-        raise UsageError(f"--study needs to know what was run: give {', '.join(missing)} too")
+        raise UsageError("--study needs to know what was run", hint=f"give {', '.join(missing)} too")
 
 
 def _is_calibration(path: Path) -> bool:
@@ -121,14 +123,16 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
         if not place.is_dir():
             raise UsageError(f"--output {path} cannot be written: {place} is no folder; make it, or give another one")
         if not is_folder and path.is_dir():
-            raise UsageError(f"--output must be a file, but {path} is a folder: give a file in it, {path}/mine.json")
+            raise UsageError(
+                f"--output must be a file, but {path} is a folder", hint=f"give a file in it, {path}/mine.json"
+            )
         if not is_folder and path.exists() and not _is_calibration(path):
             problem = f"--output must be a new file or an earlier calibration, but {path} is something else"
-            raise UsageError(f"{problem}: give another file")
+            raise UsageError(problem, hint="give another file")
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"--output {str(path)!r} cannot be written ({error}): give another path") from None
+        raise UsageError(f"--output {str(path)!r} cannot be written ({error})", hint="give another path") from None
 
 
 def _fits(options: Options) -> Iterator[CalibrationFit]:
@@ -160,7 +164,7 @@ def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
         if not rows and not probes and options["probes"]:
             places = ", ".join(map(str, options["probes"]))
             raise UsageError(
-                f"a calibration needs ranks that trained, but no rank of {places} trained: give other probes"
+                f"a calibration needs ranks that trained, but no rank of {places} trained", hint="give other probes"
             )
         return framework, rows + probes
     from zenith_tune.calibrate.study_runs import read_study
@@ -190,4 +194,4 @@ def _save(fit: CalibrationFit, path: Path) -> None:
     try:
         save_calibration(fit.calibration, path)
     except OSError as error:
-        raise UsageError(f"--output {path} cannot be written ({error.strerror}): give another path") from None
+        raise UsageError(f"--output {path} cannot be written ({error.strerror})", hint="give another path") from None

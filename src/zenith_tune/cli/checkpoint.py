@@ -124,7 +124,7 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
 def _beside(folder: Path, ending: str) -> Path:
     source = Path(os.path.realpath(folder))
     if not source.name:
-        raise UsageError(f"{folder} has no name that a new folder could have with {ending}: give --output DIR")
+        raise UsageError(f"{folder} has no name that a new folder could have with {ending}", hint="give --output DIR")
     return source.with_name(f"{source.name}{ending}")
 
 
@@ -167,7 +167,9 @@ def _counts(text: str | None) -> tuple[int, ...] | None:
         return None
     parts = text.split(",")
     if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
-        raise UsageError(f"--layers-per-stage must be whole numbers, as in 9,9,8, but is {text!r}: write them so")
+        raise UsageError(
+            f"--layers-per-stage must be whole numbers, as in 9,9,8, but is {text!r}", hint="write them so"
+        )
     return tuple(int(part) for part in parts)
 
 

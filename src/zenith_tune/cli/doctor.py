@@ -66,10 +66,12 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     zenithtune doctor --cluster h100x64 -- bash train.sh
     """
     if math.isnan(options["risk"]):
-        raise UsageError("--risk must be a probability above 0 and up to 1, but got nan: give another")
+        raise UsageError("--risk must be a probability above 0 and up to 1, but got nan", hint="give another")
     command = context.meta[COMMAND]
     if target is None and not command:
-        raise UsageError("the doctor needs a run: give a study's name or folder, a log, or your command after --")
+        raise UsageError(
+            "the doctor needs a run", hint="give a study's name or folder, a log, or your command after --"
+        )
     topology = _topology(options)
     diagnosis, run = _diagnosis(target, command, topology, options)
     _show(diagnosis, run, topology, options)
@@ -134,7 +136,7 @@ def _run(target: Path | None, command: tuple[str, ...], options: Options) -> Dia
         from zenith_tune.doctor.studied_run import from_study
 
         if text is not None:
-            raise UsageError("a study knows the command that it tuned: leave -- COMMAND out")
+            raise UsageError("a study knows the command that it tuned", hint="leave -- COMMAND out")
         return from_study(target if target.is_dir() else target.parent, hints)
     if text is None and not target.exists() and (run := _of_named_study(target, hints, options)) is not None:
         return run

@@ -29,7 +29,7 @@ def export(study: str, **options: Any) -> int:
     """
     uri, folder = options["mlflow"], options["tensorboard"]
     if uri is None and folder is None:
-        raise UsageError("a study is exported to somewhere: give --mlflow URI, --tensorboard DIR, or both")
+        raise UsageError("a study is exported to somewhere", hint="give --mlflow URI, --tensorboard DIR, or both")
     from zenith_tune.record.source import find_study
 
     view = find_study(study, db=options["db"], output_dir=options["output_dir"]).view()

@@ -124,7 +124,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     """
     for name in ("runner", "ray_address", "hostfile", "db", "study_name"):
         if options[name] == "":
-            raise UsageError(f"--{name.replace('_', '-')} must not be empty: give a value, or leave it out")
+            raise UsageError(f"--{name.replace('_', '-')} must not be empty", hint="give a value, or leave it out")
     tuner = _make_tuner(command, options)
     if options["dry_run"]:
         return _dry_run(tuner, options)
@@ -198,7 +198,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
 
     margin = options["timeout_margin"]
     if margin is not None and not options["timeout_dynamic"]:
-        raise UsageError("--timeout-margin goes with --timeout-dynamic: give both")
+        raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
     timeouts = Timeouts(
         fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], **({} if margin is None else {"margin": margin})
     )
@@ -233,7 +233,7 @@ def _early_stop(options: dict[str, Any]) -> EarlyStop | None:
 
     percent = options["early_precision"]
     if percent is not None and not options["early_stop"]:
-        raise UsageError("--early-precision goes with --early-stop: leave --no-early-stop out")
+        raise UsageError("--early-precision goes with --early-stop", hint="leave --no-early-stop out")
     chosen = EarlyStop() if percent is None else EarlyStop(precision=percent / 100)
     return chosen if options["early_stop"] else None
 
@@ -253,7 +253,9 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
             )
         return options["evaluator"], _pairs(options, "evaluator_args"), objective
     if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
-        raise UsageError("--objective REGEX is an evaluator of its own: leave --evaluator and --evaluator-args out")
+        raise UsageError(
+            "--objective REGEX is an evaluator of its own", hint="leave --evaluator and --evaluator-args out"
+        )
     from zenith_tune.study.parameters import Direction
 
     if "direction" in args:
@@ -276,7 +278,7 @@ def _tune_args(options: dict[str, Any]) -> dict[str, str]:
     if topology is None:
         return args
     if "topology" in args:
-        raise UsageError("--topology and --args topology= say the same: give one of them")
+        raise UsageError("--topology and --args topology= say the same", hint="give one of them")
     from zenith_tune.describe.tensor_island import read_topology
 
     read_topology(topology)  # a mistake is told before anything runs

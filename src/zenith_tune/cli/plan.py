@@ -45,7 +45,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
             problem = (
                 "a plan has one layout for the whole model, but the command trains modules with layouts of their own"
             )
-            raise UsageError(f"{problem}: take zenithtune optimize --preset mimo --dry-run -- COMMAND")
+            raise UsageError(problem, hint="take zenithtune optimize --preset mimo --dry-run -- COMMAND")
     return command
 
 
@@ -104,13 +104,13 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     zenithtune plan --cluster h200x64 --probe 3 -- bash train.sh
     """
     if math.isnan(options["risk"]):
-        raise UsageError("--risk must be a probability above 0 and up to 1, but got nan: give another")
+        raise UsageError("--risk must be a probability above 0 and up to 1, but got nan", hint="give another")
     if options["probe"] is not None:
         return _probe(command, options)
     if options["html"] is not None:
         _refuse_page(options)
     if command:
-        raise UsageError("a training command is what --probe runs: give --probe K, or leave the command out")
+        raise UsageError("a training command is what --probe runs", hint="give --probe K, or leave the command out")
     for name in OF_THE_JOB:
         if options[name] is None:
             raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
@@ -131,7 +131,7 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
         name = parameter.name or ""
         if name not in PROBED and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             problem = f"--probe plans what the command says, of which {parameter.opts[0]} is no part"
-            raise UsageError(f"{problem}: leave it out")
+            raise UsageError(problem, hint="leave it out")
     asked = {"layouts": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
     return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 
@@ -197,9 +197,9 @@ def _refuse_page(options: Options) -> None:
     """Refuse what cannot be written before anything is planned."""
     path = options["html"]
     if options["explain"] is not None:
-        raise UsageError("--html is a page of all layouts and --explain about one: leave one of them out")
+        raise UsageError("--html is a page of all layouts and --explain about one", hint="leave one of them out")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"--html must be a file in a folder that is there, but got {str(path)!r}: give another")
+        raise UsageError(f"--html must be a file in a folder that is there, but got {str(path)!r}", hint="give another")
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
@@ -212,7 +212,7 @@ def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emis
         write_output(options["html"], render_page(digest))
     except OSError as error:
         problem = f"{str(options['html'])!r} cannot be written ({error.strerror})"
-        raise UsageError(f"{problem}: give another --html") from error
+        raise UsageError(problem, hint="give another --html") from error
     click.echo(f"written: {options['html']}", err=options["as_json"] or _is_beside(options))
 
 

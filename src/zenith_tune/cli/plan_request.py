@@ -88,13 +88,13 @@ def read_request(options: Options) -> PlanRequest:
 
 def _refuse_contradictions(options: Options) -> None:
     if options["output"] is not None and options["emit"] is None:
-        raise UsageError("--output is where --emit writes: give --emit too, or leave it out")
+        raise UsageError("--output is where --emit writes", hint="give --emit too, or leave it out")
     if options["explain"] is None:
         return
     for name in ("pareto", "what_if", "pinned"):
         if options[name]:
             option = "--fix" if name == "pinned" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is about all layouts and --explain about one: leave one of them out")
+            raise UsageError(f"{option} is about all layouts and --explain about one", hint="leave one of them out")
 
 
 def _space(options: Options) -> SearchSpace:

@@ -34,6 +34,7 @@ NUM_STEPS = 3
 @click.option("--layout", "layouts", metavar="LAYOUT", multiple=True,
               help="What to probe, e.g. 'TP8 PP4'. May be given again. [default: the command's own]")  # fmt: skip
 @click.option("--top", type=click.IntRange(1, MAX_PROBES), metavar="K", help="Probe the best K layouts of the plan.")
+@click.option("--args", "args", metavar="K=V,...", multiple=True, help="Arguments of preset megatron-lm, e.g. gbs=256.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster. [default: the command's]")
 @click.option("--cluster", metavar="NAME|PATH", help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")
 @click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch. [default: the command's]")
@@ -64,9 +65,9 @@ def probe(command: tuple[str, ...], **options: Any) -> int:
 def run_probe(command: tuple[str, ...], options: Options) -> int:
     """Probe what the options ask for, print it and write it down."""
     if not command:
-        raise UsageError("a probe needs your training command: give it after --")
+        raise UsageError("a probe needs your training command", hint="give it after --")
     if options["layouts"] and options["top"]:
-        raise UsageError("--layout names what is probed and --top leaves it to the plan: leave one of them out")
+        raise UsageError("--layout names what is probed and --top leaves it to the plan", hint="leave one of them out")
     from zenith_tune.tuning.watch import Timeouts
 
     Timeouts(fixed_s=options["timeout"])  # refuses what is none
@@ -94,13 +95,13 @@ def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
         there = next(path for path in (place, *place.parents) if os.path.lexists(path))
         if not os.access(f"{there}/.", os.W_OK | os.X_OK):
             problem = f"the output folder {place} cannot be written, as {there} is no folder that you may write to"
-            raise UsageError(f"{problem}: choose another --output-dir")
+            raise UsageError(problem, hint="choose another --output-dir")
     if calibration is not None:
         try:
             open_regular(Path(os.path.realpath(calibration))).close()
         except OSError as error:
             problem = f"calibration {str(calibration)!r} cannot be read ({error.strerror})"
-            raise UsageError(f"{problem}: check the path") from None
+            raise UsageError(problem, hint="check the path") from None
 
 
 @contextlib.contextmanager
@@ -146,7 +147,9 @@ class _Request:
         # How a pipeline is cut may be written down in the command itself.
         reasons = [reason for rule, reason in broken if not (rule.name == "pipeline" and self.job.job.has_custom_split)]
         if reasons:
-            raise UsageError(f"Megatron-LM would refuse this layout, because {reasons[0]}: choose another --layout")
+            raise UsageError(
+                f"Megatron-LM would refuse this layout, because {reasons[0]}", hint="choose another --layout"
+            )
         return layout
 
 
@@ -156,7 +159,7 @@ def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout
     planned = [each for each in planner.evaluate(layouts) if each.oom_probability < risk]
     if not planned:
         problem = f"none of {len(layouts)} layouts is planned to fit"
-        raise UsageError(f"{problem}: name one by --layout, or take more GPUs")
+        raise UsageError(problem, hint="name one by --layout, or take more GPUs")
     best: dict[Layout, Layout] = {}
     for each in sorted(planned, key=lambda each: each.step_s):
         # Of one cut the fastest recomputation stands for the others, which a probe would find as slow as planned.
@@ -167,12 +170,17 @@ def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout
 def _request(command: tuple[str, ...], options: Options) -> _Request:
     from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
+    from zenith_tune.registry import construct, parse_pairs
     from zenith_tune.shell import CommandLine
 
-    num_gpus = options["gpus"] or _num_gpus(options["cluster"])
-    given = MegatronLmOverrides(n_gpus=num_gpus, gbs=options["gbs"], model=options["model"], vocab=options["vocab"])
+    named = {"n_gpus": options["gpus"], **{name: options[name] for name in ("gbs", "model", "vocab", "cluster")}}
+    pairs = parse_pairs(",".join(options["args"]), "--args", "gbs=256") if options["args"] else {}
+    args = {**pairs, **{name: value for name, value in named.items() if value is not None}}
+    cluster = args.pop("cluster", None)
+    args.setdefault("n_gpus", _num_gpus(cluster))
+    given = construct(MegatronLmOverrides, args, "probe")
     job = ProbeJob.of(CommandLine.from_argv(command).text, given)
-    return _Request(job=job, subject=job.subject(options["cluster"]))
+    return _Request(job=job, subject=job.subject(cluster))
 
 
 def _num_gpus(cluster: str | None) -> int | None:

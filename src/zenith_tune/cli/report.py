@@ -40,7 +40,7 @@ def report(study: str, **options: Any) -> int:
     """
     form = _format(options["form"], options["output"])
     if form == "csv" and options["compare"] is not None:
-        raise UsageError("--compare has no table of trials for csv: give --format html, md or json")
+        raise UsageError("--compare has no table of trials for csv", hint="give --format html, md or json")
     _refuse_output(options["output"])
     from zenith_tune.record.source import find_study
 
@@ -66,9 +66,9 @@ def _refuse_output(output: Path | None) -> None:
     if output is None:
         return
     if output.is_dir():
-        raise UsageError(f"--output must be a file, but {str(output)!r} is a folder: give a file in it")
+        raise UsageError(f"--output must be a file, but {str(output)!r} is a folder", hint="give a file in it")
     if not output.absolute().parent.is_dir():
-        raise UsageError(f"the folder of --output {str(output)!r} does not exist: make it, or give another")
+        raise UsageError(f"the folder of --output {str(output)!r} does not exist", hint="make it, or give another")
 
 
 def _content(sources: list[StudySource]) -> Json:
@@ -110,4 +110,4 @@ def _write(output: Path, text: str) -> None:
         write_output(output, text)
     except OSError as error:
         problem = f"{str(output)!r} cannot be written ({error.strerror})"
-        raise UsageError(f"{problem}: give another --output") from error
+        raise UsageError(problem, hint="give another --output") from error

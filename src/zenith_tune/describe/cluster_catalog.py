@@ -98,20 +98,20 @@ def _link(value: object, name: str, source: str) -> LinkSpec:
 def _count(value: object, key: str, source: str) -> int:
     if type(value) is not int or not 1 <= value <= MAX_COUNT:
         problem = f"{source}: {key} must be a whole number from 1 to {MAX_COUNT}"
-        raise UsageError(f"{problem}, but got {reprlib.repr(value)}: change it")
+        raise UsageError(f"{problem}, but got {reprlib.repr(value)}", hint="change it")
     return value
 
 
 def _number(value: object, key: str, source: str) -> float:
     # True is an int to Python, but no rate.
     if not isinstance(value, int | float) or value is True or not 0 < value < MAX_NUMBER:
-        raise UsageError(f"{source}: {key} must be a number above 0, but got {reprlib.repr(value)}: change it")
+        raise UsageError(f"{source}: {key} must be a number above 0, but got {reprlib.repr(value)}", hint="change it")
     return float(value)
 
 
 def _subtable(value: object, key: str, source: str) -> Table:
     if not isinstance(value, dict):
-        raise UsageError(f"{source}: {key} must be a table, but got {reprlib.repr(value)}: change it")
+        raise UsageError(f"{source}: {key} must be a table, but got {reprlib.repr(value)}", hint="change it")
     return value
 
 
@@ -124,7 +124,7 @@ def _refuse_unknown(table: Table, known: tuple[str, ...], kind: str) -> None:
 def _refuse_missing(table: Table, needed: list[str] | tuple[str, ...], source: str) -> None:
     missing = [key for key in needed if table.get(key) is None]
     if missing:
-        raise UsageError(f"{source} must have {', '.join(missing)}, but has not: add what is missing")
+        raise UsageError(f"{source} must have {', '.join(missing)}, but has not", hint="add what is missing")
 
 
 def _text(path: Path) -> str:
@@ -135,10 +135,10 @@ def _text(path: Path) -> str:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES // 2**20} MiB")
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError(f"cluster file {str(path)!r} must be text in UTF-8, but is not: save it so") from None
+        raise UsageError(f"cluster file {str(path)!r} must be text in UTF-8, but is not", hint="save it so") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cluster file {str(path)!r} cannot be read ({reason}): check the path") from None
+        raise UsageError(f"cluster file {str(path)!r} cannot be read ({reason})", hint="check the path") from None
 
 
 def _table(text: str, path: Path) -> Table:
@@ -217,14 +217,14 @@ def _path(name: str) -> Path | None:
         if name and (path.is_file() or "/" in name or name.lower().endswith(FILE_ENDINGS)):
             return path
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"cluster {name!r} cannot be looked up ({error}): check the path") from None
+        raise UsageError(f"cluster {name!r} cannot be looked up ({error})", hint="check the path") from None
     return None
 
 
 def _unknown(name: str) -> UsageError:
     if find_gpu(name):
         problem = f"cluster {name!r} must say how many GPUs it has, but does not"
-        return UsageError(f"{problem}: write {name.lower()}x8 for eight of them")
+        return UsageError(problem, hint=f"write {name.lower()}x8 for eight of them")
     matches = _matches(name.lower())
     if matches:
         return UnknownNameError("GPU", max((match["gpu"] for match in matches), key=len), known_gpus())

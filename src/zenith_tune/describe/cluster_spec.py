@@ -72,7 +72,7 @@ def refuse_counts(source: str, *, num_gpus: int, gpus_per_node: int, fast_domain
         problem = (
             f"fast_domain must divide gpus_per_node or be a multiple of it, but got {fast_domain} and {gpus_per_node}"
         )
-        raise UsageError(f"{source}: {problem}: change one of them")
+        raise UsageError(f"{source}: {problem}", hint="change one of them")
 
 
 def even_domain(num_gpus: int, gpus_per_node: int, fast_domain: int) -> int:

@@ -101,12 +101,16 @@ class ConfigJson:
 def find_local(model: str, otherwise: str) -> Path | None:
     """Return where `model` is on this machine, or None where it is not."""
     if not model.strip():
-        raise ModelConfigError(f"model must be a local path or a Hugging Face id, but is empty: give one, {otherwise}")
+        raise ModelConfigError(
+            "model must be a local path or a Hugging Face id, but is empty", hint=f"give one, {otherwise}"
+        )
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError) as error:
-        raise ModelConfigError(f"model {model!r} cannot be looked up ({error}): check the path, {otherwise}") from None
+        raise ModelConfigError(
+            f"model {model!r} cannot be looked up ({error})", hint=f"check the path, {otherwise}"
+        ) from None
 
 
 def config_path(path: Path) -> Path:
@@ -117,7 +121,9 @@ def config_path(path: Path) -> Path:
 def refuse_missing_path(model: str, otherwise: str) -> None:
     """Raise for a path where nothing is, before the hub is asked for it."""
     if model.startswith((".", "/", "~")) or model.endswith(".json"):
-        raise ModelConfigError(f"model {model!r} looks like a path, but nothing is there: check the path, {otherwise}")
+        raise ModelConfigError(
+            f"model {model!r} looks like a path, but nothing is there", hint=f"check the path, {otherwise}"
+        )
 
 
 def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
@@ -127,7 +133,7 @@ def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
         values = json.loads(_content(path).decode("utf-8-sig"))
     except FileNotFoundError:
         problem = f"model folder {str(path.parent)!r} has no config.json"
-        raise ModelConfigError(f"{problem}: add it, {otherwise}") from None
+        raise ModelConfigError(problem, hint=f"add it, {otherwise}") from None
     except OSError as error:
         raise empty.refuse(f" cannot be read ({error.strerror})") from None
     except RecursionError:

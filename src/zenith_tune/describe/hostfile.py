@@ -39,7 +39,7 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
         if match[1] in found:
             problem = "a hostfile must name each host once"
             raise UsageError(
-                f"{problem}, but line {number} of {path} is a duplicate of {match[1][:80]!r}: take one out"
+                f"{problem}, but line {number} of {path} is a duplicate of {match[1][:80]!r}", hint="take one out"
             )
         if len(match[2]) > len(str(_MAX_SLOTS)):
             problem = f"a host must have at most {_MAX_SLOTS} slots"

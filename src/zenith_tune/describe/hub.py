@@ -39,7 +39,7 @@ def fetch_config(model_id: str, hint: str = HINT) -> Path:
         cached = try_to_load_from_cache(model_id, FILE_NAME)
         if isinstance(cached, str):
             return Path(cached)
-        raise ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {hint}")
+        raise ModelConfigError(f"{_unreachable(model_id)} ({reason})", hint=f"go online, or {hint}")
     trouble: list[str] = []
     try:
         with warnings.catch_warnings():
@@ -93,7 +93,9 @@ def _timeout_s() -> float:
     except ValueError:
         timeout_s = math.nan
     if not 0 < timeout_s <= threading.TIMEOUT_MAX:
-        raise ModelConfigError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, but got {text!r}: change it")
+        raise ModelConfigError(
+            f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, but got {text!r}", hint="change it"
+        )
     return timeout_s
 
 
@@ -153,9 +155,9 @@ def _too_slow(model_id: str, timeout_s: float, trouble: list[str], hint: str) ->
     errors = [message for message in trouble if "thrown while requesting" in message]
     if errors:
         reason = _one_line(errors[-1].partition(" thrown while requesting")[0])
-        return ModelConfigError(f"{_unreachable(model_id)} ({reason}): go online, or {hint}")
+        return ModelConfigError(f"{_unreachable(model_id)} ({reason})", hint=f"go online, or {hint}")
     problem = f"model {model_id!r}: the hub at {_endpoint()} did not answer within {timeout_s:g} s"
-    return ModelConfigError(f"{problem}: raise {TIMEOUT_VARIABLE}, or {hint}")
+    return ModelConfigError(problem, hint=f"raise {TIMEOUT_VARIABLE}, or {hint}")
 
 
 def _explain(error: Exception, model_id: str, hint: str) -> str:

@@ -49,7 +49,7 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
     names = listed_gpus(text)
     if not names:
         problem = f"{source} must list its GPUs before their matrix, as `nvidia-smi -L` does, but does not"
-        raise UsageError(f"{problem}: save it with `{SAVE}`")
+        raise UsageError(problem, hint=f"save it with `{SAVE}`")
     if cut := cut_gpus(text):
         problem = f"{source} must have whole GPUs to train on, but GPU {cut[0]} is cut into MIG instances"
         raise UsageError(f"{problem}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
@@ -58,7 +58,7 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
     topology = _topology(_LISTED.sub("", text), source) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
         problem = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
-        raise UsageError(f"{problem}, but has {topology.num_gpus}: save it anew with `{SAVE}`")
+        raise UsageError(f"{problem}, but has {topology.num_gpus}", hint=f"save it anew with `{SAVE}`")
     usual = node_fields(gpu)
     fields = {**usual, **_links(gpu, topology)}
     name = f"{gpu}x{len(names)}"
@@ -167,4 +167,4 @@ def _words(said: str) -> str:
 
 
 def _refusal(problem: str) -> UsageError:
-    return UsageError(f"cluster 'local': this machine {problem}: {HINT}")
+    return UsageError(f"cluster 'local': this machine {problem}", hint=HINT)

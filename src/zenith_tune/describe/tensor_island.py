@@ -32,9 +32,11 @@ def read_topology(path: Path) -> Topology:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"--topology {str(path)!r} cannot be read ({reason}): check the path") from None
+        raise UsageError(f"--topology {str(path)!r} cannot be read ({reason})", hint="check the path") from None
     if len(data) > MAX_BYTES:
-        raise UsageError(f"--topology {str(path)!r} must be a matrix of some kilobytes, but is over 1 MiB: check it")
+        raise UsageError(
+            f"--topology {str(path)!r} must be a matrix of some kilobytes, but is over 1 MiB", hint="check it"
+        )
     try:
         return parse_topology(data.decode("utf-8-sig", errors="replace"))
     except UsageError as error:

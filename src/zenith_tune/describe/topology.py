@@ -203,4 +203,4 @@ def _path(cell: str) -> Path:
 
 
 def _refusal(problem: str) -> UsageError:
-    return UsageError(f"topology: {problem}: {HINT}")
+    return UsageError(f"topology: {problem}", hint=HINT)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,13 +37,6 @@ MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
 EMITTED = {name: name for name in ("deepspeed", "accelerate")} | {MEGATRON_LM: "megatron", MEGATRON: "megatron"}
 """The format of `plan --emit` that a preset's runs are written in."""
-WORDS = {
-    "preset megatron-lm": "the doctor",
-    "--args cluster=": "--cluster ",
-    "give cluster=": "give --cluster ",
-    ", or choose another --preset": "",
-}
-"""What presets say, and what that means here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,34 +73,21 @@ class RunHints:
 
 def from_command(command: str, hints: RunHints) -> DiagnosedRun:
     """Read the run that a command stands for."""
-    with as_doctor_options():
-        name = hints.preset or recognised_preset(command)
-        if name == MEGATRON_LM:
-            return megatron_lm_run(command, hints)
-        if name == MEGATRON:
-            return megatron_run(command, hints)
-        preset = made_preset(name, hints.all_args)
-        preset.bind(command)
-        point = preset.own_point(command)
-        if point is None:
-            problem = f"preset {name} cannot tell the layout that the command has"
-            unasked = [f"{each.hint}, as {each.finding}" for each in preset.implicit_defaults(command)]
-            ways = [*unasked, "give the folder of a study, whose trials tell theirs"]
-            raise UsageError(f"{problem}: {'; or '.join(ways)}")
-        run = run_of_point(preset, name, command, point)
-        return replace(run, origin=hints.origin(emitted(name, command), preset.implicit_defaults(command)))
-
-
-@contextmanager
-def as_doctor_options() -> Iterator[None]:
-    """Let what a preset refuses be told with the options that the doctor has."""
-    try:
-        yield
-    except UsageError as error:
-        text = str(error)
-        for of_the_preset, of_the_doctor in WORDS.items():
-            text = text.replace(of_the_preset, of_the_doctor)
-        raise UsageError(text) from None
+    name = hints.preset or recognised_preset(command)
+    if name == MEGATRON_LM:
+        return megatron_lm_run(command, hints)
+    if name == MEGATRON:
+        return megatron_run(command, hints)
+    preset = made_preset(name, hints.all_args)
+    preset.bind(command)
+    point = preset.own_point(command)
+    if point is None:
+        problem = f"preset {name} cannot tell the layout that the command has"
+        unasked = [f"{each.hint}, as {each.finding}" for each in preset.implicit_defaults(command)]
+        ways = [*unasked, "give the folder of a study, whose trials tell theirs"]
+        raise UsageError(f"{problem}: {'; or '.join(ways)}")
+    run = run_of_point(preset, name, command, point)
+    return replace(run, origin=hints.origin(emitted(name, command), preset.implicit_defaults(command)))
 
 
 def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
@@ -162,11 +141,15 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
         said = MegatronArgs(CommandLine(command))
         defaults = _stated_by(command, said)
     except CommandError as error:
-        raise UsageError(f"{PRESET} cannot tell the layout that the command has ({error}): write it out") from None
+        raise UsageError(
+            f"{PRESET} cannot tell the layout that the command has ({error})", hint="write it out"
+        ) from None
     args = typed(MegatronPreset, hints.all_args, PRESET, defaults={"n_gpus": 0, "gbs": 0, **defaults})
     for name, option in (("n_gpus", "--nproc-per-node or NPROC_PER_NODE"), ("gbs", OPTIONS["gbs"])):
         if name not in defaults and name not in hints.all_args:
-            raise UsageError(f"{PRESET} must know {name}, but the command has no {option}: give --args {name}=8")
+            raise UsageError(
+                f"{PRESET} must know {name}, but the command has no {option}", hint=f"give --args {name}=8"
+            )
     start = Layout(num_gpus=args["n_gpus"], global_batch=args["gbs"])
     asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
     subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)
@@ -198,7 +181,7 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
     mbs = said.count(OPTIONS["mbs"]) or (SWIFT_MICRO_BATCH if is_swift else None)
     if mbs is None:
         problem = f"{PRESET} must know the micro-batch, but the command has no {OPTIONS['mbs']}"
-        raise UsageError(f"{problem}: add it to the command")
+        raise UsageError(problem, hint="add it to the command")
     # Unset, Megatron-LM cuts experts as it cuts the dense layers, and ms-swift does not cut them.
     etp = said.count(OPTIONS["etp"]) or (tp if model.num_experts and not is_swift else 1)
     vp = _chunks(said, pp, model.num_layers)

@@ -82,7 +82,7 @@ def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
         what = f"says that its GPU has {format_bytes(reported)}"
     if what is not None:
         problem = f"the run {what}, but one of {cluster.name} has {format_bytes(memory)}"
-        raise UsageError(f"{problem}: name the --cluster that it ran on")
+        raise UsageError(problem, hint="name the --cluster that it ran on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +120,11 @@ class DiagnosisInput:
         for rule, reason in broken:
             if rule.name in WORLD_RULES:
                 raise UsageError(
-                    f"the run cannot be reckoned, because {reason}: give the GPUs and the batch that it has"
+                    f"the run cannot be reckoned, because {reason}", hint="give the GPUs and the batch that it has"
                 )
             if rule.name in MODEL_RULES:
                 problem = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
-                raise UsageError(f"{problem}: give the model that was trained, or correct the layout")
+                raise UsageError(problem, hint="give the model that was trained, or correct the layout")
         measured = measured or Measured()
         _refuse_memory(planner.cluster, measured)
         return cls(

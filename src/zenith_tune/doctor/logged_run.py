@@ -19,7 +19,6 @@ from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     DiagnosedRun,
     RunHints,
-    as_doctor_options,
     from_command,
     made_preset,
     megatron_lm_run,
@@ -122,9 +121,9 @@ def read_bytes(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         problem = f"the doctor needs a study's folder, a log or -- COMMAND, but {str(path)!r} cannot be read ({reason})"
-        raise UsageError(f"{problem}: check the path") from None
+        raise UsageError(problem, hint="check the path") from None
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path} must be at most {MAX_BYTES // MIB} MiB, but is larger: give the end of it")
+        raise UsageError(f"{path} must be at most {MAX_BYTES // MIB} MiB, but is larger", hint="give the end of it")
     return data
 
 
@@ -158,10 +157,9 @@ def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
     arguments = dumped_arguments(log)
     if not arguments:
         problem = f"{path} must dump its arguments, as Megatron-LM does, but does not"
-        raise UsageError(f"{problem}: give the command too, zenithtune doctor {path} -- COMMAND")
+        raise UsageError(problem, hint=f"give the command too, zenithtune doctor {path} -- COMMAND")
     started = {"n_gpus": arguments["world_size"]} if "world_size" in arguments else {}
-    with as_doctor_options():
-        run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}))
+    run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}))
     return replace(run, recompute_modules=recompute_modules(arguments) if MODULES in arguments else ())
 
 
@@ -185,8 +183,12 @@ def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str) ->
         return Measured(out_of_memory=True, cause=failure.message)
     if found is None:
         reason = failure.message if failure is not None else why
-        raise UsageError(f"{path} must tell a speed, or that memory ran out, but does not ({reason}): give another log")
+        raise UsageError(
+            f"{path} must tell a speed, or that memory ran out, but does not ({reason})", hint="give another log"
+        )
     if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
-        raise UsageError(f"{path} tells of steps of {found.step_s:g} s, which no training takes: give another log")
+        raise UsageError(
+            f"{path} tells of steps of {found.step_s:g} s, which no training takes", hint="give another log"
+        )
     peak = positive(found.peak_memory_bytes)
     return Measured(step_s=found.step_s, peak_bytes=peak)

@@ -10,7 +10,6 @@ from typing import Any
 from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
     RunHints,
-    as_doctor_options,
     emitted,
     from_command,
     made_preset,
@@ -65,13 +64,12 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
     )
     if measured.out_of_memory:
         measured = replace(measured, step_s=None, peak_bytes=None)
-    with as_doctor_options():
-        if not params:
-            run = from_command(command, RunHints(preset=name, args=args))
-        else:
-            run = _run_of_trial(name, args, command, params, folder)
-        preset = made_preset(name, args)
-        preset.bind(command)
+    if not params:
+        run = from_command(command, RunHints(preset=name, args=args))
+    else:
+        run = _run_of_trial(name, args, command, params, folder)
+    preset = made_preset(name, args)
+    preset.bind(command)
     points = [each["parameters"] for each in study["trials"] if isinstance(each, dict) and _is_point(each)]
     origin = replace(
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
@@ -99,7 +97,7 @@ def _run_of_trial(name: str, args: Json, command: str, params: Json, folder: Pat
         ArithmeticError,
     ) as error:  # a study of another release, or one that was edited
         problem = f"study {str(folder)!r} must have trials of the preset {name!r}, but their parameters are of another"
-        raise UsageError(f"{problem} ({type(error).__name__}: {error}): give another study") from None
+        raise UsageError(f"{problem} ({type(error).__name__}: {error})", hint="give another study") from None
 
 
 def _study(folder: Path) -> Json:
@@ -111,7 +109,7 @@ def _study(folder: Path) -> Json:
         study = None
     is_one = isinstance(study, dict) and isinstance(study.get("trials"), list)
     if not is_one or not all(key in study for key in ("command", "preset")) or not isinstance(study.get("args"), dict):
-        raise UsageError(f"{path} must be what a study writes, but is not: give the folder of another study")
+        raise UsageError(f"{path} must be what a study writes, but is not", hint="give the folder of another study")
     return dict(study)
 
 
@@ -125,5 +123,5 @@ def _informative_trial(study: Json, folder: Path) -> Json:
     well = [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]
     failed = [each for each in trials if each.get("outcome") == "oom"]
     if not well and not failed:
-        raise UsageError(f"no trial of study {str(folder)!r} went well or ran out of memory: give another study")
+        raise UsageError(f"no trial of study {str(folder)!r} went well or ran out of memory", hint="give another study")
     return (well or failed)[0]

@@ -38,7 +38,7 @@ def choose_evaluator(
         cls = EvaluatorRegistry.get(evaluator)
         chosen = construct(cls, args or {}, f"evaluator {evaluator}", defaults=defaults)
     elif args:
-        raise UsageError("--evaluator-args belong to an evaluator: name it by --evaluator")
+        raise UsageError("--evaluator-args belong to an evaluator", hint="name it by --evaluator")
     else:
         chosen = evaluator or own()
     return chosen if objective is None else _at(objective, chosen)

@@ -81,4 +81,4 @@ def _check(pattern: str) -> None:
         raise UsageError(f"a pattern must be a valid regular expression, but {pattern!r} is not: {error}") from error
     if regex.groups != 1:
         hint = "put ( ) around the number" if regex.groups == 0 else "write (?: ) for the others"
-        raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {regex.groups}: {hint}")
+        raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {regex.groups}", hint=hint)

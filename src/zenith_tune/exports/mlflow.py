@@ -71,7 +71,7 @@ def _mlflow(uri: str) -> Iterator[MlflowClient]:
             yield MlflowClient(tracking_uri=uri)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             why = " ".join(str(error).split())[:200]
-            raise UsageError(f"MLflow does not take the study ({why}): {_HINT}") from error
+            raise UsageError(f"MLflow does not take the study ({why})", hint=_HINT) from error
 
 
 def _refuse_uri(uri: str) -> None:
@@ -81,7 +81,7 @@ def _refuse_uri(uri: str) -> None:
     except ValueError:
         is_one = False
     if not is_one:
-        raise UsageError(f"--mlflow must be the address of a store, but got {uri!r}: {_HINT}")
+        raise UsageError(f"--mlflow must be the address of a store, but got {uri!r}", hint=_HINT)
 
 
 def _experiment(client: MlflowClient, view: StudyView) -> str:

@@ -29,7 +29,7 @@ def export_to_tensorboard(view: StudyView, folder: Path) -> tuple[Path, int]:
     trials = exported_trials(view)
     target = folder / view.name
     if target.exists() and not (target / MARK).is_file():
-        raise UsageError(f"{target} was not written by an export, and is left alone: give another --tensorboard")
+        raise UsageError(f"{target} was not written by an export, and is left alone", hint="give another --tensorboard")
     draft = folder / f".{view.name}.{os.getpid()}.tmp"
     try:
         draft.mkdir(parents=True)
@@ -40,7 +40,7 @@ def export_to_tensorboard(view: StudyView, folder: Path) -> tuple[Path, int]:
             shutil.rmtree(target)
         draft.rename(target)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written ({error.strerror}): give another --tensorboard") from error
+        raise UsageError(f"{folder} cannot be written ({error.strerror})", hint="give another --tensorboard") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target, len(trials)

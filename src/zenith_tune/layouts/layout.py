@@ -109,7 +109,9 @@ def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
     model_ranks = layout.tp * layout.pp * layout.cp
     if ranks is not None and model_ranks * int(ranks) != num_gpus:
         product = f"{layout.tp} * {layout.pp} * {layout.cp} * {ranks} = {model_ranks * int(ranks)}"
-        raise UsageError(f"tp * pp * cp * dp must equal the GPUs, but got {product}, not {num_gpus}: leave DP out")
+        raise UsageError(
+            f"tp * pp * cp * dp must equal the GPUs, but got {product}, not {num_gpus}", hint="leave DP out"
+        )
     return layout
 
 
@@ -122,11 +124,11 @@ def parse_values(text: str, *, what: str) -> Values:
     values: Values = {}
     words = [word for word in re.split(r"[\s,]+", text.strip()) if word]
     if not words:
-        raise UsageError(f"a {what} must name at least one size, but is empty: write e.g. {EXAMPLE}")
+        raise UsageError(f"a {what} must name at least one size, but is empty", hint=f"write e.g. {EXAMPLE}")
     for word in words:
         for name, value in _read(word, what).items():
             if values.get(name, value) != value:
-                raise UsageError(f"the {what} gives {name} twice ({values[name]} and {value}): give it once")
+                raise UsageError(f"the {what} gives {name} twice ({values[name]} and {value})", hint="give it once")
             values[name] = value
     return values
 
@@ -177,7 +179,7 @@ def _count(name: str, value: int, what: str) -> int:
     most = 3 if name == "zero" else 2**31 - 1
     if least <= value <= most:
         return value
-    raise UsageError(f"{name} in a {what} must be {least} to {most}, but got {value}: give another")
+    raise UsageError(f"{name} in a {what} must be {least} to {most}, but got {value}", hint="give another")
 
 
 def _unknown(word: str, key: str, what: str) -> UsageError:

@@ -113,11 +113,13 @@ class MimoLayout:
         for name, layout in self.modules.items():
             if layout.pp != 1 and len(self.modules) > 1:
                 raise UsageError(
-                    f"modules that share their ranks cannot be pipelined, but {name} has pp {layout.pp}: "
-                    f"set it to 1, or give each module ranks of its own."
+                    f"modules that share their ranks cannot be pipelined, but {name} has pp {layout.pp}",
+                    hint="set it to 1, or give each module ranks of its own.",
                 )
         if self.language.offset:
-            raise UsageError(f"the modules must begin at rank 0, but begin at {self.language.offset}: set offset to 0.")
+            raise UsageError(
+                f"the modules must begin at rank 0, but begin at {self.language.offset}", hint="set offset to 0."
+            )
 
     def _check_disjoint(self) -> None:
         covered = sorted(rank for layout in self.modules.values() for rank in layout.span)

@@ -25,7 +25,9 @@ class PacedRank:
         if not flops_per_s > 0:
             raise UsageError(f"a device's speed must be above 0 FLOP/s, but got {flops_per_s:g}: correct it.")
         if model.device != "cpu":
-            raise UsageError(f"only CPU ranks can be paced, but this is one of {model.device}: leave the pace out.")
+            raise UsageError(
+                f"only CPU ranks can be paced, but this is one of {model.device}", hint="leave the pace out."
+            )
         self._roles = model.topology.roles
         self._work = {name: module_work(model.config, name) for name in self._roles}
         self._recompute = model.config.recompute

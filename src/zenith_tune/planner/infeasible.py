@@ -97,7 +97,7 @@ class DeadEnd:
         """Raise where the sizes and the batch leave nothing."""
         for name, value, most in (("batch", self.global_batch, MAX_BATCH), ("sequence", self.job.seq_len, MAX_SEQ)):
             if not 1 <= value <= most:
-                raise UsageError(f"the {name} must be 1 to {most:,}, but got {value}: give another")
+                raise UsageError(f"the {name} must be 1 to {most:,}, but got {value}", hint="give another")
         if not self.has_layouts():
             raise self.error()
 
@@ -118,7 +118,7 @@ class DeadEnd:
         nearest = [text for text in (self._nearest_batch(), self._nearest_gpus()) if text]
         hint = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
         what = f"no layout is left for {self.num_gpus} GPUs and batch {self.global_batch}"
-        return UsageError(f"{what}: {self._reason()}: {hint}")
+        return UsageError(f"{what}: {self._reason()}", hint=hint)
 
     def _pinned_reason(self) -> str | None:
         at = PinnedValues(

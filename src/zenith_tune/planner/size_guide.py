@@ -145,7 +145,7 @@ def parse_size(text: str) -> float:
     billions = float(match[1]) * (1000.0 if match[2].lower() == "t" else 1.0) if match else 0.0
     if not LEAST <= billions <= MOST:
         problem = f"a size must be {LEAST:g}B to {MOST:g}B, in billions of parameters"
-        raise UsageError(f"{problem}, but got {text[:40]!r}: write e.g. 70B")
+        raise UsageError(f"{problem}, but got {text[:40]!r}", hint="write e.g. 70B")
     return billions
 
 

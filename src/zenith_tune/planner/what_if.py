@@ -33,7 +33,9 @@ class Change:
         """Return the changed value."""
         new = old + self.value if self.is_relative else self.value
         if new <= 0 or (self.key != "mem" and new != int(new)):
-            raise UsageError(f"--what-if {self.key} must give a whole number from 1, but got {new:g}: give another")
+            raise UsageError(
+                f"--what-if {self.key} must give a whole number from 1, but got {new:g}", hint="give another"
+            )
         return new
 
 
@@ -102,7 +104,7 @@ def parse_changes(text: str) -> list[Change]:
         match = _NUMBER.fullmatch(value)
         if key not in KEYS or match is None:
             known = f"{', '.join(KEYS)} (mem in GiB per GPU; +8 adds)"
-            raise UsageError(f"--what-if takes {known}, but got {key}={value}: write e.g. {EXAMPLE}")
+            raise UsageError(f"--what-if takes {known}, but got {key}={value}", hint=f"write e.g. {EXAMPLE}")
         changes.append(Change(key=key, value=float(match["sign"] + match["number"]), is_relative=bool(match["sign"])))
     return changes
 

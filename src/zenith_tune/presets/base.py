@@ -27,8 +27,8 @@ def recognised_preset(command: str) -> str:
             return name
     known = ", ".join(PresetRegistry.names())
     raise UsageError(
-        f"no preset recognises the command {mask(command, find_secrets(command))!r}: choose one by "
-        f"--preset ({known}), or write your own (docs/plugs.md)"
+        f"no preset recognises the command {mask(command, find_secrets(command))!r}",
+        hint=f"choose one by --preset ({known}), or write your own (docs/plugs.md)",
     )
 
 
@@ -93,7 +93,7 @@ class TuningPreset(ABC):
     def evaluator(self) -> TuningEvaluator:
         """Return the evaluator used where the user names none."""
         problem = f"{type(self).__name__} reads no value by itself"
-        raise UsageError(f"{problem}: give --objective REGEX or --evaluator NAME, or define its evaluator()")
+        raise UsageError(problem, hint="give --objective REGEX or --evaluator NAME, or define its evaluator()")
 
     def placeholder_names(self) -> set[str]:
         """Return the names that a command may hold in braces, such as {tp}."""

@@ -28,7 +28,7 @@ class DemoPreset(TuningPreset):
     def __init__(self, *, n_gpus: int = 8, gbs: int = 16) -> None:
         for name, value in {"n_gpus": n_gpus, "gbs": gbs}.items():
             if value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+                raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")
         self.n_gpus = n_gpus
         self.gbs = gbs
 

@@ -30,7 +30,7 @@ def refuse_framework(name: str, framework: str) -> None:
     others = [other for other, takes in FRAMEWORKS.items() if framework in takes]
     hint = f", or take --emit {' or '.join(others)}" if others else ""
     problem = f"--emit {name} writes plans for {' or '.join(known)}"
-    raise UsageError(f"{problem}, but the framework is {framework}: leave --framework out{hint}")
+    raise UsageError(f"{problem}, but the framework is {framework}", hint=f"leave --framework out{hint}")
 
 
 DATA_PARALLEL_ONLY = ("deepspeed", "fsdp", "hf-accelerate")

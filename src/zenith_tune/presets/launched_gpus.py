@@ -110,7 +110,7 @@ def machine_gpus() -> int:
         return load_cluster(LOCAL).num_gpus
     except UsageError:
         problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
-        raise UsageError(f"{problem}: give --args n_gpus=8, or --num_gpus 8 in the command") from None
+        raise UsageError(problem, hint="give --args n_gpus=8, or --num_gpus 8 in the command") from None
 
 
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")

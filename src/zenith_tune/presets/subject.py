@@ -33,14 +33,13 @@ def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
     except UsageError as error:
         if named is not None:
             raise
-        problem = str(error).rpartition(": ")[0]
-        raise UsageError(f"{problem}: give --args cluster=h100x{num_gpus}, or the path of a file") from None
+        raise UsageError(error.problem, hint=f"give --args cluster=h100x{num_gpus}, or the path of a file") from None
     if cluster.num_gpus >= num_gpus:
         name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
         return replace(cluster, num_gpus=num_gpus, name=name)
     if named is not None and not names_one_node(named):
         problem = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
-        raise UsageError(f"{problem}: give cluster={cluster.gpu.name}x{num_gpus}")
+        raise UsageError(problem, hint=f"give cluster={cluster.gpu.name}x{num_gpus}")
     from zenith_tune.planner.what_if import resized
 
     return resized(cluster, num_gpus)
@@ -69,5 +68,5 @@ class LookedUp(Generic[S]):
         """Return it, or raise why that is not known."""
         found = self.get()
         if isinstance(found, UsageError):
-            raise UsageError(str(found))
+            raise UsageError(found.problem, hint=found.hint)
         return found

@@ -8,7 +8,6 @@ script, but what `$(date +%F)` would be is not for it to say.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from zenith_tune.presets.launched_gpus import VARIABLE as WORLD_SIZE
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import written_command
 from zenith_tune.presets.megatron_lm.job import (
-    PRESET,
     MegatronJob,
     MegatronLmOverrides,
     read_job,
@@ -64,16 +62,6 @@ FAKE_GROUPS: Release = (0, 16)
 MOST_TP, MOST_MBS = 64, 16
 FIELDS = {"mbs": "micro_batch", "sp": "sequence_parallel", "flash": "flash_attention"}
 DISPATCHER = "--moe-token-dispatcher-type"
-WORDS = {
-    PRESET: "a probe",
-    ", or choose another --preset": "",
-    ", or take --preset megatron": "",
-    "take --preset megatron": "give a command that trains one",
-    "--args n_gpus=8": "--gpus 8, or --cluster h200x8",
-    "give cluster=": "give --cluster ",
-    **{f"--args {name}=": f"--{name} " for name in ("gbs", "model", "vocab", "cluster")},
-}
-"""What the preset's messages say, and what they mean here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +77,21 @@ class ProbeJob:
         """Read a command; `given.n_gpus` may differ from what it starts, as no other rank is needed."""
         run = find_pretrain_run(command)
         num_gpus = given.n_gpus or (pretrain_gpus(run) if run is not None else None)
-        with as_probe_options():
-            if run is None or num_gpus is None:
-                read_job(command, given)  # says what is missing
-                raise AssertionError("a command without GPUs is refused")
-            plain = _plain_command(run)
-            job = read_job(plain, replace(given, n_gpus=num_gpus))
+        if run is None or num_gpus is None:
+            read_job(command, given)  # says what is missing
+            raise AssertionError("a command without GPUs is refused")
+        plain = _plain_command(run)
+        job = read_job(plain, replace(given, n_gpus=num_gpus))
         if (lack := job.rules.lack("a probe", FAKE_GROUPS)) is not None:
             raise UsageError(f"{lack}: probe with a newer tree")
         if job.args.text(DISPATCHER) == "flex":
             problem = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
-            raise UsageError(f"{problem}: give {DISPATCHER} alltoall for the probe")
+            raise UsageError(problem, hint=f"give {DISPATCHER} alltoall for the probe")
         return cls(command=plain, job=job, search=search)
 
     def subject(self, cluster: str | None) -> PlanSubject:
         """Return what the planner needs to know."""
-        with as_probe_options():
-            return subject_of(self.job, cluster)
+        return subject_of(self.job, cluster)
 
     def named(self, text: str) -> Layout:
         """Return the command's own layout with the sizes that a text names, such as `TP8 PP4`, in place of its own."""
@@ -121,7 +107,7 @@ class ProbeJob:
         layout = replace(start, **fields)
         if ranks is not None and layout.dp != ranks:
             problem = f"DP follows from the {layout.num_gpus} GPUs and is {layout.dp}, but got DP{ranks}"
-            raise UsageError(f"{problem}: leave DP out of --layout, or give other --gpus")
+            raise UsageError(problem, hint="leave DP out of --layout, or give other --gpus")
         return layout
 
     def layouts(self) -> Iterator[Layout]:
@@ -135,18 +121,6 @@ class ProbeJob:
         run = find_pretrain_run(written_command(self.command, self.job, layout, _point(layout)))
         assert run is not None
         return run
-
-
-@contextlib.contextmanager
-def as_probe_options() -> Iterator[None]:
-    """Let what the preset refuses be told with the options that a probe has."""
-    try:
-        yield
-    except UsageError as error:
-        text = str(error)
-        for of_the_preset, of_a_probe in WORDS.items():
-            text = text.replace(of_the_preset, of_a_probe)
-        raise UsageError(text) from None
 
 
 def _plain_command(run: PretrainRun) -> str:
@@ -165,7 +139,7 @@ def _plain_command(run: PretrainRun) -> str:
         known = plain_word(word, script=script, folder=folder)
         if known is None:
             problem = f"a probe runs the training without its script, and cannot know what {shown(word)} is"
-            raise UsageError(f"{problem}: write it out in {run.script or 'the command'}, or probe the plain command")
+            raise UsageError(problem, hint=f"write it out in {run.script or 'the command'}, or probe the plain command")
         words.append(known)
     return in_folder(run.folder, CommandLine.from_argv(words).text)
 

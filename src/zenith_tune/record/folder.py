@@ -48,7 +48,8 @@ class StudyFolder:
             probe.unlink()
         except OSError as error:
             raise UsageError(
-                f"the output folder {self.path} cannot be written ({error.strerror}): choose another --output-dir"
+                f"the output folder {self.path} cannot be written ({error.strerror})",
+                hint="choose another --output-dir",
             ) from error
 
     def refuse_foreign(self, database: str) -> None:

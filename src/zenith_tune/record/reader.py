@@ -66,13 +66,13 @@ def server_rows(url: str) -> Iterator[Query]:
 @contextmanager
 def _sqlite(path: Path) -> Iterator[Query]:
     if not path.is_file():
-        raise StudyError(f"there is no database {path}: give --output-dir or --db of the study, or its folder")
+        raise StudyError(f"there is no database {path}", hint="give --output-dir or --db of the study, or its folder")
     try:
         with closing(_connected(path)) as connection:
             yield lambda sql, values: connection.execute(sql, dict(values)).fetchall()
     except sqlite3.Error as error:
         problem = f"the database {path} cannot be read ({error})"
-        raise StudyError(f"{problem}: give the database of a study, or the folder of one") from error
+        raise StudyError(problem, hint="give the database of a study, or the folder of one") from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -112,18 +112,22 @@ class ExportedStudy:
             return self._view(content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             cause = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{self.path} must be what a study writes, but is not ({cause}): give another") from error
+            raise UsageError(
+                f"{self.path} must be what a study writes, but is not ({cause})", hint="give another"
+            ) from error
 
     def _content(self) -> Json:
         try:
             with open_regular(Path(os.path.realpath(self.path))) as file:
                 content = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
         except OSError as error:
-            raise UsageError(f"study {str(self.path)!r} cannot be read ({error.strerror}): check the path") from None
+            raise UsageError(
+                f"study {str(self.path)!r} cannot be read ({error.strerror})", hint="check the path"
+            ) from None
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict) or not isinstance(content.get("trials"), list):
-            raise UsageError(f"{self.path} must be what a study writes, but is not: give another")
+            raise UsageError(f"{self.path} must be what a study writes, but is not", hint="give another")
         return content
 
     def _view(self, content: Json) -> StudyView:
@@ -214,7 +218,7 @@ class StudyReader:
             self._refresh(query, study_id, rows)
         stored = attributes.get(HEADER_KEY)
         if not isinstance(stored, dict):
-            raise StudyError(f"study {self.name!r} is not one of zenithtune's, or has not begun: choose another")
+            raise StudyError(f"study {self.name!r} is not one of zenithtune's, or has not begun", hint="choose another")
         trials = tuple(self._known[row[0]][1] for row in sorted(rows, key=lambda row: int(row[1])))
         header, study = StudyHeader.from_stored(stored, self.name), study_of(trials, direction)
         refuse_odd(header, self.name)

@@ -46,7 +46,9 @@ class StudyHeader:
         try:
             return cls(**stored)
         except TypeError:
-            raise StudyError(f"study {study_name!r} is not one of zenithtune's: choose another --study-name") from None
+            raise StudyError(
+                f"study {study_name!r} is not one of zenithtune's", hint="choose another --study-name"
+            ) from None
 
     def check_same(self, other: StudyHeader, study_name: str) -> None:
         """Refuse to go on with a study of another preset, command or objective."""
@@ -113,7 +115,9 @@ class StudyRecord:
         if stored is None:
             # Killed between the study's creation and its header: there cannot be a trial yet.
             if self._frozen_trials():
-                raise StudyError(f"study {self.study_name!r} is not one of zenithtune's: choose another --study-name")
+                raise StudyError(
+                    f"study {self.study_name!r} is not one of zenithtune's", hint="choose another --study-name"
+                )
             self._ask(lambda: self._storage.set_study_user_attr(study_id, HEADER_KEY, asdict(header)))
             return
         header.check_same(StudyHeader.from_stored(stored, self.study_name), self.study_name)
@@ -180,7 +184,8 @@ class StudyRecord:
             raise
         except ValueError as error:
             raise StudyError(
-                f"study {self.study_name!r} was made with another search space ({error}): choose another --study-name"
+                f"study {self.study_name!r} was made with another search space ({error})",
+                hint="choose another --study-name",
             ) from error
 
     def finish(self, trial: Trial) -> bool:

@@ -39,7 +39,7 @@ def find_study(text: str, *, db: str | None = None, output_dir: Path | None = No
         return ExportedStudy(root / text)
     if not database.is_file():
         problem = f"there is neither a study, a folder nor a file {text!r}, and no {database}"
-        raise StudyError(f"{problem}: give --output-dir or --db of the study, or its folder")
+        raise StudyError(problem, hint="give --output-dir or --db of the study, or its folder")
     raise UnknownNameError("study", text, known)
 
 
@@ -58,8 +58,10 @@ def _in_folder(folder: Path) -> StudySource:
         return ExportedStudy(folder)
     if (folder / DATABASE_NAME).is_file():
         names = _names(folder / DATABASE_NAME)
-        raise StudyError(f"{folder} holds studies and is none: give one of them ({', '.join(names) or 'none yet'})")
-    raise StudyError(f"{folder} is no folder of a study, as it has no {FILE_NAME}: give another")
+        raise StudyError(
+            f"{folder} holds studies and is none", hint=f"give one of them ({', '.join(names) or 'none yet'})"
+        )
+    raise StudyError(f"{folder} is no folder of a study, as it has no {FILE_NAME}", hint="give another")
 
 
 def _names(database: Path) -> list[str]:

@@ -57,7 +57,7 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{path} cannot be expanded ({error}): write the path out") from error
+        raise UsageError(f"{path} cannot be expanded ({error})", hint="write the path out") from error
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -116,7 +116,7 @@ def open_beside(database: Path, name: str) -> IO[str]:
     except OSError as error:
         if is_disk_full(error):
             raise disk_full(path) from error
-        raise StudyError(f"{path.parent} cannot be written ({error.strerror}): choose another --db") from error
+        raise StudyError(f"{path.parent} cannot be written ({error.strerror})", hint="choose another --db") from error
 
 
 @contextmanager
@@ -156,14 +156,16 @@ def check_database_file(path: Path) -> None:
     """Refuse a path that cannot be a database, before anything is written."""
     if odd := set(str(path)) & set("?%{}"):
         raise StudyError(
-            f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}: choose another"
+            f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}", hint="choose another"
         )
     if path.exists() and not path.is_file():
         raise StudyError(f"--db must be a database file, but {path} is none")
     if not path.parent.is_dir():
-        raise StudyError(f"the folder of the database {path} does not exist: make it, or choose another --db")
+        raise StudyError(f"the folder of the database {path} does not exist", hint="make it, or choose another --db")
     if path.exists() and path.stat().st_size and _first_bytes(path) != _SQLITE_HEADER:
-        raise StudyError(f"{path} is no study database (not an SQLite file): move it away or choose another --db")
+        raise StudyError(
+            f"{path} is no study database (not an SQLite file)", hint="move it away or choose another --db"
+        )
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -181,8 +183,10 @@ def _explain(error: Exception, url: str) -> Exception:
     if is_server(url):
         said = mask(in_one_line(error), [*find_secrets(url), *passwords(url)])
         problem = f"the database {where} cannot be used ({said})"
-        return StudyError(f"{problem}: check the host, the user, the password and the database in --db")
+        return StudyError(problem, hint="check the host, the user, the password and the database in --db")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if "readonly" in text or "unable to open" in text:
-        return StudyError(f"the database {where} cannot be written ({first}): choose another --db or --output-dir")
-    return StudyError(f"the database {where} cannot be used ({first}): move it away or choose another --db")
+        return StudyError(
+            f"the database {where} cannot be written ({first})", hint="choose another --db or --output-dir"
+        )
+    return StudyError(f"the database {where} cannot be used ({first})", hint="move it away or choose another --db")

@@ -143,7 +143,9 @@ def refuse_odd(header: StudyHeader, name: str) -> None:
     """Refuse a header that something else wrote: whoever shows it takes it for texts."""
     texts = [header.preset, header.command, header.evaluator]
     if not isinstance(header.args, dict) or not all(isinstance(text, str) for text in (*texts, *header.args.values())):
-        raise StudyError(f"study {name!r} is not one of zenithtune's, as its header holds no texts: give another")
+        raise StudyError(
+            f"study {name!r} is not one of zenithtune's, as its header holds no texts", hint="give another"
+        )
 
 
 def study_of(trials: Iterable[TrialView], direction: Direction) -> Study:

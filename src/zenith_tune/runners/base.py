@@ -157,7 +157,7 @@ def check_seconds(runner: str, name: str, value_s: float, least_s: float = 0.0) 
     """
     if not least_s <= value_s <= MAX_S:
         problem = f"{runner}: {name} must be from {least_s:g} to {MAX_S:g} seconds"
-        raise UsageError(f"{problem}, but got {value_s:g}: give e.g. {name}=5, or leave it out")
+        raise UsageError(f"{problem}, but got {value_s:g}", hint=f"give e.g. {name}=5, or leave it out")
 
 
 MAX_PARALLEL = 1000
@@ -189,10 +189,10 @@ def named_runner(
     names = {named for named, _ in given.values()} | ({options["runner"]} if options["runner"] else set())
     if len(names) > 1:
         said = [*given, *(["--runner " + options["runner"]] if options["runner"] else [])]
-        raise UsageError(f"trials run in one place, but got {' and '.join(said)}: give one of them")
+        raise UsageError(f"trials run in one place, but got {' and '.join(said)}", hint="give one of them")
     args = {name: value for _, pairs in given.values() for name, value in pairs.items()}
     if twice := set(args) & set(runner_args):
-        raise UsageError(f"--runner-args gives {min(twice)!r} a second time: give it once")
+        raise UsageError(f"--runner-args gives {min(twice)!r} a second time", hint="give it once")
     return next(iter(names), "local"), {**args, **runner_args}
 
 

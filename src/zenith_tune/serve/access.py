@@ -74,7 +74,7 @@ def checked_token(token: str | None, host: str) -> str | None:
     if token is not None and not TOKEN.fullmatch(token):
         problem = "the token must be 16 to 200 letters, digits, '.', '_', '~' and '-'"
         raise UsageError(
-            f"{problem}, but got {len(token)} characters: give another --token, or none to have one made up"
+            f"{problem}, but got {len(token)} characters", hint="give another --token, or none to have one made up"
         )
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
 

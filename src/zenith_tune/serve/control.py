@@ -54,13 +54,13 @@ class ControlRequests:
         if not self.can_ask(view):
             where = view.folder or "no folder yet"
             raise ControlUnavailable(
-                f"the study's folder ({where}) cannot be written from here: ask where the study is tuned"
+                f"the study's folder ({where}) cannot be written from here", hint="ask where the study is tuned"
             )
         try:
             ask(self._of(view))
         except OSError as error:
             raise ControlUnavailable(
-                f"{view.folder} cannot be written ({error.strerror}): ask where the study is tuned"
+                f"{view.folder} cannot be written ({error.strerror})", hint="ask where the study is tuned"
             ) from error
 
     def _of(self, view: StudyView) -> StudyControl:

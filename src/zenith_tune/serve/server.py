@@ -241,8 +241,10 @@ class LiveServer(ThreadingHTTPServer):
 def _unusable(host: str, port: int, error: Exception) -> UsageError:
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EADDRINUSE:
-        return UsageError(f"port {port} of {host} is in use: give another --port, or none to have a free one taken")
+        return UsageError(
+            f"port {port} of {host} is in use", hint="give another --port, or none to have a free one taken"
+        )
     if code == errno.EACCES:
-        return UsageError(f"port {port} is kept for the system: give a --port from 1024 on")
+        return UsageError(f"port {port} is kept for the system", hint="give a --port from 1024 on")
     reason = error.strerror if isinstance(error, OSError) else str(error)
-    return UsageError(f"--host {host} cannot be listened on ({reason}): give an address of this machine")
+    return UsageError(f"--host {host} cannot be listened on ({reason})", hint="give an address of this machine")

@@ -192,7 +192,7 @@ class CommandLine:
 
     def _shell_free_command(self) -> SimpleCommand:
         if self.needs_shell:
-            raise CommandError("a command with shell syntax has no fixed words: run it through bash -c")
+            raise CommandError("a command with shell syntax has no fixed words", hint="run it through bash -c")
         return next(simple_commands(self._tokens))
 
     def _edited(self, splices: list[Splice], added: Sequence[str]) -> CommandLine:

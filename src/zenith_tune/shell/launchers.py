@@ -39,7 +39,7 @@ def refusal(problem: str, part: str) -> CommandError:
     """Return the error for a command with no safe place: the law, the offending part without secrets, and the cure."""
     [shown] = shown_words([part])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return CommandError(f"{problem}, but the training command has {shown!r}: {HINT}")
+    return CommandError(f"{problem}, but the training command has {shown!r}", hint=HINT)
 
 
 def shown_text(words: Sequence[Word]) -> str:

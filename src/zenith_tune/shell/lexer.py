@@ -234,7 +234,9 @@ class _Lexer:
 
     def _read_escape(self, parts: list[Part]) -> None:
         if self.at + 1 >= len(self.text):
-            raise CommandError("the training command ends in a backslash: remove it, or give what should follow it")
+            raise CommandError(
+                "the training command ends in a backslash", hint="remove it, or give what should follow it"
+            )
         self._add(parts, Quote.NONE, False, self.at + 2, self.text[self.at + 1].strip("\n"))
 
     def _read_dollar(self, quote: Quote, parts: list[Part]) -> None:

@@ -71,7 +71,7 @@ def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> 
     if quoted == value or any(start <= match.start() and match.end() <= end for start, end in unquoted):
         return quoted
     problem = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
-    raise CommandError(f"{problem}, but got {value!r}: take the quotes around {match[0]} away")
+    raise CommandError(f"{problem}, but got {value!r}", hint=f"take the quotes around {match[0]} away")
 
 
 def _unquoted_spans(text: str) -> Iterator[tuple[int, int]]:

@@ -174,4 +174,6 @@ def _not_one(candidates: Sequence[SimpleCommand], commands: Sequence[SimpleComma
     shown = [repr(shown_text(command.words[:2])) for command in candidates or commands]
     count = len(candidates) or "none"
     part = f" ({', '.join(each for each in shown if each != repr(''))})".replace(" ()", "")
-    return CommandError(f"the training command must start one program that trains, but it starts {count}{part}: {HINT}")
+    return CommandError(
+        f"the training command must start one program that trains, but it starts {count}{part}", hint=HINT
+    )

@@ -26,7 +26,7 @@ class GridStrategy(TuningStrategy):
 
     def __init__(self, *, grid_points: int = 5) -> None:
         if grid_points < 1:
-            raise UsageError(f"grid_points must be at least 1, but got {grid_points}: give 1 or more")
+            raise UsageError(f"grid_points must be at least 1, but got {grid_points}", hint="give 1 or more")
         self.grid_points = grid_points
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:

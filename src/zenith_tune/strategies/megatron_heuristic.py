@@ -42,7 +42,7 @@ class MegatronHeuristicStrategy(TuningStrategy):
     def __init__(self, *, n_gpus: int, **kwargs: object) -> None:
         if n_gpus < 1 or n_gpus & (n_gpus - 1):
             hint = "use a power of two, or --strategy optuna or grid"
-            raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}: {hint}")
+            raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}", hint=hint)
         self.n_gpus = n_gpus
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
@@ -131,4 +131,4 @@ def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ..
 
 def _lack(problem: str, values: str) -> UsageError:
     hint = "change the search space, or use --strategy optuna or grid"
-    return UsageError(f"megatron-heuristic needs {problem}, but {values}: {hint}")
+    return UsageError(f"megatron-heuristic needs {problem}, but {values}", hint=hint)

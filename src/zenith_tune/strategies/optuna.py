@@ -112,7 +112,7 @@ def _check_packages(class_name: str) -> None:
     if missing:
         packages = " ".join(missing)
         hint = f"pip install {packages}, or use sampler=tpe"
-        raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed: {hint}")
+        raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed", hint=hint)
 
 
 class _Teller:

@@ -32,5 +32,5 @@ def checked_seed(seed: int) -> int:
     7
     """
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise UsageError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}: change it")
+        raise UsageError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}", hint="change it")
     return seed

@@ -32,7 +32,9 @@ def to_distribution(parameter: Parameter) -> BaseDistribution:
             return CategoricalDistribution(choices)
     kind = type(parameter).__name__
     known = "IntParameter, FloatParameter, CategoricalParameter or BoolParameter"
-    raise UsageError(f"Optuna can search {known}, but got {kind}: use one of these, or --strategy grid or random")
+    raise UsageError(
+        f"Optuna can search {known}, but got {kind}", hint="use one of these, or --strategy grid or random"
+    )
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Resources:
             problem = f"a trial must have the {needed} GPUs that its command or preset is for"
             got = replace(self, nodes=num_nodes, gpus_per_node=per_node).describe()
             raise UsageError(
-                f"{problem}, but got {got}: change n_gpus or the command, or the GPUs and nodes of a trial"
+                f"{problem}, but got {got}", hint="change n_gpus or the command, or the GPUs and nodes of a trial"
             )
         return replace(self, nodes=num_nodes, gpus_per_node=per_node)
 

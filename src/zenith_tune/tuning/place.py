@@ -61,7 +61,7 @@ def _database_file(db: str | Path) -> Path:
     if file is None:
         raise UsageError(f"--db must be an SQLite file or a postgresql:// address, but got {shown(str(db))}")
     if str(file) in ("", ".", ":memory:"):
-        raise UsageError("a study must outlive its tuner, but this database is in memory: give --db a file")
+        raise UsageError("a study must outlive its tuner, but this database is in memory", hint="give --db a file")
     return file
 
 

@@ -133,8 +133,8 @@ class StudySession:
 
     def _exists_already(self) -> StudyError:
         return StudyError(
-            f"study {self.place.study_name!r} is in {shown(self.place.database_url)} already: "
-            "go on with it by --resume, or choose another --study-name"
+            f"study {self.place.study_name!r} is in {shown(self.place.database_url)} already",
+            hint="go on with it by --resume, or choose another --study-name",
         )
 
     def close(self) -> None:

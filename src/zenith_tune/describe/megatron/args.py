@@ -69,7 +69,7 @@ class MegatronArgs:
             number = int(text)
         except ValueError:
             problem = f"{option} must be a whole number for a plan to be made"
-            raise UsageError(f"{problem}, but is {shown(text)}: write the number in its place") from None
+            raise UsageError(f"{problem}, but is {shown(text)}", hint="write the number in its place") from None
         if number < least:
             raise UsageError(f"{option} must be at least {least}, but is {number}: correct it in the command")
         if number > (most := MOST_OF.get(option, MOST)):
@@ -92,7 +92,7 @@ def job_from_args(args: MegatronArgs) -> JobSpec:
     """
     seq_len = args.count("--seq-length") or args.count("--encoder-seq-length")
     if not seq_len:
-        raise UsageError("the command must tell the sequence length, but has no --seq-length: add it")
+        raise UsageError("the command must tell the sequence length, but has no --seq-length", hint="add it")
     return JobSpec(
         seq_len=seq_len,
         framework=load_framework(LOCAL if is_local(args) else "megatron"),

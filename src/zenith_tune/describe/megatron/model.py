@@ -33,7 +33,7 @@ def expert_layers(text: str | None, num_layers: int) -> list[bool]:
     pattern = _listed(text or "")
     if pattern is None:
         problem = f"{LAYER_PATTERN} must be a whole number or a list such as ([0]*3+[1]*58)"
-        raise UsageError(f"{problem}, but is {shown(text or '')}: write it so")
+        raise UsageError(f"{problem}, but is {shown(text or '')}", hint="write it so")
     if len(pattern) != num_layers:
         problem = f"{LAYER_PATTERN} must say of each of the {num_layers} layers whether it has experts"
         raise UsageError(f"{problem}, but is of {len(pattern)}: correct it in the command")
@@ -166,7 +166,7 @@ def _refuse_other_layers(args: MegatronArgs) -> None:
     if option := args.first(*OTHER_LAYERS):
         problem = "a model must have layers of attention and feed-forward parts alone, all alike"
         raise UsageError(
-            f"{problem}, but the command has {option}: tune it by --preset megatron, which knows no shapes"
+            f"{problem}, but the command has {option}", hint="tune it by --preset megatron, which knows no shapes"
         )
 
 
@@ -176,7 +176,7 @@ def _needed(args: MegatronArgs, hint: str) -> tuple[int, int, int]:
     if layers and hidden and heads:
         return layers, hidden, heads
     missing = [option for option, value in zip(NEEDED, (layers, hidden, heads), strict=True) if not value]
-    raise UsageError(f"the command must tell the model's shape, but has no {', '.join(missing)}: {hint}")
+    raise UsageError(f"the command must tell the model's shape, but has no {', '.join(missing)}", hint=hint)
 
 
 def _default_ffn(hidden: int, *, swiglu: bool) -> int:

@@ -64,7 +64,8 @@ class ColocatedBridge:
             return _Gather.apply(rows, self)
         if len(rows_per_sample) % self.ratio:
             raise UsageError(
-                f"{len(rows_per_sample)} samples cannot be shared by {self.ratio} lanes: change the micro-batch size."
+                f"{len(rows_per_sample)} samples cannot be shared by {self.ratio} lanes",
+                hint="change the micro-batch size.",
             )
         share = len(rows_per_sample) // self.ratio
         sizes = [sum(rows_per_sample[i * share : (i + 1) * share]) for i in range(self.ratio)]

@@ -82,7 +82,9 @@ class TensorParallel:
     def share(self, what: str, size: int) -> int:
         """Return this rank's share of a dimension."""
         if size % self.size:
-            raise UsageError(f"{what} must be a multiple of tp, but got {size} and tp {self.size}: change one of them.")
+            raise UsageError(
+                f"{what} must be a multiple of tp, but got {size} and tp {self.size}", hint="change one of them."
+            )
         return size // self.size
 
     def parameter(self, *shape: int, dim: int | None = None, init: str = "normal") -> nn.Parameter:

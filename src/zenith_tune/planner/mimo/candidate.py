@@ -51,7 +51,7 @@ class MimoCandidate:
         for name, (tp, pp), size in zip(("the encoder", "the language model"), (encoder, language), spans, strict=True):
             if size < 1 or size % (tp * pp):
                 problem = f"tp * pp of {name} must divide its ranks"
-                raise UsageError(f"{problem}, but got {tp} * {pp} = {tp * pp} and {size}: change one of them.")
+                raise UsageError(f"{problem}, but got {tp} * {pp} = {tp * pp} and {size}", hint="change one of them.")
             modules.append(ModuleLayout(tp=tp, pp=pp, dp=size // (tp * pp), offset=encoder_ranks * len(modules)))
         return cls(
             encoder=modules[0],

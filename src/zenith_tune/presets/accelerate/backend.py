@@ -47,7 +47,7 @@ class Backend(ABC):
         if all(len(choices) == 1 for choices in axes.values()):
             problem = f"{PRESET} finds nothing to search"
             hint = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
-            raise UsageError(f"{problem}, because every axis has one choice: {hint}, or give another search")
+            raise UsageError(f"{problem}, because every axis has one choice", hint=f"{hint}, or give another search")
         return cls(job=job, axes=axes)
 
     @classmethod
@@ -103,7 +103,7 @@ class Backend(ABC):
             problem = (
                 f"the global batch must be a multiple of the {self.least_ranks} data-parallel ranks, but got {found}"
             )
-            raise UsageError(f"{problem}: give --args gbs={max(found // self.least_ranks, 1) * self.least_ranks}")
+            raise UsageError(problem, hint=f"give --args gbs={max(found // self.least_ranks, 1) * self.least_ranks}")
         return found
 
     @property
@@ -124,7 +124,7 @@ class Backend(ABC):
             problem = (
                 f"{PRESET} must know the global batch, but the command has no value for {job.mbs_option or '{mbs}'}"
             )
-            raise UsageError(f"{problem}: add it, or give --args gbs=256")
+            raise UsageError(problem, hint="add it, or give --args gbs=256")
         found = [size for size in divisors(self.global_batch // self.least_ranks) if size <= mbs_max]
         own = self.own_micro_batch
         return tuple(sorted(found, key=lambda size: (size != own, size)))
@@ -159,7 +159,7 @@ class Backend(ABC):
                 raise UnknownNameError("axis", name, known)
             names.update(known[name])
         if not names:
-            raise UsageError(f"search must name an axis, but is empty: give search={DEFAULT}")
+            raise UsageError("search must name an axis, but is empty", hint=f"give search={DEFAULT}")
         return names
 
 

@@ -158,7 +158,7 @@ def _launcher_span(target: Target) -> tuple[int, int]:
         if index >= 2 and words[index - 1].value == "-m" and word.value in _MODULES:
             return index - 2, index + 1 + (word.value == _MODULES[1])
     problem = f"{PRESET} reads its job from `accelerate launch`, but the command starts something else"
-    raise CommandError(f"{problem}: choose another --preset, or write `accelerate launch` where it can be seen")
+    raise CommandError(problem, hint="choose another --preset, or write `accelerate launch` where it can be seen")
 
 
 def _options(words: Sequence[Word]) -> Iterator[LaunchOption]:

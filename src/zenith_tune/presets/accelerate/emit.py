@@ -168,7 +168,9 @@ def _refuse_all_sizes(target: Target) -> None:
     cut = [name for name in SIZES if getattr(target.layout, name) > 1]
     if cut:
         problem = f"Accelerate's {target.job.framework.name} backend is planned with data parallelism only"
-        raise UsageError(f"{problem}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1: fix them to 1")
+        raise UsageError(
+            f"{problem}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1", hint="fix them to 1"
+        )
 
 
 def _precision(target: Target, kind: str) -> str:

@@ -218,7 +218,9 @@ class AccelerateEvaluator(TuningEvaluator):
                 raise UsageError(f"{name} must be above 0, but got {value}: correct it")
         if check and n_gpus is None:
             hint = "give n_gpus=8, or check=false"
-            raise UsageError(f"evaluator accelerate compares the processes of a job with n_gpus, but has none: {hint}")
+            raise UsageError(
+                "evaluator accelerate compares the processes of a job with n_gpus, but has none", hint=hint
+            )
         self.objective, self.gbs, self.n_gpus, self.wrapper, self.check = objective, gbs, n_gpus, wrapper, check
         self.direction = OBJECTIVES[objective]
         self.asked: Asked = self._asked_by_arguments

@@ -129,7 +129,7 @@ def _refuse_unknown(launch: Launch) -> None:
     for name in sorted(launch.unknown_names()):
         if name == "config_file" or name in SECTION_OF:
             problem = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
-            raise UsageError(f"{problem}: write it out")
+            raise UsageError(problem, hint="write it out")
 
 
 def _merged(launch: Launch) -> AccelerateSettings:
@@ -175,7 +175,7 @@ def _backend(settings: AccelerateSettings, launch: Launch) -> tuple[str, Acceler
     problem = (
         f"{PRESET} tunes MEGATRON_LM, DEEPSPEED, FSDP and plain data parallelism, but {settings.source} has {kind}"
     )
-    raise UsageError(f"{problem}: choose another distributed_type")
+    raise UsageError(problem, hint="choose another distributed_type")
 
 
 def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, DsConfig | None]:
@@ -216,7 +216,7 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
     started = None if is_unknown else settings.whole("num_processes")
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
-        raise UsageError(f"{problem}: leave n_gpus out, or change {settings.source}")
+        raise UsageError(problem, hint=f"leave n_gpus out, or change {settings.source}")
     found = given.n_gpus or started
     if found is not None:
         return found
@@ -226,7 +226,7 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
     except UsageError:
         pass
     problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
-    raise UsageError(f"{problem}: give --args n_gpus=8, or --num_processes 8 in the command")
+    raise UsageError(problem, hint="give --args n_gpus=8, or --num_processes 8 in the command")
 
 
 def _accumulation(

@@ -25,7 +25,7 @@ def job_model(job: AccelerateJob) -> ModelSpec:
 
     if job.model is None:
         problem = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(f"{problem}: give --args model=NAME, a Hugging Face id or the path of a config.json")
+        raise UsageError(problem, hint="give --args model=NAME, a Hugging Face id or the path of a config.json")
     return load_model(job.model)
 
 
@@ -39,9 +39,11 @@ def accelerate_subject(
 
     job, model = backend.job, looked_up.required()
     if job.seq_len is None:
-        raise UsageError("the command has no --max_seq_length, --block_size or the like: give --args seq=2048")
+        raise UsageError("the command has no --max_seq_length, --block_size or the like", hint="give --args seq=2048")
     if backend.own_micro_batch is None:
-        raise UsageError("the dataloader's batch size is not known: give --args mbs_option=--batch_size, or gbs=256")
+        raise UsageError(
+            "the dataloader's batch size is not known", hint="give --args mbs_option=--batch_size, or gbs=256"
+        )
     spec = JobSpec(seq_len=job.seq_len, framework=load_framework(backend.framework), precision=job.precision)
     known: dict[str, Any] = {
         "model": model,
@@ -89,7 +91,7 @@ def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
     if whole.num_gpus < job.gpus_per_machine:
         problem = f"--topology must tell the {job.gpus_per_machine} GPUs that the job takes of a machine"
         raise UsageError(
-            f"{problem}, but {path} has {whole.num_gpus}: save `nvidia-smi topo -m` on one of its machines"
+            f"{problem}, but {path} has {whole.num_gpus}", hint="save `nvidia-smi topo -m` on one of its machines"
         )
     node = whole.first(job.gpus_per_machine)
     size = node.fast_domain

@@ -144,7 +144,9 @@ class AcceleratePreset(TuningPreset):
         options = {"mbs_option": mbs_option, "gas_option": gas_option, "recompute_option": recompute_option}
         for name, option in options.items():
             if option is not None and not option.startswith("--"):
-                raise UsageError(f"{name} must be an option of the script, but got {option!r}: write --{option}")
+                raise UsageError(
+                    f"{name} must be an option of the script, but got {option!r}", hint=f"write --{option}"
+                )
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.check = search, mbs_max, check
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)

@@ -251,7 +251,9 @@ def _checked(values: Yaml, source: str) -> AccelerateSettings:
             raise UsageError(f"{source}: Accelerate knows no key {reprlib.repr(key)}{hint}")
     if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         problem = "the preset accelerate starts jobs on machines of your own"
-        raise UsageError(f"{source}: {problem}, but compute_environment is {values['compute_environment']}: change it")
+        raise UsageError(
+            f"{source}: {problem}, but compute_environment is {values['compute_environment']}", hint="change it"
+        )
     named: Yaml = {key: value for key, value in values.items() if key not in OLD}
     unread: list[str] = []
     if is_on(values.get("fp16")) and named.get("mixed_precision") is None:
@@ -277,7 +279,7 @@ def _plain(values: Yaml) -> Yaml:
         if value is None or value in ({}, []):
             continue
         if isinstance(value, list):
-            raise UsageError(f"{key} is a list, which only TPUs have a use for, but got {value!r}: take it out")
+            raise UsageError(f"{key} is a list, which only TPUs have a use for, but got {value!r}", hint="take it out")
         # PyYAML reads 1e-05 as a word.
         found[key] = _plain(value) if isinstance(value, dict) else _decimal(value)
     return found

@@ -49,7 +49,7 @@ def refuse_listed_batch(config: DsConfig) -> None:
                 f"{keys[0]} must be one number, because the global batch is fixed and accumulation follows from it"
             )
             raise UsageError(
-                f"{config.source}: {problem}, but got {shown_json(value)}: write one number, or leave it out"
+                f"{config.source}: {problem}, but got {shown_json(value)}", hint="write one number, or leave it out"
             )
 
 
@@ -123,7 +123,7 @@ def _checked(config: DsConfig, keys: Keys, values: list[Any]) -> tuple[Value, ..
         if word in written:
             problem = f"{shown_keys(keys)} must list values that differ"
             pair = f"{shown_json(written[word])} and {shown_json(value)}"
-            raise UsageError(f"{config.source}: {problem}, but {pair} are equal: leave one of them out")
+            raise UsageError(f"{config.source}: {problem}, but {pair} are equal", hint="leave one of them out")
         written[word] = value
     return tuple(different.values())
 

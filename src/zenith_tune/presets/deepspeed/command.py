@@ -53,7 +53,9 @@ def refuse_two_configs(command: str) -> None:
     named = {option: path for option in CONFIG_OPTIONS if (path := line.get(option)) and path.endswith(".json")}
     if len(named) > 1:
         both = " and ".join(f"{option} {path[:80]}" for option, path in named.items())
-        raise UsageError(f"the command must name one DeepSpeed configuration, but has {both}: take one of them out")
+        raise UsageError(
+            f"the command must name one DeepSpeed configuration, but has {both}", hint="take one of them out"
+        )
 
 
 def is_deepspeed_command(command: str) -> bool:
@@ -85,7 +87,7 @@ def refuse_own_autotuning(command: str) -> None:
     """Refuse a command that asks DeepSpeed's launcher to tune: two tuners inside one another measure nothing."""
     if launcher_option(launcher_words(command), "--autotuning") is not None:
         problem = "the command must train, but it asks DeepSpeed's launcher to tune by --autotuning"
-        raise UsageError(f"{problem}: take that option out; what its section in the JSON says is heeded")
+        raise UsageError(problem, hint="take that option out; what its section in the JSON says is heeded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,9 @@ def written_command(command: str, options: Sequence[ScriptOption], placeholders:
         return _having(CommandLine(text), wanted).text.replace(PLACEHOLDER, TRIAL_PATH)
     named = find_config(text)
     if named is None:
-        raise UsageError(f"{PRESET} finds no option in the command that names the JSON: write {PLACEHOLDER} for it")
+        raise UsageError(
+            f"{PRESET} finds no option in the command that names the JSON", hint=f"write {PLACEHOLDER} for it"
+        )
     # Without quotes around it, because the folder that is filled in brings those that it needs.
     line = _having(_unquoted(CommandLine(text), named.option), {**wanted, named.option: _STAND_IN})
     return line.text.replace(_STAND_IN, TRIAL_PATH)

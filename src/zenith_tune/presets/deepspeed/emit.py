@@ -64,7 +64,9 @@ def _refuse(target: Target) -> None:
         raise UsageError(f"{problem}, but {name} has {' and '.join(cut)} above 1: plan with --emit deepspeed")
     if precision not in PRECISIONS:
         problem = f"a DeepSpeed configuration has {', '.join(PRECISIONS)} only"
-        raise UsageError(f"{problem}, but the plan is for {precision}: give another --precision, or --emit megatron")
+        raise UsageError(
+            f"{problem}, but the plan is for {precision}", hint="give another --precision, or --emit megatron"
+        )
 
 
 def _zero(stage: int) -> dict[str, Any]:

@@ -180,9 +180,9 @@ class DeepSpeedEvaluator(TuningEvaluator):
                 raise UsageError(f"{name} must be above 0, but got {value}: correct it")
         if objective == "flops" and (flops_per_sample is None or n_gpus is None):
             hint = "take --preset deepspeed with --args metric=flops, or the objective throughput"
-            raise UsageError(f"the objective flops needs flops_per_sample and n_gpus, but has not both: {hint}")
+            raise UsageError("the objective flops needs flops_per_sample and n_gpus, but has not both", hint=hint)
         if objective == "tokens_per_s" and seq is None:
-            raise UsageError("the objective tokens_per_s needs the tokens of a sample: give --args seq=2048")
+            raise UsageError("the objective tokens_per_s needs the tokens of a sample", hint="give --args seq=2048")
         self.objective, self.gbs, self.n_gpus, self.flops_per_sample = objective, gbs, n_gpus, flops_per_sample
         self.seq, self.contents = seq, contents
         self.direction = OBJECTIVES[objective]

@@ -44,7 +44,7 @@ def path_in_training_folder(command: str, text: str) -> Path:
     folder = _training_folder(command, target)
     if folder is None:
         problem = "the DeepSpeed configuration must be found from here, but the command changes the folder in a way"
-        raise UsageError(f"{problem} that only its shell follows: give the absolute path of {text[:80]}")
+        raise UsageError(f"{problem} that only its shell follows", hint=f"give the absolute path of {text[:80]}")
     return folder / path
 
 
@@ -57,7 +57,7 @@ def _at_home(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UsageError(f"nobody's home is {text.partition('/')[0][:80]}: give the absolute path") from None
+        raise UsageError(f"nobody's home is {text.partition('/')[0][:80]}", hint="give the absolute path") from None
 
 
 def _training_folder(command: str, target: Target) -> Path | None:
@@ -198,7 +198,7 @@ def _config_path(command: str, given: DeepSpeedOverrides) -> Path:
         problem = (
             f"{PRESET} needs a command that names its JSON by --deepspeed or --deepspeed_config, but finds neither"
         )
-        raise UsageError(f"{problem}: add it, or write {{ds_config}} in its place and give --args config=ds.json")
+        raise UsageError(problem, hint="add it, or write {ds_config} in its place and give --args config=ds.json")
     return path_in_training_folder(command, named.path)
 
 
@@ -206,7 +206,7 @@ def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
     started = started_gpus(command)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
-        raise UsageError(f"{problem}: leave n_gpus out, or change the command")
+        raise UsageError(problem, hint="leave n_gpus out, or change the command")
     return given.n_gpus or started or machine_gpus()
 
 
@@ -246,10 +246,10 @@ def _global_batch(
         problem = (
             f"{PRESET} must know the global batch, but {config.source} has neither train_batch_size nor a micro-batch"
         )
-        raise UsageError(f"{problem}: add train_batch_size, or give --args gbs=256")
+        raise UsageError(problem, hint="add train_batch_size, or give --args gbs=256")
     if found % num_ranks or found > MOST:
         problem = f"the global batch must be a multiple of the {num_ranks} data-parallel ranks, but got {found}"
-        raise UsageError(f"{problem}: give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
+        raise UsageError(problem, hint=f"give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
     return found
 
 

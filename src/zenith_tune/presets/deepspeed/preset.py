@@ -31,10 +31,10 @@ def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | No
 
     if job.model is None:
         problem = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(f"{problem}: give --args model=NAME, a Hugging Face id or the path of a config.json")
+        raise UsageError(problem, hint="give --args model=NAME, a Hugging Face id or the path of a config.json")
     if job.seq_len is None:
         options = ", ".join(option.replace("-", "_").replace("__", "--") for option in SEQUENCE_OPTIONS[:3])
-        raise UsageError(f"the command has no {options} or the like: give --args seq=2048")
+        raise UsageError(f"the command has no {options} or the like", hint="give --args seq=2048")
     return ZeroSubject(
         model=load_model(job.model),
         cluster=job_cluster(cluster, job.num_gpus, topology),

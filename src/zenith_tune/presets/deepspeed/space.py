@@ -32,7 +32,7 @@ def search_names(search: str) -> set[str]:
             raise UnknownNameError("axis", name, [*GROUPS, *NAMES])
         names.update(GROUPS.get(name, (name,)))
     if not names:
-        raise UsageError(f"search must name an axis, but is empty: give search={DEFAULT}")
+        raise UsageError("search must name an axis, but is empty", hint=f"give search={DEFAULT}")
     return names
 
 
@@ -56,7 +56,7 @@ class DeepSpeedSpace:
             names |= set(TUNING)
         if CHECKPOINTING in names and not job.is_trainer:
             problem = "checkpointing is an argument of the Hugging Face Trainer, but the command does not run it"
-            raise UsageError(f"{problem}: take it out of search, or switch it on in the script")
+            raise UsageError(problem, hint="take it out of search, or switch it on in the script")
         listed = listed_axes(job.config)
         wanted = {name: _with_own(job, axis) for name, axis in AXES.items() if name in names and name not in listed}
         return cls(
@@ -167,5 +167,5 @@ def _micro_batches(job: DeepSpeedJob, mbs_max: int, *, is_searched: bool) -> tup
         problem = (
             f"{PRESET} finds no micro-batch from {least} to {most} that divides the {job.rank_batch} samples of a rank"
         )
-        raise UsageError(f"{problem}: change the limits, or the global batch")
+        raise UsageError(problem, hint="change the limits, or the global batch")
     return found

@@ -94,7 +94,7 @@ class MegatronPreset(TuningPreset):
         for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
             _require_one_or_more(name, value)
         if vp_max > 1 and not folding:
-            raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without: give both")
+            raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
         self.n_gpus = n_gpus
         self.vp_max = vp_max
         self.mbs_max = mbs_max
@@ -118,7 +118,7 @@ class MegatronPreset(TuningPreset):
             problem = (
                 "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
             )
-            raise UsageError(f"{problem}: give model=NAME or num_layers=48")
+            raise UsageError(problem, hint="give model=NAME or num_layers=48")
         # A command with no place for the option is refused now, not at the first trial that sets it.
         self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
 
@@ -273,4 +273,4 @@ def _powers_of_two(maximum: int) -> list[int]:
 
 def _require_one_or_more(name: str, value: int) -> None:
     if value < 1:
-        raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+        raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")

@@ -122,15 +122,15 @@ def megatron_subject(
 
     if model is None:
         raise UsageError(
-            "the model is not known: give --args model=NAME, a Hugging Face id or the path of a config.json"
+            "the model is not known", hint="give --args model=NAME, a Hugging Face id or the path of a config.json"
         )
     seq_len = seq or sequence_in_command(command)
     if seq_len is None:
-        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}: give --args seq=4096")
+        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --args seq=4096")
     machines = load_cluster(cluster or "local")
     if machines.num_gpus != n_gpus:
         problem = f"n_gpus must be the GPUs of the cluster, but got n_gpus={n_gpus} and {machines.name} with"
-        raise UsageError(f"{problem} {machines.num_gpus}: give --args cluster={machines.gpu.name}x{n_gpus}")
+        raise UsageError(f"{problem} {machines.num_gpus}", hint=f"give --args cluster={machines.gpu.name}x{n_gpus}")
     job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
     return PlanSubject(model=load_model(model), cluster=machines, job=job)
 

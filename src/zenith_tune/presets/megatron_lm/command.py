@@ -84,21 +84,21 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
         hint = (
             f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
         )
-        raise UsageError(f"{problem}: {hint}")
+        raise UsageError(problem, hint=hint)
     line = CommandLine(command)
     if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
         problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
-        raise UsageError(f"{problem}: take it out of the command, or leave modules out of search")
+        raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
     for option in (option for name in left for option in WRITTEN[name]):
         if option not in SET_ONLY and job.args.has(option) and not _is_removable(line, option):
             where = run.script or "a variable of your command"
             problem = f"{option} is set in {where}, where a trial cannot take it away"
             raise UsageError(
-                f"{problem}: take it out there, or leave {' and '.join(_owners(option, left))} out of search"
+                problem, hint=f"take it out there, or leave {' and '.join(_owners(option, left))} out of search"
             )
         if run.added_at is not None and option in SET_ONLY and _is_behind(job, option):
             problem = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
-            raise UsageError(f'{problem}: put "$@" at the end of the line that runs {program}')
+            raise UsageError(problem, hint=f'put "$@" at the end of the line that runs {program}')
 
 
 def _expert_sizes(job: MegatronJob) -> dict[str, str]:

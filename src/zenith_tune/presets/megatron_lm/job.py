@@ -114,15 +114,15 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
             f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
         )
         raise UsageError(
-            f"{problem}, but {why_unread(command) or 'finds none'}: write it out, or choose another --preset"
+            f"{problem}, but {why_unread(command) or 'finds none'}", hint="write it out, or choose another --preset"
         )
     if run.kind in OTHER_KINDS:
         problem = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
-        raise UsageError(f"{problem}: take --preset megatron")
+        raise UsageError(problem, hint="take --preset megatron")
     args = MegatronArgs.of(run.arguments)
     if option := args.first(*OTHER_SHARDING):
         problem = f"{PRESET} knows data parallelism with and without the distributed optimizer"
-        raise UsageError(f"{problem}, but the command has {option}: take it out, or take --preset megatron")
+        raise UsageError(f"{problem}, but the command has {option}", hint="take it out, or take --preset megatron")
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
     return MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
@@ -132,7 +132,9 @@ def unread_job(given: MegatronLmOverrides) -> MegatronJob:
     """Return what is known before a command is: what the user says, and no rule that needs more."""
     if given.n_gpus is None or given.gbs is None:
         missing = "n_gpus" if given.n_gpus is None else "gbs"
-        raise UsageError(f"{PRESET} must know {missing} before it has a command: give {missing}=8, or bind a command")
+        raise UsageError(
+            f"{PRESET} must know {missing} before it has a command", hint=f"give {missing}=8, or bind a command"
+        )
     start = Layout(num_gpus=given.n_gpus, global_batch=given.gbs, zero=1)
     model = load_model(given.model) if given.model else None
     job = JobSpec(seq_len=0, framework=load_framework("megatron"))
@@ -160,11 +162,11 @@ def _num_gpus(run: PretrainRun, given: MegatronLmOverrides) -> int:
     started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
-        raise UsageError(f"{problem}: leave n_gpus out, or change the command")
+        raise UsageError(problem, hint="leave n_gpus out, or change the command")
     found = given.n_gpus or started
     if found is None:
         problem = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
-        raise UsageError(f"{problem}: give --args n_gpus=8")
+        raise UsageError(problem, hint="give --args n_gpus=8")
     return at_most("the number of GPUs", found, MAX_GPUS)
 
 
@@ -199,7 +201,7 @@ def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
     found = args.count("--global-batch-size") or (mbs * max(dp, 1) if mbs else None)
     if found is None:
         problem = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
-        raise UsageError(f"{problem}: add it, or give --args gbs=256")
+        raise UsageError(problem, hint="add it, or give --args gbs=256")
     return at_most("the global batch", found, MOST)
 
 
@@ -254,4 +256,4 @@ def _with_vocab(job: MegatronJob) -> ModelSpec:
     except UsageError:
         pass
     problem = f"{PRESET} must know the vocabulary, but only the tokenizer does and it cannot be looked up"
-    raise UsageError(f"{problem}: give --args vocab=128256 (the tokenizer's own number)")
+    raise UsageError(problem, hint="give --args vocab=128256 (the tokenizer's own number)")

@@ -48,7 +48,9 @@ def megatron_options(target: Target) -> Options:
     at = target.layout
     if at.zero > 1:
         problem = "Megatron's distributed optimizer shards the optimizer alone, which is zero 1"
-        raise UsageError(f"{problem}, but {layout_name(at)} has zero {at.zero}: take --emit deepspeed or accelerate")
+        raise UsageError(
+            f"{problem}, but {layout_name(at)} has zero {at.zero}", hint="take --emit deepspeed or accelerate"
+        )
     sizes: Options = {
         "tensor_model_parallel_size": at.tp,
         "pipeline_model_parallel_size": at.pp,

@@ -128,7 +128,7 @@ class MegatronLmPreset(TuningPreset):
         counts = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
         for name, value in counts.items():
             if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}: give {name}=1 or more")
+                raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
         self.cluster, self.topology = cluster, topology

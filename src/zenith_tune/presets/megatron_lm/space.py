@@ -292,7 +292,7 @@ def search_names(search: str) -> list[str]:
         if name not in known:
             raise UnknownNameError("axis in search", name, known)
     if not names:
-        raise UsageError("search must name at least one axis, but is empty: write e.g. search=tp+pp+mbs")
+        raise UsageError("search must name at least one axis, but is empty", hint="write e.g. search=tp+pp+mbs")
     return names
 
 

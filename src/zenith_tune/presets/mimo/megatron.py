@@ -42,7 +42,7 @@ def read_megatron(run: PretrainRun, given: MimoOverrides) -> ReadCommand:
     num_ranks = given.n_gpus or pretrain_gpus(run)
     if num_ranks is None:
         problem = f"{PRESET} must know the number of GPUs, but the command does not tell"
-        raise UsageError(f"{problem}: give --args n_gpus=8, or --nproc-per-node 8 in the command")
+        raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
     job = _job(args, prefix, checked_ranks(num_ranks), given)
     experts = job.language.num_experts
     return ReadCommand(
@@ -79,7 +79,9 @@ def megatron_options(at: MimoCandidate, job: MimoJob, prefix: str = "--") -> Map
 
 def _refuse_other_kinds(args: MegatronArgs, prefix: str) -> None:
     if args.has(f"{prefix}llm-only"):
-        raise UsageError(f"{PRESET} searches layouts of two modules, but the command has {prefix}llm-only: take it out")
+        raise UsageError(
+            f"{PRESET} searches layouts of two modules, but the command has {prefix}llm-only", hint="take it out"
+        )
     for name in ONLY_ONE:
         if (args.count(f"{prefix}{name}") or 1) != 1:
             problem = f"{prefix}{name} must be 1 in Megatron's MIMO example, but is {args.count(f'{prefix}{name}')}"
@@ -88,7 +90,7 @@ def _refuse_other_kinds(args: MegatronArgs, prefix: str) -> None:
         problem = (
             f"{PRESET} plans pipelines of one stage on each rank, all of the same length, but the command has {option}"
         )
-        raise UsageError(f"{problem}: take it out")
+        raise UsageError(problem, hint="take it out")
 
 
 def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: MimoOverrides) -> MimoJob:
@@ -101,7 +103,7 @@ def _job(args: MegatronArgs, prefix: str, num_ranks: int, given: MimoOverrides) 
     batch = args.count("--global-batch-size")
     if batch is None:
         problem = "the command must tell the global batch, but has no --global-batch-size"
-        raise UsageError(f"{problem}: add it to the command")
+        raise UsageError(problem, hint="add it to the command")
     return MimoJob(
         encoder=megatron_encoder(given.encoder, args),
         language=megatron_language(args),

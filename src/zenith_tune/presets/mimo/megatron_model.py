@@ -114,7 +114,7 @@ def _language_training(args: MegatronArgs) -> dict[str, bool]:
     is_trained, has_behind = not args.has("--freeze-lm"), _trains_tower(args) or _trains_projector(args)
     if not (is_trained or has_behind):
         problem = "something must be trained, but the command freezes the language model, the encoder and its projector"
-        raise UsageError(f"{problem}: take one of the --freeze- options out")
+        raise UsageError(problem, hint="take one of the --freeze- options out")
     return {"is_trained": is_trained, "passes_gradient": is_trained or has_behind}
 
 
@@ -148,7 +148,7 @@ def _layers(args: MegatronArgs, h: int, s: int, heads: int) -> list[_Layer]:
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or not kinds:
         problem = f"{PATTERN} must be made of {' '.join(KINDS)} for a plan"
-        raise UsageError(f"{problem}, but has {' '.join(unknown) or 'nothing'}: take --preset megatron")
+        raise UsageError(f"{problem}, but has {' '.join(unknown) or 'nothing'}", hint="take --preset megatron")
     return [makers[kind] for kind in kinds]
 
 
@@ -220,5 +220,5 @@ def _matrices(args: MegatronArgs) -> int:
 def _needed(args: MegatronArgs, option: str) -> int:
     number = args.count(option)
     if number is None:
-        raise UsageError(f"the command must tell the model's shape, but has no {option}: add it to the command")
+        raise UsageError(f"the command must tell the model's shape, but has no {option}", hint="add it to the command")
     return number

@@ -165,7 +165,7 @@ class MimoPreset(TuningPreset):
             read = read_megatron(run, self._given)
         else:
             problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
-            raise UsageError(f"{problem}: write it out, or choose another --preset")
+            raise UsageError(problem, hint="write it out, or choose another --preset")
         if not self._given.images:
             return read
         return replace(read, job=replace(read.job, items=self._given.images))

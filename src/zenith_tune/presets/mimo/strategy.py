@@ -155,7 +155,7 @@ class MimoRankedStrategy(TuningStrategy):
     def prepare(self, job: TunedJob) -> None:
         if self._points is None:
             problem = f"strategy {NAME} tries the layouts that preset mimo plans, but has none"
-            raise UsageError(f"{problem}: take --preset mimo and leave --strategy out")
+            raise UsageError(problem, hint="take --preset mimo and leave --strategy out")
         self._job = job
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:

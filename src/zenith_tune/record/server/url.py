@@ -33,7 +33,7 @@ def is_server(url: str) -> bool:
 def refuse_misspelt(text: str) -> None:
     """Refuse what was meant for a server's address, and would be taken for a file with a password in its name."""
     if re.match(r"postgres(?:ql)?(?:\+\w+)?:", text, re.IGNORECASE) and not is_server(text):
-        raise UsageError("a server's --db must be postgresql://USER@HOST/DATABASE, but has no ://: write it so")
+        raise UsageError("a server's --db must be postgresql://USER@HOST/DATABASE, but has no ://", hint="write it so")
 
 
 def driver_url(url: str) -> str:
@@ -43,13 +43,13 @@ def driver_url(url: str) -> str:
         return url
     if driver and driver not in _DRIVERS:
         problem = f"the driver of a PostgreSQL --db must be {' or '.join(_DRIVERS)}, but got {driver!r}"
-        raise UsageError(f"{problem}: leave it out")
+        raise UsageError(problem, hint="leave it out")
     for name in [driver] if driver else _DRIVERS:
         if importlib.util.find_spec(name) is not None:
             return f"postgresql+{name}://{url.partition('://')[2]}"
     needed = driver or _DRIVERS[0]
     hint = "pip install psycopg2-binary" if needed == "psycopg2" else "pip install 'zenith-tune[postgres]'"
-    raise StudyError(f"the database {shown(url)} needs {needed}, which is missing: {hint}")
+    raise StudyError(f"the database {shown(url)} needs {needed}, which is missing", hint=hint)
 
 
 def connect_args(url: str) -> dict[str, int]:

@@ -263,10 +263,14 @@ def write_emission(emission: Emission, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise UsageError(f"--output: {path} is a link or no file, and is not written to: give another folder")
+            raise UsageError(
+                f"--output: {path} is a link or no file, and is not written to", hint="give another folder"
+            )
         write_output(path, emission.text)
     except OSError as error:
-        raise UsageError(f"--output {folder} cannot be written ({error.strerror}): give another folder") from None
+        raise UsageError(
+            f"--output {folder} cannot be written ({error.strerror})", hint="give another folder"
+        ) from None
     if path.suffix == ".sh":
         path.chmod(path.stat().st_mode | 0o111)
 

@@ -311,11 +311,13 @@ class HostfileRunner(Runner):
             few = f"{len(fitting)} of {num_hosts} hosts" if len(fitting) < num_hosts else f"{len(fitting)}"
             slots = f" with {resources.gpus_per_node} slots or more" if resources.gpus_per_node else ""
             hint = "add hosts, or take fewer nodes or GPUs for a trial"
-            raise UsageError(f"a trial needs {resources.describe()}, but {self._path} has {few}{slots}: {hint}")
+            raise UsageError(f"a trial needs {resources.describe()}, but {self._path} has {few}{slots}", hint=hint)
         room = len(fitting) // resources.nodes
         if parallel is not None and parallel > room:
             problem = f"{parallel} trials of {resources.describe()} need {parallel * resources.nodes} hosts"
-            raise UsageError(f"{problem}, but {self._path} has {len(fitting)}: give --parallel auto, or at most {room}")
+            raise UsageError(
+                f"{problem}, but {self._path} has {len(fitting)}", hint=f"give --parallel auto, or at most {room}"
+            )
         num_answering = self._ask(fitting, resources)
         self.num_slots = parallel or num_answering // resources.nodes
 
@@ -329,7 +331,7 @@ class HostfileRunner(Runner):
             problem = (
                 f"a trial needs {resources.describe()}, but host {name}{more} of {self._path} {do} not answer ({why})"
             )
-            raise UsageError(f"{problem}: see that `{self.ssh} {name} true` works without a password")
+            raise UsageError(problem, hint=f"see that `{self.ssh} {name} true` works without a password")
         self.pool.distrust(self._silent)
         return num_answering
 
@@ -386,7 +388,9 @@ def _checked_ssh(ssh: str) -> str:
     except ValueError:
         words = []
     if not words:
-        raise UsageError(f"hostfile: ssh must be a program with its options, but got {ssh[:80]!r}: give e.g. ssh=ssh")
+        raise UsageError(
+            f"hostfile: ssh must be a program with its options, but got {ssh[:80]!r}", hint="give e.g. ssh=ssh"
+        )
     return ssh
 
 
@@ -396,7 +400,9 @@ def _hosts(path: str) -> dict[str, int]:
     except OSError as error:
         raise UsageError(f"the hostfile cannot be read: {error.strerror}: {path}") from None
     if not hosts:
-        raise UsageError(f"a hostfile must name a host, but {path} is empty: write a line `name slots=8` for each")
+        raise UsageError(
+            f"a hostfile must name a host, but {path} is empty", hint="write a line `name slots=8` for each"
+        )
     if odd := [name for name in hosts if not _NAME.fullmatch(name)]:
         raise UsageError(f"a host's name must be one that ssh takes, but {path} has {odd[0][:60]!r}: correct it")
     return hosts

@@ -49,7 +49,7 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
         options = {"--master_port": port} if port else {}
         if named := _BY_ID.search(gpus):
             problem = f"DeepSpeed takes GPUs by their numbers, but CUDA_VISIBLE_DEVICES names {named[0]}"
-            raise UsageError(f"{problem}: name them by number, as nvidia-smi counts them")
+            raise UsageError(problem, hint="name them by number, as nvidia-smi counts them")
         if gpus:
             options["--include"], without = f"localhost:{gpus}", DEEPSPEED_PLACE
     elif launcher.kind == ACCELERATE:
@@ -87,7 +87,7 @@ def check_script(command: str, names: Mapping[str, str]) -> None:
         if (found := fixed_in_script(command, name)) is not None:
             script, line = found
             problem = f"trials side by side have {what} of their own by {name}, but {script} sets it ({line[:60]})"
-            raise UsageError(f"{problem}: take that line out, or run trials one at a time")
+            raise UsageError(problem, hint="take that line out, or run trials one at a time")
 
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
@@ -167,7 +167,7 @@ def deepspeed_command(
             problem = (
                 f"a trial's hosts are given out by the runner, but the command names its own by {name} {hosts[:60]}"
             )
-            raise UsageError(f"{problem}: take it out")
+            raise UsageError(problem, hint="take it out")
     added = {**{name: shlex.quote(value) for name, value in options.items()}, **(written or {})}
     added |= {flag: "" for flag in flags if launcher.option(canonical(flag)) is None}
     return launcher.with_options(added, without=("-H", "--hostfile", "--num-nodes", "--master-addr", *without))
@@ -186,7 +186,7 @@ def _torchrun(launcher: RankLauncher, command: str, meeting: Meeting) -> str:
         if meeting.nodes == "1":
             return command
         problem = "torchrun --standalone keeps a job on one node"
-        raise UsageError(f"{problem}, but it is to run on {meeting.nodes}: take --standalone out")
+        raise UsageError(f"{problem}, but it is to run on {meeting.nodes}", hint="take --standalone out")
     names = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
     return launcher.with_options(dict(zip(names, meeting, strict=True)), without=TORCH_MEETING)
 

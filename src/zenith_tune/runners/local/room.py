@@ -171,23 +171,25 @@ class LocalRoom:
         if resources.nodes > 1:
             needs = resources.describe()
             hint = "give --hostfile or --slurm, or leave --parallel out"
-            raise UsageError(f"trials side by side must fit on one machine, but each needs {needs}: {hint}")
+            raise UsageError(f"trials side by side must fit on one machine, but each needs {needs}", hint=hint)
         gpus, num = VisibleGpus.of(environment), resources.gpus_per_node
         if not gpus.names:
             note = "no GPU was found on this machine"
             return (cls([], 1), f"{note}: trials run one at a time") if parallel is None else (cls([], parallel), "")
         if num is None:
             problem = "trials side by side must say how many GPUs each needs, but the command does not tell"
-            raise UsageError(f"{problem}: give --gpus-per-trial 2, say")
+            raise UsageError(problem, hint="give --gpus-per-trial 2, say")
         sets = gpu_sets(gpus.names, num, gpus.topology)
         if len(sets) < (parallel or 1):
             if not sets:
                 problem = f"a trial needs {num} GPUs, but this machine has {len(gpus.names)}"
-                raise UsageError(f"{problem}: give it fewer, or --slurm, --hostfile or --ray-address for more machines")
+                raise UsageError(
+                    problem, hint="give it fewer, or --slurm, --hostfile or --ray-address for more machines"
+                )
             problem = (
                 f"{parallel} trials of {num} GPUs need {(parallel or 1) * num}, but this machine has {len(gpus.names)}"
             )
-            raise UsageError(f"{problem}: give --parallel auto, or fewer of either")
+            raise UsageError(problem, hint="give --parallel auto, or fewer of either")
         chosen = sets if parallel is None else sets[:parallel]
         shown = "  ".join(",".join(each) for each in chosen)
         side = f"{len(chosen)} trials run side by side" if len(chosen) > 1 else "one trial runs at a time"

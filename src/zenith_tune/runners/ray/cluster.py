@@ -78,7 +78,7 @@ class RayCluster:
             wanted = f"{bundle.get('GPU', 0):g} GPUs and {bundle['CPU']:g} CPUs"
             has = f"{len(rooms)} of its {len(alive)} nodes have {wanted} each"
             hint = "add nodes, or take fewer nodes or GPUs for a trial"
-            raise UsageError(f"a trial needs {resources.describe()}, but of the Ray cluster {has}: {hint}")
+            raise UsageError(f"a trial needs {resources.describe()}, but of the Ray cluster {has}", hint=hint)
         return most_gangs(rooms, resources.nodes)
 
     def _connected(self) -> Any:
@@ -112,7 +112,7 @@ class RayCluster:
     def _unreachable(self, why: str) -> UsageError:
         reported = why.splitlines()[0].partition(". ")[0][:200]
         problem = f"runner ray must reach a Ray cluster at {self._address!r}, but: {reported}"
-        return UsageError(f"{problem}: start one by `ray start --head`, or give --ray-address HOST:6379")
+        return UsageError(problem, hint="start one by `ray start --head`, or give --ray-address HOST:6379")
 
 
 def check_address(address: str) -> None:
@@ -124,7 +124,7 @@ def check_address(address: str) -> None:
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[1] or 1) <= _MAX_PORT:
         problem = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"
-        raise UsageError(f"{problem}, but got {address[:80]!r}: give e.g. --ray-address 10.0.0.7:6379")
+        raise UsageError(f"{problem}, but got {address[:80]!r}", hint="give e.g. --ray-address 10.0.0.7:6379")
 
 
 def _imported() -> Any:

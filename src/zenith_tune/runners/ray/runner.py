@@ -203,7 +203,7 @@ class RayRunner(Runner):
     def __init__(self, *, address: str = "auto", grace_s: float = 5.0, cpus_per_node: float = 1.0) -> None:
         if not 0 <= cpus_per_node < math.inf:
             problem = f"ray: cpus_per_node must be 0 or more, but got {cpus_per_node:g}"
-            raise UsageError(f"{problem}: give e.g. cpus_per_node=1, or leave it out")
+            raise UsageError(problem, hint="give e.g. cpus_per_node=1, or leave it out")
         check_seconds("ray", "grace_s", grace_s)
         self.grace_s = grace_s
         """Seconds between SIGTERM and SIGKILL when a trial is ended."""
@@ -221,7 +221,7 @@ class RayRunner(Runner):
         if parallel is not None and parallel > room:
             problem = f"{parallel} trials of {resources.describe()} must fit side by side"
             raise UsageError(
-                f"{problem}, but the Ray cluster has room for {room}: give --parallel auto, or at most {room}"
+                f"{problem}, but the Ray cluster has room for {room}", hint=f"give --parallel auto, or at most {room}"
             )
         self.num_slots = parallel or room
         alive = sum(node.is_alive for node in self.cluster.nodes())

@@ -110,7 +110,7 @@ class SlurmAllocation:
         names = tuple(name for each in groups for name in hosts(each["Nodes"]))
         if not names:
             raise UsageError(
-                f"slurm: job {job_id}, which SLURM_JOB_ID names, has no nodes: leave it, or give steps=false"
+                f"slurm: job {job_id}, which SLURM_JOB_ID names, has no nodes", hint="leave it, or give steps=false"
             )
         memory = [int(each["Mem"]) for each in groups if each.get("Mem", "").isdecimal()]
         num_gpus = min(sum(map(int, _GPUS.findall(each.get("GRES", "")))) for each in groups)
@@ -136,7 +136,9 @@ class SlurmAllocation:
             problem = f"slurm: a trial needs {needs.nodes} nodes of {gpus} GPUs and {cpus} CPUs{memory}"
             has = f"job {self.job_id} has {len(self.nodes)} nodes of {self.num_gpus} GPUs and {self.num_cpus} CPUs"
             has += f" and {self.memory_mb} MB" if memory else ""
-            raise UsageError(f"{problem}, but {has}: ask for less, or give steps=false to submit a job for each trial")
+            raise UsageError(
+                f"{problem}, but {has}", hint="ask for less, or give steps=false to submit a job for each trial"
+            )
         if self.is_held:
             return min(self.slots(request, needs).num_seats, MAX_SLOTS)
         return min(per_node * len(self.nodes) // needs.nodes, MAX_SLOTS)
@@ -240,7 +242,7 @@ def _check_holds_all(environment: Mapping[str, str], job_id: str, num_gpus: int)
         has = f"has {len(held)} of the {num_gpus} GPUs of job {job_id} on its node"
         problem = f"slurm: inside srun trials share the GPUs of the step around them, but step {job_id}"
         problem += f".{environment['SLURM_STEP_ID']} {has}"
-        raise UsageError(f"{problem}: run under salloc or sbatch, or give srun all of them")
+        raise UsageError(problem, hint="run under salloc or sbatch, or give srun all of them")
 
 
 def _count(ids: str) -> int:

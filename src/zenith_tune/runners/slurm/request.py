@@ -44,16 +44,22 @@ class SlurmRequest:
         for name in ("nodes", "gpus_per_node", "cpus_per_task"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise UsageError(f"slurm: {name} must be at least 1, but got {number}: give {name}=1 or leave it out")
+                raise UsageError(
+                    f"slurm: {name} must be at least 1, but got {number}", hint=f"give {name}=1 or leave it out"
+                )
         if self.time is not None and duration_s(self.time) is None and self.time.upper() != "UNLIMITED":
             problem = f"slurm: time must be minutes, H:M:S or D-H:M:S, but got {self.time!r}"
-            raise UsageError(f"{problem}: write e.g. time=00:20:00")
+            raise UsageError(problem, hint="write e.g. time=00:20:00")
         for word in self.extra_words():
             name = word.partition("=")[0]
             if _is_one_of(_HELD, name) or _HELD_SHORT.match(word):
-                raise UsageError(f"slurm: extra must not hold {name!r}, with which no trial would start: take it out")
+                raise UsageError(
+                    f"slurm: extra must not hold {name!r}, with which no trial would start", hint="take it out"
+                )
             if _is_one_of(_OWN, name) or (word[:2] in _OWN and not word.startswith("--")):
-                raise UsageError(f"slurm: extra must not hold {name!r}, which the tuner gives itself: take it out")
+                raise UsageError(
+                    f"slurm: extra must not hold {name!r}, which the tuner gives itself", hint="take it out"
+                )
 
     def extra_words(self) -> list[str]:
         """Return the raw options, split as a shell would."""
@@ -150,12 +156,12 @@ def check_request(
         most = max(usable, key=lambda node: (node.num_gpus, node.num_cpus, node.memory_mb))
         has = f"{most.num_gpus} GPUs, {most.num_cpus} CPUs and {most.memory_mb} MB"
         problem = f"slurm: a trial needs {_wants(request, needs)} of a node, but those of {where} have {has}"
-        raise UsageError(f"{problem}: give less of it, more nodes=, or another partition=")
+        raise UsageError(problem, hint="give less of it, more nodes=, or another partition=")
     if len(fitting) < needs.nodes:
         also = " that match the request" if len(fitting) < len([n for n in nodes if names & set(n.partitions)]) else ""
         problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} has {len(fitting)}{also}"
         hint = "give fewer nodes=, or another partition=" if fitting else "exclude= fewer of them, or give partition="
-        raise UsageError(f"{problem}: {hint}")
+        raise UsageError(problem, hint=hint)
     _check_limits(request, needs, chosen, where)
     return fitting
 
@@ -165,7 +171,7 @@ def _with_feature(feature: str, nodes: list[NodeRoom], where: str) -> list[NodeR
     if nodes and not having:
         known = sorted({each for node in nodes for each in node.features if each and each != "(null)"})
         problem = f"slurm: constraint={feature} must name a feature of some node, but those of {where} have"
-        raise UsageError(f"{problem} {', '.join(known) or 'none'}: give one of these, or leave it out")
+        raise UsageError(f"{problem} {', '.join(known) or 'none'}", hint="give one of these, or leave it out")
     return having
 
 
@@ -175,7 +181,7 @@ def _chosen(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> list
         default = [each for each in known.values() if each.get("Default") == "YES"]
         if not default:
             names = ", ".join(sorted(known)) or "none"
-            raise UsageError(f"slurm has no default partition: give partition=NAME. Known: {names}.")
+            raise UsageError("slurm has no default partition", hint=f"give partition=NAME. Known: {names}.")
         return default
     for name in request.partition.split(","):
         if name not in known:
@@ -197,12 +203,12 @@ def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict
     sizes = [int(most) for each in chosen if (most := each.get("MaxNodes", "")).isdecimal()]
     if len(sizes) == len(chosen) and needs.nodes > max(sizes):
         problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
-        raise UsageError(f"{problem}: give fewer nodes=, or another partition=")
+        raise UsageError(problem, hint="give fewer nodes=, or another partition=")
     longest = [limit_s for each in chosen if (limit_s := duration_s(each.get("MaxTime", ""))) is not None]
     wanted_s = duration_s(request.time or "")
     if wanted_s is not None and len(longest) == len(chosen) and wanted_s > max(longest):
         most = max(chosen, key=lambda each: duration_s(each.get("MaxTime", "")) or 0.0)["MaxTime"]
-        raise UsageError(f"slurm: time={request.time} is above the limit of {where}, which is {most}: give less")
+        raise UsageError(f"slurm: time={request.time} is above the limit of {where}, which is {most}", hint="give less")
 
 
 def gives_whole_nodes(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> bool:

@@ -86,7 +86,9 @@ class SlurmRunner(Runner):
         check_seconds("slurm", "call_timeout_s", call_timeout_s, least_s=0.1)
         check_seconds("slurm", "max_pause_s", max_pause_s, least_s=0.1)
         if ahead is not None and ahead < 0:
-            raise UsageError(f"slurm: ahead must be 0 or more jobs, but got {ahead}: give ahead=0 or leave it out")
+            raise UsageError(
+                f"slurm: ahead must be 0 or more jobs, but got {ahead}", hint="give ahead=0 or leave it out"
+            )
         self._setup = setup
         if launch not in _LAUNCHES:
             raise UnknownNameError("Slurm launch", launch, _LAUNCHES)
@@ -95,7 +97,9 @@ class SlurmRunner(Runner):
         """How many jobs wait in the queue beside those that fit, so that Slurm has the next one at hand."""
         around = os.environ.get("SLURM_JOB_ID", "")
         if steps and not around:
-            raise UsageError("slurm: steps=true needs an allocation, but SLURM_JOB_ID is not set: run inside salloc")
+            raise UsageError(
+                "slurm: steps=true needs an allocation, but SLURM_JOB_ID is not set", hint="run inside salloc"
+            )
         self._fitting: frozenset[str] = frozenset()
         """The nodes that a trial may run on, once the study is prepared."""
         self._client = SlurmClient(call_timeout_s)
@@ -116,7 +120,9 @@ class SlurmRunner(Runner):
         try:
             room = self._steps.prepare(needs) if self._steps else self._prepare_jobs(resources, needs)
         except SlurmError as error:
-            raise UsageError(f"slurm must answer, but {error}: look at `sinfo`, or choose another --runner") from error
+            raise UsageError(
+                f"slurm must answer, but {error}", hint="look at `sinfo`, or choose another --runner"
+            ) from error
         ahead = 0 if self._steps else room // _SLOTS_PER_WAITING if self._ahead is None else self._ahead
         self.num_slots = min(room + ahead, MAX_SLOTS) if parallel is None else parallel
         kind, more = "Slurm job", ""
@@ -142,7 +148,7 @@ class SlurmRunner(Runner):
             # With too many nodes down, Slurm may say no to what will start once they are back.
             is_for_ever = sum(node.is_in for node in fitting) >= needs.nodes
             if is_for_ever and not any(words in str(error) for words in _MAY_CHANGE):
-                raise UsageError(f"slurm would never start such a trial ({error}): change --slurm") from error
+                raise UsageError(f"slurm would never start such a trial ({error})", hint="change --slurm") from error
         return num_slots(self._request, needs, fitting, gives_whole_nodes(self._request, partitions))
 
     def notes(self) -> list[str]:

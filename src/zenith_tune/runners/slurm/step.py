@@ -209,7 +209,7 @@ class SlurmSteps:
         if not is_one_step and trial.num_slots > 1:
             problem = "a command that starts its own ranks on several nodes has an allocation to itself"
             raise UsageError(
-                f"{problem}, but {trial.num_slots} are to run side by side: give --parallel 1, or steps=false"
+                f"{problem}, but {trial.num_slots} are to run side by side", hint="give --parallel 1, or steps=false"
             )
         allocation, submission = self._find_allocation(), SlurmSubmission(self._client, trial.files)
         if allocation.is_held and self._slots is None:

@@ -104,7 +104,7 @@ class SlurmSubmission:
             except SlurmUnreachableError as error:
                 if time.monotonic() > deadline:
                     problem = "a trial that a killed tuner left may still run, and must not be started twice"
-                    raise UsageError(f"{problem}, but {error}: resume once Slurm answers again") from error
+                    raise UsageError(f"{problem}, but {error}", hint="resume once Slurm answers again") from error
                 time.sleep(1.0)
 
     def noted(self) -> dict[str, Any]:

@@ -59,8 +59,7 @@ def kept_calibration(folder: Path) -> Calibration | None:
     try:
         return load_calibration(path) if path.is_file() else None
     except UsageError as error:
-        problem = str(error).partition(": ")[0]
-        raise UsageError(f"{problem}: delete {path}, and the study goes on with what is known now") from None
+        raise UsageError(error.problem, hint=f"delete {path}, and the study goes on with what is known now") from None
 
 
 def keep(

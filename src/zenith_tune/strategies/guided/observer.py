@@ -107,7 +107,7 @@ class TrialObserver:
             return None
         if trial.value <= 0:
             problem = f"strategy guided learns from values above 0, such as a time or a rate, but got {trial.value:g}"
-            raise UsageError(f"{problem}: choose another --objective, or --strategy optuna")
+            raise UsageError(problem, hint="choose another --objective, or --strategy optuna")
         pace = math.log(trial.value) * (1 if self._direction is Direction.MINIMIZE else -1)
         if self._offset is None:
             self._offset = float(self._picker.time.mean[index]) - pace

@@ -98,4 +98,6 @@ def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ..
 
 
 def _lack(problem: str, values: str) -> UsageError:
-    return UsageError(f"{NAME} needs {problem}, but {values}: take --preset deepspeed, or --strategy optuna or grid")
+    return UsageError(
+        f"{NAME} needs {problem}, but {values}", hint="take --preset deepspeed, or --strategy optuna or grid"
+    )
