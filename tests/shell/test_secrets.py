@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenith_tune import secrets
+from zenith_tune.shell import secrets
 from zenith_tune.shell.secrets import find_secrets, mask, mask_environment, mask_file
 
 HF = "hf_" + "aB3dE6gH9j" * 3
