@@ -174,12 +174,12 @@ def _request(command: tuple[str, ...], options: Options) -> _Request:
     from zenith_tune.shell import CommandLine
 
     named = {"n_gpus": options["gpus"], **{name: options[name] for name in ("gbs", "model", "vocab", "cluster")}}
-    pairs = parse_pairs(",".join(options["args"]), "--args", "gbs=256") if options["args"] else {}
+    pairs = parse_pairs(",".join(given), "--args", "gbs=256") if (given := options.get("args")) else {}
     args = {**pairs, **{name: value for name, value in named.items() if value is not None}}
     cluster = args.pop("cluster", None)
     args.setdefault("n_gpus", _num_gpus(cluster))
-    given = construct(MegatronLmOverrides, args, "probe")
-    job = ProbeJob.of(CommandLine.from_argv(command).text, given)
+    overrides = construct(MegatronLmOverrides, args, "probe")
+    job = ProbeJob.of(CommandLine.from_argv(command).text, overrides)
     return _Request(job=job, subject=job.subject(cluster))
 
 

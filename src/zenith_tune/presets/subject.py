@@ -39,7 +39,7 @@ def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
         return replace(cluster, num_gpus=num_gpus, name=name)
     if named is not None and not names_one_node(named):
         problem = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
-        raise UsageError(problem, hint=f"give cluster={cluster.gpu.name}x{num_gpus}")
+        raise UsageError(problem, hint=f"give --args cluster={cluster.gpu.name}x{num_gpus}")
     from zenith_tune.planner.what_if import resized
 
     return resized(cluster, num_gpus)
