@@ -18,7 +18,7 @@ from tests.engines.ssh_hosts import SshHosts, ssh_hosts
 from tests.requirements import need_module, skip
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
-from zenith_tune.runners.hostfile.gang import HostShell
+from zenith_tune.runners.hostfile.hosts import HostShell
 from zenith_tune.runners.hostfile.runner import HostfileRunner
 from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.study.resources import Resources
@@ -145,7 +145,7 @@ def test_trials_on_disjoint_hosts_run_at_once_and_a_third_waits(runner: Hostfile
     third = runner.submit("echo $NODE_RANK", folder(tmp_path, "3"), two, on_state=states.append)
     assert (third.wait(0.3), first.poll(), second.poll()) == (None, None, None)
     assert states == ["pending (waits for 2 nodes of 2 GPUs of the hostfile)"]
-    assert runner.num_running == 2
+    assert runner.num_running == 3, "two that run and one that waits for hosts"
     second.cancel()
     result = third.wait(30)
     first.cancel()

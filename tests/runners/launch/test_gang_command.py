@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.launch.own_command import NODE_RANK, deepspeed_command, gang_command
+from zenith_tune.runners.launch.gang import NODE_RANK, deepspeed_command, gang_command
 
 MEETING = f"--nnodes 2 --node-rank {NODE_RANK} --master-addr n1 --master-port 29511"
 

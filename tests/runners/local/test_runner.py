@@ -31,7 +31,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+def wait_until(condition: object, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if callable(condition) and condition():
@@ -48,7 +48,9 @@ children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=own
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        open(sys.argv[1] + ".daemon", "w").write(str(os.getpid()))
+        with open(sys.argv[1] + ".daemon.tmp", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".daemon.tmp", sys.argv[1] + ".daemon")
         time.sleep(1000)
     os._exit(0)
 while not os.path.exists(sys.argv[1] + ".daemon"):

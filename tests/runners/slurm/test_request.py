@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.slurm.client import fields, never_starts
+from zenith_tune.runners.slurm.client import fields
 from zenith_tune.runners.slurm.request import NodeRoom, SlurmRequest, check_request, gives_whole_nodes, num_slots
 from zenith_tune.runners.slurm.script import Launch, launched_command
 from zenith_tune.runners.slurm.submission import job_environment
+from zenith_tune.runners.slurm.verdict import never_starts
 from zenith_tune.study.resources import Resources
 
 # As printed by Slurm 22.05.

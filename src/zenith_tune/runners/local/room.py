@@ -151,10 +151,10 @@ class Slot:
 
 
 class LocalRoom:
-    """Hand out seats, no GPU and no port to two trials at once."""
+    """hand out slots, no GPU and no port to two trials at once."""
 
-    def __init__(self, sets: list[tuple[str, ...]], num_seats: int) -> None:
-        self.num_seats = num_seats
+    def __init__(self, sets: list[tuple[str, ...]], num_slots: int) -> None:
+        self.num_slots = num_slots
         self._sets = list(sets)
         self._has_gpus = bool(sets)
         self._ports = Ports()
@@ -199,17 +199,17 @@ class LocalRoom:
     def own_variables(self) -> dict[str, str]:
         """Return the variables that the room sets for a trial, each with what it stands for."""
         own = own_variables(has_gpus=self._has_gpus)
-        return {name: what for name, what in own.items() if name == GPUS or self.num_seats > 1}
+        return {name: what for name, what in own.items() if name == GPUS or self.num_slots > 1}
 
     def take(self) -> Slot:
-        """Return a seat, waiting for one if need be."""
+        """Return a slot, waiting for one if need be."""
         with self._changed:
             self._changed.wait_for(lambda: self._sets or not self._has_gpus)
             gpus = self._sets.pop(0) if self._has_gpus else ()
-        return Slot(gpus=gpus, port=self._ports.take() if self.num_seats > 1 else None)
+        return Slot(gpus=gpus, port=self._ports.take() if self.num_slots > 1 else None)
 
     def give_back(self, slot: Slot) -> None:
-        """Take a seat back."""
+        """Take a slot back."""
         if slot.port is not None:
             self._ports.give_back(slot.port)
         with self._changed:

@@ -9,19 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.launch.own_command import (
-    GPUS,
+from zenith_tune.runners.launch.gang import (
     NODE_RANK,
-    PORT,
     deepspeed_command,
     gang_command,
     gang_environment,
     is_deepspeed,
-    own_command,
     portable,
 )
-from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command
+from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.runners.ray.cluster import RayCluster
 from zenith_tune.shell.rank_launcher import ACCELERATE, RankLauncher

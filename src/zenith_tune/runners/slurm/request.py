@@ -50,7 +50,7 @@ class SlurmRequest:
         if self.time is not None and duration_s(self.time) is None and self.time.upper() != "UNLIMITED":
             problem = f"slurm: time must be minutes, H:M:S or D-H:M:S, but got {self.time!r}"
             raise UsageError(problem, hint="write e.g. time=00:20:00")
-        for word in self.extra_words():
+        for word in self.extra_options():
             name = word.partition("=")[0]
             if _is_one_of(_HELD, name) or _HELD_SHORT.match(word):
                 raise UsageError(
@@ -61,7 +61,7 @@ class SlurmRequest:
                     f"slurm: extra must not hold {name!r}, which the tuner gives itself", hint="take it out"
                 )
 
-    def extra_words(self) -> list[str]:
+    def extra_options(self) -> list[str]:
         """Return the raw options, split as a shell would."""
         try:
             return shlex.split(self.extra)
@@ -90,7 +90,7 @@ class SlurmRequest:
         }
         named = [f"--{name}={value}" for name, value in given.items() if value]
         # Requeued, a job would run again without the tuner's knowing, over what its first run wrote.
-        return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_words()]
+        return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_options()]
 
 
 def _is_one_of(options: frozenset[str], name: str) -> bool:
@@ -214,7 +214,7 @@ def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict
 def gives_whole_nodes(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> bool:
     """Tell whether no two jobs share a node."""
     shared = {each.get("OverSubscribe") for each in _chosen(request, partitions)}
-    return shared == {"EXCLUSIVE"} or "--exclusive" in request.extra_words()
+    return shared == {"EXCLUSIVE"} or "--exclusive" in request.extra_options()
 
 
 def num_slots(request: SlurmRequest, needs: Resources, nodes: Sequence[NodeRoom], is_exclusive: bool = False) -> int:

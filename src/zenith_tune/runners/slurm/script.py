@@ -9,18 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from zenith_tune.errors import CommandError
-from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.launch.own_command import (
-    DEEPSPEED_PLACE,
-    GPUS,
-    PORT,
-    Meeting,
-    accelerate_options,
-    deepspeed_command,
-    meeting_command,
-    own_command,
-)
-from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.launch.gang import Meeting, deepspeed_command, meeting_command
+from zenith_tune.runners.launch.own_command import DEEPSPEED_PLACE, GPUS, PORT, accelerate_options, own_command
+from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
 from zenith_tune.shell.launchers import program_name
 from zenith_tune.shell.lexer import Word, lex
 from zenith_tune.shell.rank_launcher import DEEPSPEED, RankLauncher
