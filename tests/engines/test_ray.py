@@ -155,10 +155,10 @@ def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes
     job = ray_nodes.run(tmp_path / "trial", command, Resources(nodes=2, gpus_per_node=4))
     result = job.wait()
     held.cancel()
-    log, hostfile = job.log_path.read_text(), tmp_path / "trial" / "hostfile"
-    assert result.exit_code == 0 and hostfile.read_text() == "node-0 slots=5\nnode-1 slots=5\n", log
+    log = job.log_path.read_text()
+    assert result.exit_code == 0, log
     assert sorted(re.findall(r"rank (\d) 4 3,4$", log, re.MULTILINE)) == ["0", "1", "2", "3"], log
-    with pytest.raises(UsageError, match="given out by the runner"):
+    with pytest.raises(UsageError, match="--include"):
         ray_nodes.run(tmp_path / "refused", "deepspeed --include n1 train.py", Resources(nodes=2))
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.requirements import need_module
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.ray.cluster import most_gangs, named_nodes
+from zenith_tune.runners.launch.gang import most_gangs
+from zenith_tune.runners.ray.cluster import named_nodes
 from zenith_tune.runners.ray.runner import RayRunner
 from zenith_tune.study.resources import Resources
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.runners.launch.own_command import TORCH_MEETING
+from zenith_tune.runners.launch.own_command import DEEPSPEED_PLACE, GPUS, TORCH_MEETING
+from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.shell.options import canonical
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
 from zenith_tune.shell.target import find_target
@@ -26,6 +27,14 @@ class Meeting(NamedTuple):
     rank: str
     address: str
     port: str
+
+
+SHELL_MEETING = Meeting('"$NNODES"', '"$NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
+"""As the variables of a node give it."""
+HOSTFILE = "hostfile"
+_OWN_GPUS = "ZENITHTUNE_GPUS"
+_MOST_GPUS = 1024
+"""Slots of a node in a host file where other options say which of them count."""
 
 
 def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
@@ -97,6 +106,35 @@ def deepspeed_command(
     return launcher.with_options(added, without=("-H", "--hostfile", "--num-nodes", "--master-addr", *without))
 
 
+def given_gpus(num_gpus: int, otherwise: str = "") -> str:
+    """Return, for the shell, the first `num_gpus` of the GPUs that a node's variable names."""
+    given = f"${{{GPUS}:-{otherwise}}}" if otherwise else f"${GPUS}"
+    return f'"$(echo "{given}" | cut -d , -f -{num_gpus})"'
+
+
+def deepspeed_on_each_node(command: str, num_nodes: int, gpus_per_node: int | None) -> str:
+    """Return a deepspeed command that starts the ranks of its own node, on the GPUs that the scheduler gave there.
+
+    It takes the numbers of GPUs for all nodes from one list, and looks only at those of its own.
+    """
+    launcher = RankLauncher.find(command)
+    asked = (launcher.option("--num-gpus", "--num-accelerators") if launcher is not None else None) or ""
+    num_gpus = gpus_per_node or (int(asked) if asked.isdecimal() else 1)
+    names = [f"node-{rank}" for rank in range(num_nodes)]
+    gpus = given_gpus(num_gpus, otherwise=",".join(map(str, range(num_gpus))))
+    hosts = f'"${MARK}/{HOSTFILE}-$NODE_RANK"'
+    lines = [f"export {_OWN_GPUS}={gpus}", f"printf '%s slots={_MOST_GPUS}\\n' {' '.join(names)} > {hosts}"]
+    written = {
+        "--hostfile": hosts,
+        "--include": '"' + "@".join(f"{name}:${_OWN_GPUS}" for name in names) + '"',
+        "--node_rank": SHELL_MEETING.rank,
+        "--master_addr": SHELL_MEETING.address,
+        "--master_port": SHELL_MEETING.port,
+    }
+    edited = deepspeed_command(command, {}, flags=["--no_ssh"], written=written, without=DEEPSPEED_PLACE)
+    return "\n".join([*lines, edited])
+
+
 def check_gang_command(command: str, num_nodes: int) -> None:
     """Raise UsageError for a command that cannot be started on so many nodes."""
     if is_deepspeed(command):
@@ -123,6 +161,19 @@ def _reads_its_rank(command: str) -> bool:
         return find_target(command).by_shell
     except CommandError:
         return False
+
+
+def most_gangs(rooms: Sequence[int], nodes: int) -> int:
+    """Return how many gangs of `nodes` different nodes fit, where node i has room for rooms[i] of their parts.
+
+    >>> most_gangs([4, 4], 1), most_gangs([4, 1], 2), most_gangs([2, 2, 2], 2)
+    (8, 1, 3)
+    """
+    # k gangs fit exactly if k parts of each gang find their nodes when no node takes two parts of one gang.
+    gangs = 0
+    while sum(min(room, gangs + 1) for room in rooms) >= (gangs + 1) * nodes:
+        gangs += 1
+    return gangs
 
 
 _MAX_HELD_BYTES = 64 * 1024

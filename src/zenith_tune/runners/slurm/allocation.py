@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.slurm.client import SlurmClient, hosts, megabytes
-from zenith_tune.runners.slurm.request import MAX_SLOTS, SlurmRequest
+from zenith_tune.runners.slurm.client import SlurmClient, hosts
+from zenith_tune.runners.slurm.request import MAX_SLOTS, NodeRoom, SlurmRequest, num_slots
 from zenith_tune.study.resources import Resources
 
 _IDS = re.compile(r"\d+(?:-\d+)?")
@@ -26,52 +25,14 @@ class StepSlot:
     first_gpu: int = 0
 
 
-class StepSlots:
-    """Hand out slots, no part of a node to two trials at once.
-
-    >>> slots = StepSlots(("n1", "n2", "n3"), nodes_per_slot=2, slots_per_node=2, gpus_per_slot=4)
-    >>> slots.num_slots, slots.take().first_gpu, slots.take().first_gpu
-    (2, 0, 4)
-    """
-
-    def __init__(
-        self, nodes: tuple[str, ...], *, nodes_per_slot: int, slots_per_node: int, gpus_per_slot: int = 0
-    ) -> None:
-        starts = range(0, len(nodes) - nodes_per_slot + 1, nodes_per_slot)
-        groups = [nodes[start : start + nodes_per_slot] for start in starts]
-        self._free = [
-            StepSlot(nodes=group, first_gpu=index * gpus_per_slot)
-            for index in range(slots_per_node)
-            for group in groups
-        ]
-        self.num_slots = len(self._free)
-        self._changed = threading.Condition()
-
-    def take(self, avoid: Collection[str] = ()) -> StepSlot:
-        """Return a slot, waiting for one if need be; one on nodes to avoid only where no other is free."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._free)
-            slot = next((each for each in self._free if not set(avoid) & set(each.nodes)), self._free[0])
-            self._free.remove(slot)
-            return slot
-
-    def give_back(self, slot: StepSlot) -> None:
-        """Take a slot back."""
-        with self._changed:
-            self._free.insert(0, slot)
-            self._changed.notify()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmAllocation:
     """Hold what each node of an allocation gives, by the least of them."""
 
     job_id: str
     nodes: tuple[str, ...]
-    num_cpus: int
-    num_gpus: int
-    memory_mb: int = 0
-    """0 where Slurm does not share memory out."""
+    room: NodeRoom
+    """What the trials have of each node; no memory where Slurm does not share it out."""
     is_held: bool = False
     """True where a step around the tuner holds all of it: further steps overlap, and the tuner shares it out."""
 
@@ -92,59 +53,55 @@ class SlurmAllocation:
         return cls(
             job_id=job_id,
             nodes=held if is_held else names,
-            num_cpus=min(_count(each["CPU_IDs"]) for each in groups),
-            num_gpus=num_gpus,
-            memory_mb=min(memory, default=0),
+            room=NodeRoom(
+                num_cpus=min(_count(each["CPU_IDs"]) for each in groups),
+                num_gpus=num_gpus,
+                memory_mb=min(memory, default=0),
+            ),
             is_held=is_held,
         )
 
     def num_slots(self, request: SlurmRequest, needs: Resources) -> int:
         """Return how many trials fit side by side; raises UsageError where not even one does."""
-        per_node = self.per_node(request, needs)
-        if needs.nodes > len(self.nodes) or not per_node:
+        room = self.room
+        if needs.nodes > len(self.nodes) or not room.holds(request, needs.gpus_per_node):
             gpus, cpus = needs.gpus_per_node or 0, request.cpus_per_task or 1
-            memory = f" and {request.mem} memory" if request.mem and self.memory_mb else ""
+            memory = f" and {request.mem} memory" if request.mem and room.memory_mb else ""
             problem = f"slurm: a trial needs {needs.nodes} nodes of {gpus} GPUs and {cpus} CPUs{memory}"
-            has = f"job {self.job_id} has {len(self.nodes)} nodes of {self.num_gpus} GPUs and {self.num_cpus} CPUs"
-            has += f" and {self.memory_mb} MB" if memory else ""
+            has = f"job {self.job_id} has {len(self.nodes)} nodes of {room.num_gpus} GPUs and {room.num_cpus} CPUs"
+            has += f" and {room.memory_mb} MB" if memory else ""
             hint = "ask for less, or give steps=false to submit a job for each trial"
             raise UsageError(f"{problem}, but {has}", hint=hint)
         if self.is_held:
-            return min(self.slots(request, needs).num_slots, MAX_SLOTS)
-        return min(per_node * len(self.nodes) // needs.nodes, MAX_SLOTS)
+            return min(len(self.slots(request, needs)), MAX_SLOTS)
+        return num_slots(request, needs, [room] * len(self.nodes))
 
-    def per_node(self, request: SlurmRequest, needs: Resources) -> int:
-        """Return how many trials' parts fit on one node."""
-        fits = [self.num_cpus // (request.cpus_per_task or 1), MAX_SLOTS]
-        if needs.gpus_per_node:
-            fits.append(self.num_gpus // needs.gpus_per_node)
-        if self.memory_mb and request.mem and (wanted_mb := megabytes(request.mem)):
-            fits.append(self.memory_mb // wanted_mb)
-        return min(fits)
-
-    def slots(self, request: SlurmRequest, needs: Resources) -> StepSlots:
-        """Return the parts that the tuner hands out itself."""
-        return StepSlots(
-            self.nodes,
-            nodes_per_slot=needs.nodes,
-            slots_per_node=self.per_node(request, needs),
-            gpus_per_slot=needs.gpus_per_node or 0,
-        )
+    def slots(self, request: SlurmRequest, needs: Resources) -> list[StepSlot]:
+        """Return the parts that the tuner hands out itself, no part of a node twice; different nodes come first."""
+        starts = range(0, len(self.nodes) - needs.nodes + 1, needs.nodes)
+        groups = [self.nodes[start : start + needs.nodes] for start in starts]
+        per_node, num_gpus = self.room.holds(request, needs.gpus_per_node), needs.gpus_per_node or 0
+        return [
+            StepSlot(nodes=group, first_gpu=index * num_gpus)
+            for index in range(min(per_node, MAX_SLOTS))
+            for group in groups
+        ]
 
     def step_options(self, request: SlurmRequest, needs: Resources, slot: StepSlot | None) -> dict[str, object]:
         """Return srun's options for a trial's share: one that Slurm finds room for, or that of its slot."""
         if slot is not None:  # it has all of its nodes, as every other step has, and keeps to its part
             return {
                 "nodelist": ",".join(slot.nodes),
-                "gpus-per-node": self.num_gpus,
-                "cpus-per-task": self.num_cpus,
-                "mem": "0" if self.memory_mb else None,
+                "gpus-per-node": self.room.num_gpus,
+                "cpus-per-task": self.room.num_cpus,
+                "mem": "0" if self.room.memory_mb else None,
             }
-        parts = max(self.per_node(request, needs), 1)  # a step that asks for nothing gets one CPU and all memory
+        # A step that asks for nothing would get one CPU and all memory.
+        parts, memory_mb = max(self.room.holds(request, needs.gpus_per_node), 1), self.room.memory_mb
         return {
             "gpus-per-node": needs.gpus_per_node,
-            "cpus-per-task": request.cpus_per_task or max(self.num_cpus // parts, 1),
-            "mem": request.mem or (f"{self.memory_mb // parts}M" if self.memory_mb else None),
+            "cpus-per-task": request.cpus_per_task or max(self.room.num_cpus // parts, 1),
+            "mem": request.mem or (f"{memory_mb // parts}M" if memory_mb else None),
             "exclude": ",".join(needs.avoid),
         }
 

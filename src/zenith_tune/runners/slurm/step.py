@@ -12,11 +12,13 @@ from functools import cached_property
 
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End, JobRequest, JobResult
+from zenith_tune.runners.launch.gang import HOSTFILE
+from zenith_tune.runners.local.room import SlotPool
 from zenith_tune.runners.local.runner import LocalJob, LocalRunner
-from zenith_tune.runners.slurm.allocation import SlurmAllocation, StepSlot, StepSlots
+from zenith_tune.runners.slurm.allocation import SlurmAllocation, StepSlot
 from zenith_tune.runners.slurm.client import SlurmClient, SlurmError, hosts
 from zenith_tune.runners.slurm.request import SlurmRequest
-from zenith_tune.runners.slurm.script import HOSTFILE, Launch, launched_command
+from zenith_tune.runners.slurm.script import Launch, launched_command
 from zenith_tune.runners.slurm.submission import SlurmSubmission
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial_log import TrialLog
@@ -61,7 +63,7 @@ class SlurmSteps:
         self.client = client
         self._request = request
         self._setup = setup
-        self._slots: StepSlots | None = None
+        self._slots: SlotPool[StepSlot] | None = None
         """None where Slurm itself finds the room for each step."""
 
     @cached_property
@@ -72,14 +74,16 @@ class SlurmSteps:
     def prepare(self, needs: Resources) -> int:
         """Return how many trials fit side by side; raises UsageError where not even one does."""
         room = self.allocation.num_slots(self._request, needs)
-        self._slots = self.allocation.slots(self._request, needs) if self.allocation.is_held else None
+        self._slots = SlotPool(self.allocation.slots(self._request, needs)) if self.allocation.is_held else None
         return room
 
     def take(self, needs: Resources) -> StepSlot | None:
         """Return a slot, None where Slurm finds the room."""
         if self._slots is None and self.allocation.is_held:
-            self._slots = self.allocation.slots(self._request, needs)
-        return self._slots.take(needs.avoid) if self._slots is not None else None
+            self._slots = SlotPool(self.allocation.slots(self._request, needs))
+        if self._slots is None:
+            return None
+        return self._slots.take(lambda slot: not set(needs.avoid) & set(slot.nodes))
 
     def give_back(self, slot: StepSlot | None) -> None:
         """Take a slot back."""
@@ -105,7 +109,7 @@ class SlurmSteps:
     def _self_launched(self, command: str, launch: Launch, needs: Resources) -> str:
         """Return a command that makes its own steps, as it would be typed in the allocation."""
         allocation = self.allocation
-        slots = needs.gpus_per_node or max(allocation.num_gpus, 1)
+        slots = needs.gpus_per_node or max(allocation.room.num_gpus, 1)
         lines = [f"{name} slots={slots}" for name in allocation.nodes[: needs.nodes]]
         file = f'printf "%s\\n" {shlex.join(lines)} > "$ZENITHTUNE_TRIAL_FOLDER/{HOSTFILE}"'
         overlap = "export SLURM_OVERLAP=1" if allocation.is_held else ""
