@@ -26,9 +26,9 @@ from zenith_tune.shell import CommandLine
 LOST_FILE = "lost.json"
 """In the trial's folder: which host failed, and how."""
 _AFTER_FAILURE_S = 10.0
-"""How long the other hosts have to end by themselves, and to tell why, when one of them failed."""
+"""How long the other hosts have to end by themselves, and to print why, when one of them failed."""
 _NOT_LOST = 254
-"""Told for a command that exits with 255 itself, which ssh says of a lost host."""
+"""Reported for a command that exits with 255 itself, which ssh says of a lost host."""
 
 # Read from its input, because what stands in a command line is shown to everybody on that machine.
 _READ_AND_RUN = 'eval "$(cat)"'
@@ -36,7 +36,7 @@ _READ_AND_RUN = 'eval "$(cat)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangOrder:
-    """Hold what is to run where, as the gang's process is told it."""
+    """Hold what is to run where, as the gang's process reads it."""
 
     command: str
     hosts: Sequence[str]
@@ -66,14 +66,14 @@ class HostGang:
 
     def run(self) -> int:
         """Return the exit code of the first host that failed, or 0."""
-        if self._tell_unreachable():
+        if self._reports_unreachable():
             return LOST_CODE
         for rank, shell in enumerate(self._shells):
             self._nodes.append(self._start(rank, shell))
         for rank in range(len(self._nodes)):
             threading.Thread(target=self._pump, args=(rank,), daemon=True).start()
         code = self._wait()
-        return LOST_CODE if code and self._tell_unreachable() else code
+        return LOST_CODE if code and self._reports_unreachable() else code
 
     def _wait(self) -> int:
         """Wait for all hosts; once one has failed, for a while."""
@@ -86,7 +86,7 @@ class HostGang:
             left -= 1
             failed = failed or code
             if code == LOST_CODE:
-                self._tell_lost(rank)
+                self._report_lost(rank)
                 break
         for node in self._nodes:
             node.terminate()
@@ -98,7 +98,7 @@ class HostGang:
         )
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be gone already, which its end tells
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be gone already, as its end shows
             pipe.write(self._script(rank, shell).encode())
         return process
 
@@ -133,14 +133,14 @@ class HostGang:
     def _ssh_log(self, rank: int) -> Path:
         return self._folder / f"ssh-{rank}.txt"
 
-    def _tell_lost(self, rank: int) -> None:
+    def _report_lost(self, rank: int) -> None:
         try:
             said = self._ssh_log(rank).read_bytes()
         except OSError:
             said = b""
         self._write_lost(self._shells[rank].name, last_line(said))
 
-    def _tell_unreachable(self) -> bool:
+    def _reports_unreachable(self) -> bool:
         for shell in self._reaches:
             if (why := shell.why_unreachable()) is not None:
                 self._write_lost(shell.name, why)

@@ -43,13 +43,13 @@ class HostShell:
         """Tell whether the host is this machine, which needs no ssh."""
         return self.name in _own_names()
 
-    def argv(self, words: Sequence[str], ssh_log: str | None = None) -> list[str]:
-        """Return what starts `words` there; `ssh_log` is a file for what ssh itself has to say."""
+    def argv(self, command: Sequence[str], ssh_log: str | None = None) -> list[str]:
+        """Return what starts the command there; `ssh_log` is a file for the messages of ssh itself."""
         if self.is_local:
-            return list(words)
-        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+            return list(command)
+        options = [part for name, value in _OPTIONS.items() for part in ("-o", f"{name}={value}")]
         log = ["-E", ssh_log] if ssh_log else []
-        return [*shlex.split(self.ssh), "-T", *options, *log, "--", self.name, "exec " + shlex.join(words)]
+        return [*shlex.split(self.ssh), "-T", *options, *log, "--", self.name, "exec " + shlex.join(command)]
 
     def end_marked(self, folder: str, grace_s: float) -> None:
         """End whatever runs there for the trial in `folder`; a host that does not answer is left."""

@@ -37,7 +37,7 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
     without: tuple[str, ...] = ()
     if launcher.kind == TORCHRUN and port and launcher.option("--standalone") is None:
         without = TORCH_MEETING
-        # A job that may grow must be told that it does not, now that it meets at a port.
+        # A job that may grow must be fixed to one node, now that it meets at a port.
         options = {"--nnodes": "1"} if any(launcher.option(name) is not None for name in without) else {}
         options["--master-port"] = port
     elif launcher.kind == DEEPSPEED:

@@ -136,7 +136,7 @@ def _end(members: Callable[[], set[int]], grace_s: float, hurry: Callable[[], bo
 
 
 def _signal(pids: set[int], signum: int) -> None:
-    for pid in sorted(pids):  # a shell before its children, or it would tell of their end in the log
+    for pid in sorted(pids):  # a shell before its children, or it would report their end in the log
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have gone by itself
             os.kill(pid, signum)
 

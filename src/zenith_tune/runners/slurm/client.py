@@ -115,7 +115,7 @@ class SlurmError(OSError):
 
 
 class SlurmUnreachableError(SlurmError):
-    """Report a scheduler that does not answer now; nobody knows whether it heard."""
+    """Report a scheduler that does not answer now; nobody knows whether the call arrived."""
 
 
 class SlurmRefusedError(SlurmError):
@@ -124,7 +124,7 @@ class SlurmRefusedError(SlurmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Hold what squeue tells of a job."""
+    """Hold what squeue shows of a job."""
 
     job_id: str
     state: str
