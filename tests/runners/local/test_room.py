@@ -28,7 +28,7 @@ def room(resources: Resources, parallel: int | None, **environment: str) -> Loca
 
 
 @pytest.mark.usefixtures("eight_gpus")
-def test_auto_makes_as_many_seats_as_there_are_gpus_for() -> None:
+def test_auto_makes_as_many_slots_as_there_are_gpus_for() -> None:
     chosen, note = LocalRoom.of(TWO_GPUS, None, {})
     assert chosen.num_slots == 4
     assert note == "4 trials run side by side, on GPUs 0,1  2,3  4,5  6,7"
@@ -92,10 +92,10 @@ def test_one_at_a_time_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("resources", "parallel", "problem"),
     [
-        (TWO_GPUS, 5, "5 trials of 2 GPUs need 10, but this machine has 8"),
-        (Resources(gpus_per_node=16), None, "a trial needs 16 GPUs, but this machine has 8: give it fewer"),
+        (TWO_GPUS, 5, "5 trials of 2 GPUs.* 10.* 8"),
+        (Resources(gpus_per_node=16), None, "16 GPUs.* 8"),
         (Resources(), None, "--gpus-per-trial"),
-        (Resources(nodes=2, gpus_per_node=2), 2, "each needs 2 nodes of 2 GPUs"),
+        (Resources(nodes=2, gpus_per_node=2), 2, "2 nodes of 2 GPUs"),
     ],
 )
 def test_what_can_never_start_is_refused(resources: Resources, parallel: int | None, problem: str) -> None:
