@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 TELL = """
 import os
 
-words = ["rank", *(os.environ[name] for name in ("RANK", "CUDA_VISIBLE_DEVICES", "MASTER_PORT"))]
-os.write(1, (" ".join(words) + "\\n").encode())  # in one piece: print gives two ranks' words in turn
+fields = ["rank", *(os.environ[name] for name in ("RANK", "CUDA_VISIBLE_DEVICES", "MASTER_PORT"))]
+os.write(1, (" ".join(fields) + "\\n").encode())  # in one piece: print mixes two ranks' lines
 """
 FILE = "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 2\ngpu_ids: 0,1\nmain_process_port: 29533\n"
 TWO_GPUS = Resources(gpus_per_node=2)
@@ -60,6 +60,6 @@ def test_a_launcher_keeps_to_what_its_trial_was_given(
     job = runner.submit(f"echo port $MASTER_PORT && {started}", tmp_path / "trial", TWO_GPUS)
     assert job.wait().exit_code == 0, job.log_path.read_text()
     lines = [line.split() for line in job.log_path.read_text().splitlines()]
-    [port] = [words[1] for words in lines if words[:1] == ["port"]]
-    ranks = sorted(words[1:] for words in lines if words[:1] == ["rank"])
+    [port] = [fields[1] for fields in lines if fields[:1] == ["port"]]
+    ranks = sorted(fields[1:] for fields in lines if fields[:1] == ["rank"])
     assert ranks == [["0", "2,3", port], ["1", "2,3", port]]

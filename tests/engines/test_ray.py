@@ -147,18 +147,18 @@ def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, 
 def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     need_module("engines", "deepspeed")
     script = tmp_path / "tell.py"
-    told = " ".join(f"{{os.environ['{name}']}}" for name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"))
-    script.write_text(f'import os\nos.write(1, f"rank {told}\\n".encode())\n')  # in one piece
+    printed = " ".join(f"{{os.environ['{name}']}}" for name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"))
+    script.write_text(f'import os\nos.write(1, f"rank {printed}\\n".encode())\n')  # in one piece
     held = ray_nodes.run(tmp_path / "held", "echo up $NODE_RANK; sleep 100", Resources(nodes=2, gpus_per_node=3))
     wait_for("up", held, times=2)
     command = f"{Path(sys.executable).parent / 'deepspeed'} --num_gpus 2 {script}"
     job = ray_nodes.run(tmp_path / "trial", command, Resources(nodes=2, gpus_per_node=4))
     result = job.wait()
     held.cancel()
-    log, hostfile = job.log_path.read_text(), tmp_path / "trial" / "hostfile"
-    assert result.exit_code == 0 and hostfile.read_text() == "node-0 slots=5\nnode-1 slots=5\n", log
+    log = job.log_path.read_text()
+    assert result.exit_code == 0, log
     assert sorted(re.findall(r"rank (\d) 4 3,4$", log, re.MULTILINE)) == ["0", "1", "2", "3"], log
-    with pytest.raises(UsageError, match="given out by the runner"):
+    with pytest.raises(UsageError, match="--include"):
         ray_nodes.run(tmp_path / "refused", "deepspeed --include n1 train.py", Resources(nodes=2))
 
 
@@ -183,19 +183,17 @@ def test_accelerate_keeps_to_what_ray_gave_whatever_the_command_says(ray_nodes: 
 def test_what_can_never_fit_is_refused_in_one_line(ray_nodes: TwoNodes) -> None:
     runner = ray_nodes.runner
     runner.prepare(Resources(gpus_per_node=2), None)
-    assert (runner.num_slots, runner.notes()) == (
-        8,
-        ["Ray cluster of 2 nodes: 8 trials side by side, each on 2 GPUs"],
-    )
-    with pytest.raises(UsageError, match="needs 3 nodes of 8 GPUs, but of the Ray cluster 2 of its 2 nodes"):
+    [note] = runner.notes()
+    assert runner.num_slots == 8 and all(part in note for part in ("2 nodes", "8 trials", "2 GPUs"))
+    with pytest.raises(UsageError, match=r"3 nodes of 8 GPUs.* 2 of its 2 nodes"):
         runner.prepare(Resources(nodes=3, gpus_per_node=8), None)
     with pytest.raises(UsageError, match="0 of its 2 nodes have 9 GPUs"):
         runner.prepare(Resources(gpus_per_node=9), None)
-    with pytest.raises(UsageError, match="room for 2: give --parallel auto, or at most 2"):
+    with pytest.raises(UsageError, match=r"room for 2.*--parallel auto"):
         runner.prepare(Resources(gpus_per_node=8), 3)
 
 
-def test_a_killed_node_is_told_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_a_killed_node_is_named_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     job = ray_nodes.run(tmp_path / "trial", "echo up $NODE_RANK; sleep 1000", Resources(nodes=2, gpus_per_node=8))
     wait_for("up", job, times=2)
     ray_nodes.cluster.remove_node(ray_nodes.second, allow_graceful=False)
@@ -217,4 +215,4 @@ def test_without_ray_the_extra_is_named() -> None:
         "except UsageError as error: print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ran.stdout == "runner ray needs Ray: pip install 'zenith-tune[ray]'\n", ran.stderr
+    assert "pip install 'zenith-tune[ray]'" in ran.stdout, ran.stderr

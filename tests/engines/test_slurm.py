@@ -60,8 +60,8 @@ def test_a_job_in_an_odd_folder_gets_its_gpus_its_node_and_the_tuners_folder(tmp
 
 def test_a_program_runs_once_on_each_node_and_knows_its_rank(tmp_path: Path) -> None:
     runner = SlurmRunner(nodes=2, gpus_per_node=8)
-    told = "echo $NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT $PET_NODE_RANK/$PET_NNODES on $SLURMD_NODENAME"
-    job = runner.submit(told, tmp_path, Resources())
+    command = "echo $NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT $PET_NODE_RANK/$PET_NNODES on $SLURMD_NODENAME"
+    job = runner.submit(command, tmp_path, Resources())
     result = job.wait()
     lines = sorted(job.log_path.read_text().splitlines())
     first, second = result.place.split(",")
@@ -83,7 +83,7 @@ def test_a_command_that_launches_itself_runs_once(tmp_path: Path) -> None:
     assert sorted(job.log_path.read_text().split()) == ["0", "1"]
 
 
-def test_deepspeed_with_a_launcher_of_its_own_is_told_the_nodes_by_a_host_file(tmp_path: Path) -> None:
+def test_deepspeed_with_a_launcher_of_its_own_reads_the_nodes_from_a_host_file(tmp_path: Path) -> None:
     folder, fake = tmp_path / "trial", tmp_path / "deepspeed"
     folder.mkdir()
     fake.write_text('#!/bin/sh\necho "$@"; while [ "$1" != --hostfile ]; do shift; done; cat "$2"\n')
@@ -102,36 +102,31 @@ def test_deepspeed_with_a_launcher_of_its_own_is_told_the_nodes_by_a_host_file(t
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("asked", "named"),
     [
-        ({"nodes": 5}, "needs 5 nodes, but partition main has 4"),
-        (
-            {"gpus_per_node": 9},
-            "have 8 GPUs, 16 CPUs and 64000 MB: give less of it, more nodes=, or another partition=",
-        ),
-        ({"partition": "man"}, "unknown Slurm partition 'man'; did you mean 'main'?"),
-        ({"partition": "short", "nodes": 2}, "needs 2 nodes, but partition short has 1"),
-        ({"partition": "short", "time": "00:20:00"}, "time=00:20:00 is above the limit of partition short"),
-        (
-            {"constraint": "nosuch"},
-            "but those of partition main have fake: give one of these, or leave it out",
-        ),
-        ({"exclude": "n[1-4]"}, "partition main has 0 that match the request: exclude= fewer of them"),
-        ({"extra": "--gres=nosuch:1"}, "would never start such a trial"),
+        ({"nodes": 5}, ["5 nodes", "partition main has 4"]),
+        ({"gpus_per_node": 9}, ["9 GPUs", "8 GPUs, 16 CPUs and 64000 MB", "nodes=", "partition="]),
+        ({"partition": "man"}, ["'man'", "did you mean 'main'?"]),
+        ({"partition": "short", "nodes": 2}, ["2 nodes", "partition short has 1"]),
+        ({"partition": "short", "time": "00:20:00"}, ["time=00:20:00", "partition short"]),
+        ({"constraint": "nosuch"}, ["constraint=nosuch", "partition main", "fake"]),
+        ({"exclude": "n[1-4]"}, ["partition main has 0", "exclude="]),
+        ({"extra": "--gres=nosuch:1"}, ["never", "--slurm"]),
     ],
 )
-def test_what_can_never_start_is_refused_at_once(asked: dict[str, object], problem: str) -> None:
+def test_what_can_never_start_is_refused_at_once(asked: dict[str, object], named: list[str]) -> None:
     runner = SlurmRunner(**asked)  # type: ignore[arg-type]
     with pytest.raises(UsageError) as refused:
         runner.prepare(Resources(), None)
-    assert problem in str(refused.value)
+    assert [part for part in named if part not in str(refused.value)] == []
 
 
 def test_as_many_trials_run_side_by_side_as_the_partition_holds() -> None:
     runner = SlurmRunner()
     runner.prepare(Resources(gpus_per_node=4), None)
     assert runner.num_slots == 8 + 2
-    assert runner.notes() == ["each trial is a Slurm job on 4 GPUs; up to 8 side by side, and 2 wait in the queue"]
+    [note] = runner.notes()
+    assert all(part in note for part in ("4 GPUs", "8 side by side", "2 wait in the queue"))
     runner.prepare(Resources(nodes=3, gpus_per_node=8), None)
     assert runner.num_slots == 1
 
@@ -145,7 +140,7 @@ def test_a_job_that_turns_out_to_pend_for_ever_is_cancelled_and_says_why(cluster
     assert not active(cluster)
 
 
-def test_a_refusal_of_sbatch_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Requested node configuration is not available"):
         SlurmRunner(gpus_per_node=9).submit("true", tmp_path, Resources())
 
@@ -193,7 +188,7 @@ def test_a_job_that_somebody_else_ended_is_not_taken_for_a_failure(cluster: Slur
     wait_until(lambda: states and states[-1].startswith("running"))
     cluster.run("scancel", json.loads((tmp_path / "job.json").read_text())["job"])
     result = job.wait()
-    assert result.end is End.REVOKED and "cancelled by somebody else" in result.reason
+    assert result.end is End.REVOKED and "cancelled" in result.reason
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -260,8 +255,8 @@ def test_a_tuner_killed_with_9_finds_its_jobs_again_and_submits_none_twice(
         wait_until(lambda: begun(tmp_path) == 1 and len(cluster.jobs()) == len(before) + 2)
         tuner.send_signal(signal.SIGKILL)
     with start_study(tmp_path, command, "--resume") as resumed:
-        told = itertools.takewhile(lambda line: "study_started" not in line, resumed.stdout or [])
-        before_start = "".join(told)
+        lines = itertools.takewhile(lambda line: "study_started" not in line, resumed.stdout or [])
+        before_start = "".join(lines)
         cluster.run("scancel", *full)
         _, err = resumed.communicate(timeout=90)
     assert resumed.returncode == 0, err

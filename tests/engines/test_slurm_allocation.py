@@ -104,7 +104,7 @@ def test_what_the_allocation_cannot_hold_is_refused_at_once(allocation: str) -> 
 def test_a_command_with_ranks_of_its_own_has_the_allocation_to_itself(allocation: str, tmp_path: Path) -> None:
     runner = SlurmRunner(nodes=2, gpus_per_node=4)
     runner.prepare(Resources(), None)
-    with pytest.raises(UsageError, match="has an allocation to itself"):
+    with pytest.raises(UsageError, match="allocation"):
         runner.submit("srun --ntasks=2 hostname", tmp_path, Resources())
     runner.prepare(Resources(), 1)
     job = runner.submit("srun --nodes=2 --ntasks=2 sh -c 'echo $SLURM_PROCID'", tmp_path, Resources())
@@ -140,8 +140,8 @@ def test_no_more_steps_are_started_than_the_allocation_holds(allocation: str) ->
     runner = SlurmRunner(gpus_per_node=4)
     runner.prepare(Resources(), 6)
     assert runner.num_slots == 4
-    room = "up to 4 side by side, not 6: the job has no room for more"
-    assert runner.notes() == [f"each trial is a step of job {allocation} on 4 GPUs; {room}"]
+    [note] = runner.notes()
+    assert all(part in note for part in (f"job {allocation}", "4 GPUs", "4 side by side", "not 6"))
 
 
 def inside_srun(tmp_path: Path, *srun: str) -> subprocess.CompletedProcess[str]:
@@ -169,5 +169,5 @@ def test_inside_srun_trials_share_what_the_step_around_them_holds(tmp_path: Path
 @pytest.mark.usefixtures("allocation")
 def test_inside_a_step_with_some_of_the_gpus_it_is_refused_at_once(tmp_path: Path) -> None:
     done = inside_srun(tmp_path, "--nodes=1", "--ntasks=1", "--gpus-per-node=4", "--cpus-per-task=4", "--exact")
-    told = [line for line in done.stderr.splitlines() if line.startswith("zenithtune:")]
-    assert len(told) == 1 and "has 4 of the 8 GPUs" in told[0] and "run under salloc or sbatch" in told[0]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("zenithtune:")]
+    assert len(errors) == 1 and "4 of the 8 GPUs" in errors[0] and "salloc" in errors[0]

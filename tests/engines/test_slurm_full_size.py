@@ -31,7 +31,7 @@ set -- $(( $1 * 37 % 61 )) "${2:-$(( tenths / 10 )).$(( tenths % 10 ))}"
 """
     + NOTE
 )
-"""Runs for 3 s, give or take one, or for as long as it is told; all values are different."""
+"""Runs for 3 s, give or take one, or for as long as it is asked to; all values are different."""
 MAX_OVER_IDEAL = 1.3
 MAX_OVERHEAD_S = 0.5
 ATTEMPTS = 2

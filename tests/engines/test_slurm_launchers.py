@@ -22,8 +22,8 @@ NAMES = ("RANK", "WORLD_SIZE", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "MASTE
 TELL = f"""
 import os
 
-words = ["rank", *(str(os.environ.get(name)) for name in {NAMES})]
-os.write(1, (" ".join(words) + "\\n").encode())  # in one piece: print gives two ranks' words in turn
+fields = ["rank", *(str(os.environ.get(name)) for name in {NAMES})]
+os.write(1, (" ".join(fields) + "\\n").encode())  # in one piece: print mixes two ranks' lines
 """
 TORCHRUN = "torch.distributed.run --nproc-per-node 1"
 ON_ONE_ADDRESS = "export MASTER_ADDR=127.0.0.1"
@@ -46,7 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield started
 
 
-def told(tmp_path: Path, runner: SlurmRunner, launcher: str) -> tuple[list[list[str]], str]:
+def printed(tmp_path: Path, runner: SlurmRunner, launcher: str) -> tuple[list[list[str]], str]:
     """Return what each rank tells, and the port of its job."""
     need_module("engines", launcher.partition(".")[0])
     script, trial = tmp_path / "tell.py", tmp_path / "trial"
@@ -56,7 +56,7 @@ def told(tmp_path: Path, runner: SlurmRunner, launcher: str) -> tuple[list[list[
     assert job.wait().exit_code == 0, job.log_path.read_text()
     lines = [line.split() for line in job.log_path.read_text().splitlines()]
     port = 20000 + int(json.loads((trial / "job.json").read_text())["job"]) % 12000
-    return sorted(words[1:] for words in lines if words[:1] == ["rank"]), str(port)
+    return sorted(fields[1:] for fields in lines if fields[:1] == ["rank"]), str(port)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -67,7 +67,7 @@ def told(tmp_path: Path, runner: SlurmRunner, launcher: str) -> tuple[list[list[
 )
 def test_on_one_node_a_launcher_keeps_to_the_gpus_and_port_of_its_job(tmp_path: Path, launcher: str) -> None:
     runner = SlurmRunner(gpus_per_node=1, extra="--nodelist=n2")
-    ranks, port = told(tmp_path, runner, launcher)
+    ranks, port = printed(tmp_path, runner, launcher)
     assert ranks == [["0", "1", "n2", "2", port]]
 
 
@@ -81,9 +81,9 @@ def test_on_one_node_a_launcher_keeps_to_the_gpus_and_port_of_its_job(tmp_path: 
     ],
     ids=["torchrun", "accelerate", "deepspeed"],
 )
-def test_on_two_nodes_a_launcher_is_told_its_rank(tmp_path: Path, launcher: str) -> None:
+def test_on_two_nodes_a_launcher_knows_its_rank(tmp_path: Path, launcher: str) -> None:
     runner = SlurmRunner(nodes=2, gpus_per_node=1, setup=ON_ONE_ADDRESS)
-    ranks, port = told(tmp_path, runner, launcher)
+    ranks, port = printed(tmp_path, runner, launcher)
     assert ranks == [["0", "2", "n1", "1", port], ["1", "2", "n2", "2", port]]
 
 

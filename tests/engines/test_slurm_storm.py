@@ -46,7 +46,7 @@ class StormWitness(Witness):
         self.numbers[label.removeprefix("x=")] = number
 
     def is_running(self, name: str) -> bool:
-        """Tell whether a trial runs, as far as was told."""
+        """Tell whether a trial runs, as far as was reported."""
         return self.states.get(self.numbers.get(name, -1), [""])[-1].startswith("running")
 
     def trial_state(self, number: int, state: str) -> None:
@@ -113,7 +113,7 @@ def make_trouble(cluster: SlurmCluster, witness: StormWitness) -> str:
     cluster.wait_for_controller()
     cluster.run("scancel", cancelled)
     if over_time in {job_id for job_id, state, _ in cluster.jobs() if state == "RUNNING"}:
-        # The controller that was stopped may not have written down what it was told last.
+        # The controller that was stopped may not have written down what it heard last.
         cluster.run("scontrol", "update", f"JobId={over_time}", "EndTime=now+1")
     return node
 
@@ -137,7 +137,7 @@ def test_a_job_that_reached_slurms_limit_timed_out(storm: Storm) -> None:
     assert "TIME LIMIT" in (trial.cause or "")
 
 
-def test_a_restart_of_the_controller_is_survived_and_told_once(storm: Storm) -> None:
+def test_a_restart_of_the_controller_is_survived_and_reported_once(storm: Storm) -> None:
     trial = storm.trials["outlives-controller"]
     assert (trial.outcome, trial.value) == (Outcome.OK, 4.0)
     assert sum("does not answer" in state for state in storm.states["outlives-controller"]) == 1

@@ -89,7 +89,7 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eight_gpus")
-def test_neighbours_that_cost_time_are_told_and_contenders_run_alone(tmp_path: Path) -> None:
+def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_path: Path) -> None:
     # A trial is slower while another one holds its own file.
     busy = tmp_path / "busy"
     busy.mkdir()

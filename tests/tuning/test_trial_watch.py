@@ -16,7 +16,7 @@ from zenith_tune import Outcome, Trial, TuningEvaluator
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.runners.base import End, Job, JobResult
+from zenith_tune.runners.base import End, Job, JobRequest, JobResult
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.study.resources import Resources
 from zenith_tune.tuning.watch import TrialWatch
@@ -29,19 +29,25 @@ class Replay(Job):
 
     def __init__(self, log: str, path: Path, start_up_s: float) -> None:
         self.now_s = 0.0
-        self.log_path = path
         self._log = log
-        self._start_up_s = start_up_s
-        self._result: JobResult | None = None
         stamps = [(match.start(), datetime.fromisoformat(match[1])) for match in _STAMP.finditer(log)]
         first = stamps[0][1]
         self._times = [(start_up_s + (stamp - first).total_seconds(), position) for position, stamp in stamps]
+        self._end_s = self._times[-1][0] + 1
+        super().__init__(LocalRunner(), JobRequest(command="", folder=path.parent, resources=Resources()))
 
     def clock(self) -> float:
         return self.now_s
 
-    def poll(self) -> JobResult | None:
-        return self._result
+    def start(self) -> None:
+        """Begin with the first wait."""
+
+    def look(self) -> JobResult | None:
+        is_over = self.now_s == self._end_s
+        return JobResult(end=End.EXITED, exit_code=0, duration_s=self.now_s) if is_over else None
+
+    def kill(self, end: End) -> JobResult:
+        return JobResult(end=end, exit_code=None, duration_s=self.now_s)
 
     @overload
     def wait(self, timeout_s: None = None) -> JobResult: ...
@@ -50,25 +56,13 @@ class Replay(Job):
     def wait(self, timeout_s: float) -> JobResult | None: ...
 
     def wait(self, timeout_s: float | None = None) -> JobResult | None:
-        end_s = self._times[-1][0] + 1
-        if self._result is None:
-            self.now_s = end_s if timeout_s is None else min(self.now_s + timeout_s, end_s)
+        if self.poll() is None:
+            self.now_s = self._end_s if timeout_s is None else min(self.now_s + timeout_s, self._end_s)
             ahead = [position for at_s, position in self._times if at_s > self.now_s]
             # Of the next line so much is there that its time of 425.2 ms reads as 4 ms.
             torn = self._log.index("(ms): ", ahead[0]) + len("(ms): 4") if ahead else len(self._log)
             self.log_path.write_text(self._log[:torn])
-            if self.now_s == end_s:
-                self._result = JobResult(end=End.EXITED, exit_code=0, duration_s=self.now_s)
-        return self._result
-
-    def cancel(self) -> None:
-        self._end(End.CANCELLED)
-
-    def stop(self) -> None:
-        self._end(End.STOPPED)
-
-    def _end(self, end: End) -> None:
-        self._result = self._result or JobResult(end=end, exit_code=None, duration_s=self.now_s)
+        return self.poll()
 
 
 @pytest.mark.parametrize("start_up_s", [3.0, 10.0, 20.03, 31.17])

@@ -1,7 +1,10 @@
-"""The contract of a runner: it starts a command in a folder and hands back a Job."""
+"""The contract of a runner: it starts a command in a folder and hands back a Job; one loop serves every engine."""
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,14 +14,16 @@ from typing import Any, TypeAlias, overload
 
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import RunnerRegistry, construct
+from zenith_tune.runners.launch.own_command import check_script, replaced_settings
+from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 
 OnState: TypeAlias = Callable[[str], None]
-"""Hears, in a few words, what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
+"""Called with what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
 
 
 def nobody_listens(state: str) -> None:
-    """Hear of a job's state and do nothing."""
+    """Ignore a job's state."""
 
 
 class End(StrEnum):
@@ -28,7 +33,7 @@ class End(StrEnum):
     TIMED_OUT = "timed out"
     CANCELLED = "cancelled"
     STOPPED = "stopped"
-    """Ended because it had told enough; what it printed until then counts."""
+    """Ended because its output already suffices; what it printed until then counts."""
     LOST = "lost"
     """The machine under it failed, which says nothing of the command."""
     REVOKED = "revoked"
@@ -49,14 +54,61 @@ class JobResult:
     """Why it ended, in one line, where something other than the command knows."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """Hold what one trial asks of a runner, on one node or on several."""
+
+    command: str
+    folder: Path
+    resources: Resources
+    timeout_s: float | None = None
+    """Limits the time that the command runs, not the time that it waits for its machine."""
+    on_state: OnState = nobody_listens
+
+
 class Job(ABC):
-    """Stand for one running command, in the image of a Future."""
+    """Stand for one command, in the image of a Future; an engine gives `start`, `look`, `kill` and perhaps `pause`."""
 
     log_path: Path
 
+    def __init__(self, runner: Runner, request: JobRequest) -> None:
+        self.runner = runner
+        self.request = request
+        self.files = TrialFolder(request.folder)
+        self.log_path = self.files.log
+        self.began: float | None = None
+        """When the command began to run, by the monotonic clock; None while it waits for its machine."""
+        self._result: JobResult | None = None
+        runner.count_jobs(1)
+        try:
+            self.start()
+        except BaseException:
+            runner.count_jobs(-1)
+            raise
+
     @abstractmethod
+    def start(self) -> None:
+        """Start the command, or queue it; sets `began` once it runs."""
+
+    @abstractmethod
+    def look(self) -> JobResult | None:
+        """Return how the job ended by itself, None while it waits or runs; not asked again once it is over."""
+
+    @abstractmethod
+    def kill(self, end: End) -> JobResult:
+        """End the job with everything that it started; the result has this `end`, unless it was over before."""
+
+    def pause(self, limit_s: float) -> None:
+        """Sleep until the job may be over or the runner was interrupted, at most `limit_s`, which may be infinite."""
+        time.sleep(max(min(limit_s, _PAUSE_S), 0.0))
+
     def poll(self) -> JobResult | None:
-        """Return the result, or None while the job runs."""
+        """Return the result, or None while the job waits or runs."""
+        if self._result is None and (result := self.look()) is not None:
+            self._finish(result)
+        elif self._result is None and time.monotonic() >= self._deadline():
+            self._finish(self.kill(End.TIMED_OUT))
+        return self._result
 
     @overload
     def wait(self, timeout_s: None = None) -> JobResult: ...
@@ -64,34 +116,71 @@ class Job(ABC):
     @overload
     def wait(self, timeout_s: float) -> JobResult | None: ...
 
-    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> JobResult | None:
-        """Block until the job is over, its own timeout strikes, or the runner is told to stop.
+        """Block until the job is over, its own limit strikes, or the runner is interrupted.
 
         Returns None where the job still runs after `timeout_s` seconds.
         """
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self.poll() is None:
+            now = time.monotonic()
+            if self.runner.num_interrupts:
+                self.cancel()
+            elif now >= until:
+                return None
+            else:
+                self.pause(min(until, self._deadline()) - now)
+        return self._result
 
-    @abstractmethod
     def cancel(self) -> None:
         """End the job and everything that it started; returns when all of it is gone."""
+        if self._result is None:
+            self._finish(self.kill(End.CANCELLED))
 
-    @abstractmethod
     def stop(self) -> None:
-        """End the job as `cancel` does, because it has told enough; one that is over already keeps its result."""
+        """End the job as `cancel` does, because its output suffices; one that is over already keeps its result."""
+        if self.poll() is None:
+            self._finish(self.kill(End.STOPPED))
+
+    def ran_s(self) -> float:
+        """Return the seconds since the command began to run."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+    def _deadline(self) -> float:
+        limit_s = self.request.timeout_s
+        return math.inf if self.began is None or limit_s is None else self.began + limit_s
+
+    def _finish(self, result: JobResult) -> None:
+        self._result = result
+        self.runner.count_jobs(-1)
+
+
+_PAUSE_S = 0.05
+_COUNTING = threading.Lock()
 
 
 class Runner(ABC):
-    """Start commands."""
+    """Start commands; an engine gives `start` and `recover`, and what else differs from the defaults here."""
 
     num_slots: int = 1
     """How many jobs may run side by side."""
     num_running: int = 0
-    """How many jobs run right now."""
+    """How many jobs are under way, those included that wait for their machine."""
+    num_interrupts: int = 0
+    """How often the user asked to stop."""
+    grace_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL when a trial is ended."""
     shares_machine: bool = False
     """True: jobs side by side run on one machine and may slow one another."""
+    note: str = ""
+    """What the user should know of where the trials run, once the study is prepared."""
+    own_variables: Mapping[str, str] = {}
+    """The environment variables that each trial has for itself, each with what it stands for; after `prepare`."""
+    shares_nodes: bool = False
+    """Whether two trials may be on one node; after `prepare`."""
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
-        """Hear what each trial of a study needs, and how many may run side by side (None: as many as there is room).
+        """Take in what each trial of a study needs, and how many may run side by side (None: as many as there is room).
 
         Sets `num_slots`, which the study then keeps to. Raises UsageError where such a trial can never start.
         """
@@ -99,16 +188,17 @@ class Runner(ABC):
 
     def notes(self) -> list[str]:
         """Return what the user should know of where the trials run, one line each; after `prepare`."""
-        return []
+        return [self.note] if self.note else []
 
     def command_notes(self, command: str) -> list[str]:
         """Return what a command sets for itself and trials have of their own, one line each; after `prepare`.
 
         Raises UsageError for a command that cannot be kept to what a trial has of its own.
         """
-        return []
+        if self.shares_nodes:
+            check_script(command, self.own_variables)
+        return replaced_settings(command, self.own_variables)
 
-    @abstractmethod
     def submit(
         self,
         command: str,
@@ -119,9 +209,17 @@ class Runner(ABC):
         on_state: OnState = nobody_listens,
     ) -> Job:
         """Start `command` with its log in `folder`; `wait` and `poll` end it once it has run for `timeout_s`."""
+        self.command_notes(command)
+        return self.start(
+            JobRequest(command=command, folder=folder, resources=resources, timeout_s=timeout_s, on_state=on_state)
+        )
+
+    @abstractmethod
+    def start(self, request: JobRequest) -> Job:
+        """Return the job of a request that may run here."""
 
     def find(self, folder: Path, *, timeout_s: float | None = None, on_state: OnState = nobody_listens) -> Job | None:
-        """Return the job that an earlier, killed tuner left in `folder`, if it still waits or runs and may go on.
+        """Return the job that an earlier, killed tuner left in `folder`, if it still waits or runs and may continue.
 
         None where there is none, and where the runner would rather end it, which `recover` does.
         """
@@ -134,17 +232,25 @@ class Runner(ABC):
         Ends whatever of it still runs. Returns how it ended if it had finished by itself, else None.
         """
 
-    @abstractmethod
     def interrupt(self) -> None:
         """Make every `wait` end its job and return; called from a signal handler. Twice: without any grace."""
+        self.num_interrupts += 1
 
-    @abstractmethod
+    def in_a_hurry(self) -> bool:
+        """Tell whether the user asked twice: then nothing gets time to end by itself."""
+        return self.num_interrupts > 1
+
     def reset(self) -> None:
         """Forget earlier interrupts; a study begins."""
+        self.num_interrupts = 0
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most runners hold nothing
         """Let go of what the runner holds."""
+
+    def count_jobs(self, change: int) -> None:
+        """Count jobs that begin or end, in whichever thread."""
+        with _COUNTING:
+            self.num_running += change
 
 
 MAX_S = 3600.0

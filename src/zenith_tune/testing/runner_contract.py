@@ -21,7 +21,7 @@ class RunnerContract(ABC):
     def make(self) -> Runner:
         """Return a runner."""
 
-    def test_output_and_errors_land_in_the_log_and_the_exit_code_is_told(self, tmp_path: Path) -> None:
+    def test_output_and_errors_land_in_the_log_and_the_exit_code_is_reported(self, tmp_path: Path) -> None:
         """Check a command that fails."""
         job = self.make().submit("sh -c 'echo out; echo err >&2; exit 3'", tmp_path, Resources())
         result = job.wait()
@@ -37,7 +37,7 @@ class RunnerContract(ABC):
         result = job.poll()
         assert result is not None and result.end is End.CANCELLED and result.exit_code is None
 
-    def test_waiting_for_a_while_tells_that_the_job_still_runs(self, tmp_path: Path) -> None:
+    def test_waiting_for_a_while_shows_that_the_job_still_runs(self, tmp_path: Path) -> None:
         """Check the wait of whoever looks at the log in between."""
         job = self.make().submit("sleep 0.5", tmp_path, Resources())
         start = time.monotonic()
@@ -47,16 +47,16 @@ class RunnerContract(ABC):
         assert result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
         assert job.wait(0) == result
 
-    def test_a_job_that_has_told_enough_is_stopped(self, tmp_path: Path) -> None:
+    def test_a_job_whose_output_suffices_is_stopped(self, tmp_path: Path) -> None:
         """Check stop: what was printed stays, and there is no exit code."""
-        job = self.make().submit("sh -c 'echo told; sleep 60'", tmp_path, Resources())
+        job = self.make().submit("sh -c 'echo enough; sleep 60'", tmp_path, Resources())
         while not job.log_path.exists() or not job.log_path.read_text():
             time.sleep(0.01)
         job.stop()
         result = job.wait()
         assert (result.end, result.exit_code) == (End.STOPPED, None)
         text = job.log_path.read_text()
-        assert text == "told\n" or (self.scheduler_logs_too and text.startswith("told\n"))
+        assert text == "enough\n" or (self.scheduler_logs_too and text.startswith("enough\n"))
 
     def test_a_job_that_is_over_cannot_be_stopped(self, tmp_path: Path) -> None:
         """Check that an exit code is not lost between the look and the stop."""
@@ -113,7 +113,7 @@ class RunnerContract(ABC):
         """Check a tuner that was killed before the start."""
         assert self.make().recover(tmp_path) is None
 
-    def test_recovering_a_finished_job_tells_its_exit_code(self, tmp_path: Path) -> None:
+    def test_recovering_a_finished_job_reports_its_exit_code(self, tmp_path: Path) -> None:
         """Check a tuner that was killed after the end."""
         self.make().submit("sh -c 'exit 7'", tmp_path, Resources()).wait()
         result = self.make().recover(tmp_path)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from zenith_tune.runners.hostfile.runner import HostPool
+from zenith_tune.runners.hostfile.hosts import HostPool
 from zenith_tune.study.resources import Resources
 
 FOUR = {f"n{number}": 8 for number in range(1, 5)}

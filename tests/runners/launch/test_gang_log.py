@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from zenith_tune.runners.launch.own_command import GangLog
+from zenith_tune.runners.launch.gang import GangLog
 
 
 def test_lines_of_two_nodes_are_never_mixed_into_one() -> None:

@@ -63,16 +63,13 @@ def test_without_gpus_deepspeed_and_accelerate_find_theirs_themselves() -> None:
 
 
 def test_deepspeed_is_not_given_gpus_by_names_that_it_cannot_read() -> None:
-    with pytest.raises(UsageError, match="by their numbers, but CUDA_VISIBLE_DEVICES names GPU-8a:"):
+    with pytest.raises(UsageError, match=r"CUDA_VISIBLE_DEVICES.*GPU-8a"):
         own_command("deepspeed t.py", gpus="GPU-8a,GPU-9b", port="7")
 
 
-def test_what_is_replaced_is_told_in_a_line_each() -> None:
+def test_what_is_replaced_is_named_in_a_line_each() -> None:
     lines = replaced_settings("CUDA_VISIBLE_DEVICES=0,1 env MASTER_PORT=5 python t.py", own_variables(has_gpus=True))
-    assert lines == [
-        "CUDA_VISIBLE_DEVICES=0,1 of the command is replaced: each trial has GPUs of its own",
-        "MASTER_PORT=5 of the command is replaced: each trial has a port of its own",
-    ]
+    assert [line.split()[0] for line in lines] == ["CUDA_VISIBLE_DEVICES=0,1", "MASTER_PORT=5"]
     assert replaced_settings("CUDA_VISIBLE_DEVICES=0 python t.py", own_variables(has_gpus=False)) == []
 
 
@@ -81,6 +78,6 @@ def test_a_script_that_names_its_gpus_is_refused_in_one_line(tmp_path: Path) -> 
     script.write_text("export CUDA_VISIBLE_DEVICES=0,1\npython t.py\n")
     with pytest.raises(UsageError) as refused:
         check_script(f"bash {script}", own_variables(has_gpus=True))
-    assert f"but {script} sets it (export CUDA_VISIBLE_DEVICES=0,1): take that line out" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(script) in refused.value.problem and "export CUDA_VISIBLE_DEVICES=0,1" in refused.value.problem
+    assert refused.value.hint and "\n" not in str(refused.value)
     check_script(f"bash {script}", own_variables(has_gpus=False))

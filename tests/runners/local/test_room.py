@@ -28,16 +28,16 @@ def room(resources: Resources, parallel: int | None, **environment: str) -> Loca
 
 
 @pytest.mark.usefixtures("eight_gpus")
-def test_auto_makes_as_many_seats_as_there_are_gpus_for() -> None:
+def test_auto_makes_as_many_slots_as_there_are_gpus_for() -> None:
     chosen, note = LocalRoom.of(TWO_GPUS, None, {})
-    assert chosen.num_seats == 4
+    assert chosen.num_slots == 4
     assert note == "4 trials run side by side, on GPUs 0,1  2,3  4,5  6,7"
 
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_the_variable_names_the_gpus_that_may_be_used() -> None:
     chosen = room(TWO_GPUS, None, CUDA_VISIBLE_DEVICES="6,7,1")
-    assert chosen.num_seats == 1
+    assert chosen.num_slots == 1
     assert VisibleGpus.of({"CUDA_VISIBLE_DEVICES": "6,7,-1,3"}).names == ("6", "7")
     assert VisibleGpus.of({"CUDA_VISIBLE_DEVICES": ""}).names == ()
     assert VisibleGpus.of({"CUDA_VISIBLE_DEVICES": "GPU-8a, GPU-9b"}).names == ("GPU-8a", "GPU-9b")
@@ -60,7 +60,7 @@ def test_no_gpu_and_no_port_is_given_twice() -> None:
 
 
 @pytest.mark.usefixtures("eight_gpus")
-def test_a_seat_keeps_the_trial_to_its_own() -> None:
+def test_a_slot_keeps_the_trial_to_its_own() -> None:
     slot = room(TWO_GPUS, 2).take()
     environment = slot.environment()
     assert environment["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -70,7 +70,7 @@ def test_a_seat_keeps_the_trial_to_its_own() -> None:
 
 
 @pytest.mark.usefixtures("eight_gpus")
-def test_the_only_seat_has_the_gpus_that_were_asked_for() -> None:
+def test_the_only_slot_has_the_gpus_that_were_asked_for() -> None:
     chosen, note = LocalRoom.of(Resources(gpus_per_node=5), None, {})
     assert note == "one trial runs at a time, on GPUs 0,1,2,3,4"
     for _ in range(2):
@@ -92,10 +92,10 @@ def test_one_at_a_time_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("resources", "parallel", "problem"),
     [
-        (TWO_GPUS, 5, "5 trials of 2 GPUs need 10, but this machine has 8"),
-        (Resources(gpus_per_node=16), None, "a trial needs 16 GPUs, but this machine has 8: give it fewer"),
+        (TWO_GPUS, 5, "5 trials of 2 GPUs.* 10.* 8"),
+        (Resources(gpus_per_node=16), None, "16 GPUs.* 8"),
         (Resources(), None, "--gpus-per-trial"),
-        (Resources(nodes=2, gpus_per_node=2), 2, "each needs 2 nodes of 2 GPUs"),
+        (Resources(nodes=2, gpus_per_node=2), 2, "2 nodes of 2 GPUs"),
     ],
 )
 def test_what_can_never_start_is_refused(resources: Resources, parallel: int | None, problem: str) -> None:
@@ -106,9 +106,9 @@ def test_what_can_never_start_is_refused(resources: Resources, parallel: int | N
 @pytest.mark.usefixtures("no_gpus")
 def test_without_gpus_auto_is_one_at_a_time_and_a_number_is_taken_at_its_word() -> None:
     chosen, note = LocalRoom.of(TWO_GPUS, None, {})
-    assert chosen.num_seats == 1 and "no GPU was found" in note
+    assert chosen.num_slots == 1 and "no GPU was found" in note
     four = room(TWO_GPUS, 4)
-    assert four.num_seats == 4
+    assert four.num_slots == 4
     assert "CUDA_VISIBLE_DEVICES" not in four.take().environment()
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.requirements import need_module
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.ray.cluster import most_gangs, named_nodes
+from zenith_tune.runners.launch.gang import most_gangs
+from zenith_tune.runners.ray.cluster import named_nodes
 from zenith_tune.runners.ray.runner import RayRunner
 from zenith_tune.study.resources import Resources
 
@@ -36,14 +37,14 @@ def test_an_address_where_nobody_listens_is_refused_in_one_line_and_at_once() ->
     with closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(UsageError, match=rf"at '{address}', but: .*refused: start one") as caught:
+        with pytest.raises(UsageError, match=rf"{address}.*refused") as caught:
             RayRunner(address=address).prepare(Resources())
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "--ray-address" in caught.value.hint
 
 
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
 def test_a_number_of_cpus_that_is_none_is_refused(number: float) -> None:
-    with pytest.raises(UsageError, match=f"cpus_per_node must be 0 or more, but got {number:g}: give"):
+    with pytest.raises(UsageError, match=f"cpus_per_node.*{number:g}"):
         RayRunner(cpus_per_node=number)
 
 
@@ -51,5 +52,5 @@ def test_a_number_of_cpus_that_is_none_is_refused(number: float) -> None:
     "address", ["", ":::x", "foo:bar", "host", "host:0", "host:65536", "ray://", "a b:1", "host:6379 x"]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match=r"must be auto, HOST:PORT or ray://HOST:PORT, but got .* --ray-address"):
+    with pytest.raises(UsageError, match=r"auto, HOST:PORT or ray://HOST:PORT.*--ray-address"):
         RayRunner(address=address)

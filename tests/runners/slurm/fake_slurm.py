@@ -42,7 +42,7 @@ class FakeSlurm:
         (self.folder / f"{name}.out").write_text(text)
 
     def refuse(self, name: str, text: str) -> None:
-        """Let a program fail with these words."""
+        """Let a program fail with this message."""
         self._forget(name)
         (self.folder / f"{name}.err").write_text(text)
 

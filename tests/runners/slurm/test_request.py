@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.slurm.client import fields, never_starts
+from zenith_tune.runners.slurm.client import fields
 from zenith_tune.runners.slurm.request import NodeRoom, SlurmRequest, check_request, gives_whole_nodes, num_slots
 from zenith_tune.runners.slurm.script import Launch, launched_command
 from zenith_tune.runners.slurm.submission import job_environment
+from zenith_tune.runners.slurm.verdict import never_starts
 from zenith_tune.study.resources import Resources
 
 # As printed by Slurm 22.05.
@@ -69,31 +70,31 @@ def test_every_word_of_the_request_becomes_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("asked", "named"),
     [
-        ({"nodes": 0}, "nodes must be at least 1, but got 0"),
-        ({"time": "soon"}, "time must be minutes"),
-        ({"extra": "--array=1-4"}, "extra must not hold '--array'"),
-        ({"extra": "-o/x"}, "extra must not hold '-o/x'"),
-        ({"extra": "--out=x"}, "extra must not hold '--out', which the tuner gives itself"),
-        ({"extra": "--nice --hold"}, "extra must not hold '--hold', with which no trial would start: take it out"),
-        ({"extra": "--ho"}, "extra must not hold '--ho', with which no trial would start"),
-        ({"extra": "-H"}, "extra must not hold '-H', with which no trial would start"),
-        ({"extra": "-vH"}, "extra must not hold '-vH', with which no trial would start"),
-        ({"extra": "'open"}, "extra is no list of options"),
+        ({"nodes": 0}, ["nodes", "got 0"]),
+        ({"time": "soon"}, ["time", "'soon'"]),
+        ({"extra": "--array=1-4"}, ["extra", "'--array'"]),
+        ({"extra": "-o/x"}, ["extra", "'-o/x'"]),
+        ({"extra": "--out=x"}, ["extra", "'--out'"]),
+        ({"extra": "--nice --hold"}, ["extra", "'--hold'"]),
+        ({"extra": "--ho"}, ["extra", "'--ho'"]),
+        ({"extra": "-H"}, ["extra", "'-H'"]),
+        ({"extra": "-vH"}, ["extra", "'-vH'"]),
+        ({"extra": "'open"}, ["extra", "'open"]),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, object], problem: str) -> None:
+def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, object], named: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
         SlurmRequest(**asked)  # type: ignore[arg-type]
-    assert problem in str(refused.value)
+    assert [part for part in named if part not in refused.value.problem] == []
 
 
 def test_of_several_partitions_one_that_takes_the_job_is_enough() -> None:
     nodes = [room("a"), room("b")]
     request = SlurmRequest(partition="train,short", time="02:00:00")
     assert len(check_request(request, Resources(nodes=2), PARTITIONS, nodes)) == 2
-    with pytest.raises(UsageError, match="gives a job at most 1"):
+    with pytest.raises(UsageError, match=r"2 nodes.*short.*at most 1"):
         check_request(SlurmRequest(partition="short"), Resources(nodes=2), PARTITIONS, nodes)
 
 
@@ -188,7 +189,7 @@ def test_a_launcher_keeps_to_the_nodes_gpus_and_port_of_its_job(command: str, no
 
 @pytest.mark.parametrize(
     ("command", "problem"),
-    [("torchrun --standalone t.py", "take --standalone out"), ("deepspeed -i n1:0 t.py", "given out by the runner")],
+    [("torchrun --standalone t.py", "--standalone"), ("deepspeed -i n1:0 t.py", "-i n1:0")],
 )
 def test_a_launcher_that_cannot_be_on_several_nodes_is_refused(command: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):

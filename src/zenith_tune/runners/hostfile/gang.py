@@ -11,121 +11,24 @@ import json
 import os
 import queue
 import shlex
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
-from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.launch.own_command import NODE_RANK, GangLog, gang_environment, portable
+from zenith_tune.runners.hostfile.hosts import LOST_CODE, HostShell, last_line
+from zenith_tune.runners.launch.gang import NODE_RANK, GangLog, gang_environment, portable
 from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.shell import CommandLine
-
-LOST_CODE = 255
-"""What ssh exits with when it cannot connect, or when the connection broke."""
-_CONNECT_S = 15
-_ASKED_AT_ONCE = 32
-# No master connection is shared: a trial that is ended would take those of others with it.
-_OPTIONS = {
-    "BatchMode": "yes",
-    "ConnectTimeout": _CONNECT_S,
-    "ServerAliveInterval": 15,
-    "ServerAliveCountMax": 4,
-    "ControlPath": "none",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostShell:
-    """Start commands on a host."""
-
-    name: str
-    ssh: str = "ssh"
-    """The program, with options of the user's own if need be."""
-
-    @property
-    def is_local(self) -> bool:
-        """Tell whether the host is this machine, which needs no ssh."""
-        return self.name in _own_names()
-
-    def argv(self, words: Sequence[str], ssh_log: str | None = None) -> list[str]:
-        """Return what starts `words` there; `ssh_log` is a file for what ssh itself has to say."""
-        if self.is_local:
-            return list(words)
-        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
-        log = ["-E", ssh_log] if ssh_log else []
-        return [*shlex.split(self.ssh), "-T", *options, *log, "--", self.name, "exec " + shlex.join(words)]
-
-    def end_marked(self, folder: str, grace_s: float) -> None:
-        """End whatever runs there for the trial in `folder`; a host that does not answer is left."""
-        argv = self.argv(["/bin/sh", "-s", *end_arguments(folder, grace_s)])
-        environment = {name: value for name, value in os.environ.items() if name != MARK}
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                argv,
-                input=END_MARKED.encode(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                timeout=grace_s + 2 * _CONNECT_S,
-                check=False,
-                start_new_session=True,
-            )
-
-    def why_unreachable(self) -> str | None:
-        """Return what ssh says where the host does not answer, else None."""
-        if self.is_local:
-            return None
-        try:
-            asked = subprocess.run(
-                self.argv(["true"]), stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * _CONNECT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"no answer within {2 * _CONNECT_S} s"
-        except OSError as error:
-            return f"{shlex.split(self.ssh)[0]}: {error.strerror}"
-        return last_line(asked.stderr) if asked.returncode == LOST_CODE else None
-
-
-def end_marked_everywhere(shells: Sequence[HostShell], folder: str, grace_s: float) -> None:
-    """End a trial's processes on all of its hosts at once."""
-    threads = [threading.Thread(target=shell.end_marked, args=(folder, grace_s)) for shell in shells]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def unreachable(shells: Sequence[HostShell]) -> dict[str, str]:
-    """Return the hosts that do not answer, each with what ssh says of it."""
-    with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as asking:
-        reported = list(asking.map(HostShell.why_unreachable, shells))
-    return {shell.name: why for shell, why in zip(shells, reported, strict=True) if why is not None}
-
-
-def last_line(text: bytes) -> str:
-    """Return the last line that says something."""
-    lines = text.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip()[:200] if lines else "the connection ended"
-
-
-@cache
-def _own_names() -> frozenset[str]:
-    own = socket.gethostname()
-    return frozenset({"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]})
-
 
 LOST_FILE = "lost.json"
 """In the trial's folder: which host failed, and how."""
 _AFTER_FAILURE_S = 10.0
-"""How long the other hosts have to end by themselves, and to tell why, when one of them failed."""
+"""How long the other hosts have to end by themselves, and to print why, when one of them failed."""
 _NOT_LOST = 254
-"""Told for a command that exits with 255 itself, which ssh says of a lost host."""
+"""Reported for a command that exits with 255 itself, which ssh says of a lost host."""
 
 # Read from its input, because what stands in a command line is shown to everybody on that machine.
 _READ_AND_RUN = 'eval "$(cat)"'
@@ -133,7 +36,7 @@ _READ_AND_RUN = 'eval "$(cat)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangOrder:
-    """Hold what is to run where, as the gang's process is told it."""
+    """Hold what is to run where, as the gang's process reads it."""
 
     command: str
     hosts: Sequence[str]
@@ -163,14 +66,14 @@ class HostGang:
 
     def run(self) -> int:
         """Return the exit code of the first host that failed, or 0."""
-        if self._tell_unreachable():
+        if self._reports_unreachable():
             return LOST_CODE
         for rank, shell in enumerate(self._shells):
             self._nodes.append(self._start(rank, shell))
         for rank in range(len(self._nodes)):
             threading.Thread(target=self._pump, args=(rank,), daemon=True).start()
         code = self._wait()
-        return LOST_CODE if code and self._tell_unreachable() else code
+        return LOST_CODE if code and self._reports_unreachable() else code
 
     def _wait(self) -> int:
         """Wait for all hosts; once one has failed, for a while."""
@@ -183,7 +86,7 @@ class HostGang:
             left -= 1
             failed = failed or code
             if code == LOST_CODE:
-                self._tell_lost(rank)
+                self._report_lost(rank)
                 break
         for node in self._nodes:
             node.terminate()
@@ -195,7 +98,7 @@ class HostGang:
         )
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be gone already, which its end tells
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be gone already, as its end shows
             pipe.write(self._script(rank, shell).encode())
         return process
 
@@ -230,14 +133,14 @@ class HostGang:
     def _ssh_log(self, rank: int) -> Path:
         return self._folder / f"ssh-{rank}.txt"
 
-    def _tell_lost(self, rank: int) -> None:
+    def _report_lost(self, rank: int) -> None:
         try:
             said = self._ssh_log(rank).read_bytes()
         except OSError:
             said = b""
         self._write_lost(self._shells[rank].name, last_line(said))
 
-    def _tell_unreachable(self) -> bool:
+    def _reports_unreachable(self) -> bool:
         for shell in self._reaches:
             if (why := shell.why_unreachable()) is not None:
                 self._write_lost(shell.name, why)

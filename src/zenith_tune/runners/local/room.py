@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from zenith_tune.describe.machine import listed_gpus, nvidia_smi
 from zenith_tune.describe.topology import Topology, parse_topology
@@ -82,7 +83,7 @@ class VisibleGpus:
 
     names: tuple[str, ...]
     topology: Topology | None = None
-    """The ways between them, in their order; None where nobody tells."""
+    """The links between them, in their order; None where they are not known."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> VisibleGpus:
@@ -145,20 +146,48 @@ class Slot:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that keep the trial to what is its own."""
-        # By their numbers GPUs are meant as nvidia-smi counts them, which CUDA itself does only when told.
+        # By their numbers GPUs are meant as nvidia-smi counts them, which CUDA itself does only when asked to.
         gpus = {GPUS: ",".join(self.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.gpus else {}
         return gpus if self.port is None else {**gpus, PORT: str(self.port)}
 
 
-class LocalRoom:
-    """Hand out seats, no GPU and no port to two trials at once."""
+T = TypeVar("T")
 
-    def __init__(self, sets: list[tuple[str, ...]], num_seats: int) -> None:
-        self.num_seats = num_seats
-        self._sets = list(sets)
-        self._has_gpus = bool(sets)
-        self._ports = Ports()
+
+class SlotPool(Generic[T]):
+    """Hand out slots, none to two trials at once.
+
+    >>> pool = SlotPool(["n1", "n2"])
+    >>> pool.take(lambda slot: slot != "n1"), pool.take(lambda slot: slot != "n2")
+    ('n2', 'n1')
+    """
+
+    def __init__(self, slots: Sequence[T]) -> None:
+        self._free = list(slots)
         self._changed = threading.Condition()
+
+    def take(self, prefers: Callable[[T], bool] = lambda slot: True) -> T:
+        """Return a slot, waiting for one if need be; one that is not preferred only where no other is free."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free)
+            slot = next(filter(prefers, self._free), self._free[0])
+            self._free.remove(slot)
+            return slot
+
+    def give_back(self, slot: T) -> None:
+        """Take a slot back."""
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify()
+
+
+class LocalRoom:
+    """hand out slots, no GPU and no port to two trials at once."""
+
+    def __init__(self, sets: list[tuple[str, ...]], num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._gpu_sets = SlotPool(sets) if sets else None
+        self._ports = Ports()
 
     @classmethod
     def of(cls, resources: Resources, parallel: int | None, environment: Mapping[str, str]) -> tuple[LocalRoom, str]:
@@ -177,7 +206,7 @@ class LocalRoom:
             note = "no GPU was found on this machine"
             return (cls([], 1), f"{note}: trials run one at a time") if parallel is None else (cls([], parallel), "")
         if num is None:
-            problem = "trials side by side must say how many GPUs each needs, but the command does not tell"
+            problem = "trials side by side must say how many GPUs each needs, but the command does not"
             raise UsageError(problem, hint="give --gpus-per-trial 2, say")
         sets = gpu_sets(gpus.names, num, gpus.topology)
         if len(sets) < (parallel or 1):
@@ -198,21 +227,17 @@ class LocalRoom:
     @property
     def own_variables(self) -> dict[str, str]:
         """Return the variables that the room sets for a trial, each with what it stands for."""
-        own = own_variables(has_gpus=self._has_gpus)
-        return {name: what for name, what in own.items() if name == GPUS or self.num_seats > 1}
+        own = own_variables(has_gpus=self._gpu_sets is not None)
+        return {name: what for name, what in own.items() if name == GPUS or self.num_slots > 1}
 
     def take(self) -> Slot:
-        """Return a seat, waiting for one if need be."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._sets or not self._has_gpus)
-            gpus = self._sets.pop(0) if self._has_gpus else ()
-        return Slot(gpus=gpus, port=self._ports.take() if self.num_seats > 1 else None)
+        """Return a slot, waiting for one if need be."""
+        gpus = self._gpu_sets.take() if self._gpu_sets is not None else ()
+        return Slot(gpus=gpus, port=self._ports.take() if self.num_slots > 1 else None)
 
     def give_back(self, slot: Slot) -> None:
-        """Take a seat back."""
+        """Take a slot back."""
         if slot.port is not None:
             self._ports.give_back(slot.port)
-        with self._changed:
-            if slot.gpus:
-                self._sets.append(slot.gpus)
-            self._changed.notify()
+        if self._gpu_sets is not None and slot.gpus:
+            self._gpu_sets.give_back(slot.gpus)

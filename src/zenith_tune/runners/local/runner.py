@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import shutil
@@ -11,11 +12,9 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import overload
 
 from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, check_seconds, nobody_listens
-from zenith_tune.runners.launch.own_command import check_script, replaced_settings
+from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, check_seconds
 from zenith_tune.runners.launch.process_tree import (
     MARK,
     ProcessIdentity,
@@ -39,8 +38,8 @@ code=$?
 printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
 exit "$code"
 """
-
 _MAX_EXIT_CODE = 255
+_MAX_POLL_MS = 2**31 - 1
 
 
 @RunnerRegistry.register("local")
@@ -52,65 +51,34 @@ class LocalRunner(Runner):
     def __init__(self, *, grace_s: float = 5.0, owns_process: bool = False) -> None:
         check_seconds("local", "grace_s", grace_s)
         self.grace_s = grace_s
-        """Seconds between SIGTERM and SIGKILL when a trial is ended."""
         self.owns_process = owns_process
         """Whether this process exists for the runner alone, so that every child of it is a trial's."""
         if owns_process:
             adopt_orphans()
         self.starting_or_ending = threading.Lock()
-        """Held while the number of running jobs changes, so that no job starts while stragglers are ended."""
+        """Held while a process starts and while stragglers are ended, so that no new trial is taken for one."""
         self.room = LocalRoom([], 1)
-        self._note = ""
         self._stop_reader, self._stop_writer = os.pipe()
         os.set_blocking(self._stop_reader, False)
-        self._interrupts = 0
-        self._is_closed = False
+        self.is_closed = False
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
-        self.room, self._note = LocalRoom.of(resources, parallel, os.environ)
-        self.num_slots = self.room.num_seats
+        self.room, self.note = LocalRoom.of(resources, parallel, os.environ)
+        self.num_slots, self.own_variables = self.room.num_slots, self.room.own_variables
+        self.shares_nodes = self.num_slots > 1
 
-    def notes(self) -> list[str]:
-        return [self._note] if self._note else []
-
-    def command_notes(self, command: str) -> list[str]:
-        if self.room.num_seats > 1:
-            check_script(command, self.room.own_variables)
-        return replaced_settings(command, self.room.own_variables)
-
-    def submit(
-        self,
-        command: str,
-        folder: Path,
-        resources: Resources,
-        *,
-        timeout_s: float | None = None,
-        on_state: OnState = nobody_listens,
-    ) -> Job:
-        self.command_notes(command)
-        slot = self.room.take()
-        try:
-            job = LocalJob(self, command, folder, timeout_s, slot)
-        except BaseException:
-            self.room.give_back(slot)
-            raise
-        if slot.place:
-            on_state(f"running on {slot.place}")
-        return job
+    def start(self, request: JobRequest) -> Job:
+        return LocalJob(self, request)
 
     def interrupt(self) -> None:
-        self._interrupts += 1
+        super().interrupt()
         os.write(self._stop_writer, b"!")
 
     def reset(self) -> None:
-        self._interrupts = 0
+        super().reset()
         with contextlib.suppress(BlockingIOError):
             while os.read(self._stop_reader, 4096):
                 pass
-
-    def in_a_hurry(self) -> bool:
-        """Tell whether the user asked twice: then nothing gets time to end by itself."""
-        return self._interrupts > 1
 
     def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder)
@@ -128,119 +96,72 @@ class LocalRunner(Runner):
         is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
         return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s()) if is_code else None
 
-    def end_stragglers(self) -> None:
-        """End what shed the trial's mark, once no trial runs that it could belong to."""
-        if self.owns_process and not self.num_running:
-            end_adopted(self.grace_s, self.in_a_hurry)
-
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             os.close(self._stop_reader)
             os.close(self._stop_writer)
 
-    def wait_for_stop(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
-        """Sleep until the process exits (False), or until an interrupt or the timeout (True)."""
-        with _Pidfd(process.pid) as pidfd:
+    def wait_for_exit(self, pid: int, limit_s: float) -> None:
+        """Sleep until the process exits, the runner is interrupted, or so many seconds have passed."""
+        pidfd = os.pidfd_open(pid)
+        try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             poll.register(self._stop_reader, select.POLLIN)
-            # At most what the call can take, some 25 days: whoever waits looks at the clock again.
-            limit_ms = None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1)
-            ready = [fd for fd, _ in poll.poll(limit_ms)]
-        return pidfd not in ready
-
-    @property
-    def interrupted(self) -> bool:
-        """Tell whether the runner was told to stop."""
-        return self._interrupts > 0
+            poll.poll(None if limit_s == math.inf else min(max(0.0, limit_s) * 1000, _MAX_POLL_MS))
+        finally:
+            os.close(pidfd)
 
 
 class LocalJob(Job):
     """Stand for one process group."""
 
-    def __init__(self, runner: LocalRunner, command: str, folder: Path, timeout_s: float | None, slot: Slot) -> None:
-        self._runner = runner
-        self._slot = slot
-        files = TrialFolder(folder)
-        self.log_path = files.log
-        self._start = time.monotonic()
-        self._deadline = None if timeout_s is None else self._start + timeout_s
-        self._result: JobResult | None = None
-        with runner.starting_or_ending:
-            self._process = _start(slot.command(command), files, slot.environment())
-            runner.num_running += 1
-        self._tree = ProcessTree(folder, self._process.pid)
+    runner: LocalRunner
+    slot: Slot = Slot()
 
-    def poll(self) -> JobResult | None:
+    def start(self) -> None:
+        self.slot = self.runner.room.take()
+        try:
+            self.spawn(self.slot.command(self.request.command), self.slot.environment())
+        except BaseException:
+            self.runner.room.give_back(self.slot)
+            raise
+        if self.slot.place:
+            self.request.on_state(f"running on {self.slot.place}")
+
+    def spawn(self, command: str, variables: Mapping[str, str] | None = None) -> None:
+        """Start the process group."""
+        self.began = time.monotonic()
+        with self.runner.starting_or_ending:
+            self._process = _start(command, self.files, variables or {})
+        self._tree = ProcessTree(self.files.path, self._process.pid)
+
+    def look(self) -> JobResult | None:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if self._result is None and os.waitid(os.P_PID, self._process.pid, flags) is not None:
-            self._finish(End.EXITED)
-        elif self._result is None and self._is_late():
-            self._end(End.TIMED_OUT)
-        return self._result
+        has_exited = os.waitid(os.P_PID, self._process.pid, flags) is not None
+        return self.collect(End.EXITED) if has_exited else None
 
-    @overload
-    def wait(self, timeout_s: None = None) -> JobResult: ...
+    def pause(self, limit_s: float) -> None:
+        self.runner.wait_for_exit(self._process.pid, limit_s)
 
-    @overload
-    def wait(self, timeout_s: float) -> JobResult | None: ...
+    def kill(self, end: End) -> JobResult:
+        return self.collect(end)
 
-    def wait(self, timeout_s: float | None = None) -> JobResult | None:
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._result is None:
-            limits = [limit for limit in (self._deadline, until) if limit is not None]
-            left_s = min(limits) - time.monotonic() if limits else None
-            if not self._runner.wait_for_stop(self._process, left_s):
-                self._finish(End.EXITED)
-            elif self._runner.interrupted:
-                self.cancel()
-            elif self._is_late():
-                self._end(End.TIMED_OUT)
-            elif until is not None and time.monotonic() >= until:
-                return None
-        return self._result
-
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
-
-    def cancel(self) -> None:
-        if self._result is None:
-            self._end(End.CANCELLED)
-
-    def stop(self) -> None:
-        if self.poll() is None:
-            self._end(End.STOPPED)
-
-    def _end(self, end: End) -> None:
-        self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)
-        self._finish(end)
-
-    def _finish(self, end: End) -> None:
-        duration_s = time.monotonic() - self._start
-        # The command is over, but it may have left something running in the background. That is ended before the
-        # leader is reaped: until then nobody else can be given its pid.
-        self._tree.end(self._runner.grace_s, self._runner.in_a_hurry)
+    def collect(self, end: End) -> JobResult:
+        """End what is left of the process group, and return how it ended."""
+        ran_s = self.ran_s()
+        # A command that is over may have left something running in the background. That is ended before the leader
+        # is reaped: until then nobody else can be given its pid.
+        self._tree.end(self.runner.grace_s, self.runner.in_a_hurry)
         code = self._process.wait()
-        with self._runner.starting_or_ending:
-            self._runner.num_running -= 1
-            self._runner.end_stragglers()
-        self._runner.room.give_back(self._slot)
+        with self.runner.starting_or_ending:
+            # What shed the trial's mark is ended once no other trial runs that it could belong to.
+            if self.runner.owns_process and self.runner.num_running <= 1:
+                end_adopted(self.runner.grace_s, self.runner.in_a_hurry)
+        self.runner.room.give_back(self.slot)
         exit_code = code if end is End.EXITED else None
-        self._result = JobResult(end=end, exit_code=exit_code, duration_s=duration_s, place=self._slot.place)
-
-
-class _Pidfd:
-    """Hold a file descriptor that becomes readable when the process exits."""
-
-    def __init__(self, pid: int) -> None:
-        self._fd = os.pidfd_open(pid)
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        return JobResult(end=end, exit_code=exit_code, duration_s=ran_s, place=self.slot.place)
 
 
 def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

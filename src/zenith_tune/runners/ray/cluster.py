@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zenith_tune.errors import UsageError
+from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.study.resources import Resources
 
@@ -139,7 +140,7 @@ def _imported() -> Any:
 
 
 def _keep_output_clean() -> None:
-    """Have Ray not print what befell its nodes: standard output belongs to the study, and trials tell of it."""
+    """Keep Ray from printing what befell its nodes: standard output is the study's, and trials report it."""
     printing: Any = importlib.import_module("ray._private.worker")
     if hasattr(printing, "print_to_stdstream"):
         printing.print_to_stdstream = lambda *_, **__: None
@@ -158,19 +159,6 @@ def named_nodes(rows: Sequence[Mapping[str, Any]]) -> list[RayNode]:
         )
         for row in rows
     ]
-
-
-def most_gangs(rooms: Sequence[int], nodes: int) -> int:
-    """Return how many gangs of `nodes` different nodes fit, where node i has room for rooms[i] of their parts.
-
-    >>> most_gangs([4, 4], 1), most_gangs([4, 1], 2), most_gangs([2, 2, 2], 2)
-    (8, 1, 3)
-    """
-    # k gangs fit exactly if k parts of each gang find their nodes when no node takes two parts of one gang.
-    gangs = 0
-    while sum(min(room, gangs + 1) for room in rooms) >= (gangs + 1) * nodes:
-        gangs += 1
-    return gangs
 
 
 def _room(node: RayNode, bundle: Mapping[str, float]) -> int:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.launch.own_command import (
-    GPUS,
+from zenith_tune.runners.launch.gang import (
     NODE_RANK,
-    PORT,
-    deepspeed_command,
+    deepspeed_on_each_node,
     gang_command,
     gang_environment,
-    is_deepspeed,
-    own_command,
     portable,
 )
-from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command
+from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.runners.ray.cluster import RayCluster
-from zenith_tune.shell.rank_launcher import ACCELERATE, RankLauncher
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, RankLauncher
 from zenith_tune.shell.variables import with_variables
-from zenith_tune.study.files import write_atomically
 from zenith_tune.study.resources import Resources
 
 _READ_S = 1.0
@@ -112,11 +107,15 @@ class RayGang:
         first, num_nodes = self.slots[0], len(self.slots)
         gpus = f'"${GPUS}"' if all(slot.gpus for slot in self.slots) else ""
         command = with_variables(command, {PORT: str(first.port), **({GPUS: gpus} if gpus else {})})
-        if is_deepspeed(command):
-            command = self._deepspeed(command, folder)
+        launcher = RankLauncher.find(command)
+        if launcher is not None and launcher.kind == DEEPSPEED:
+            asks = launcher.option("--num-gpus", "--num-accelerators") is not None
+            given = int(self._bundle.get("GPU", 0)) or self._resources.gpus_per_node
+            command = deepspeed_on_each_node(command, num_nodes, None if asks else given)
         else:
             command = gang_command(command, num_nodes, first.address, first.port)
-            command = self._accelerate(command, gpus)
+        if launcher is not None and launcher.kind == ACCELERATE:
+            command = own_command(command, gpus=gpus, port=str(first.port))
         asked = {}
         for rank, worker in enumerate(self._workers):
             meeting = gang_environment(num_nodes, rank, first.address, first.port)
@@ -213,32 +212,3 @@ class RayGang:
     def _dead_node(self) -> str | None:
         alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
         return next((slot.name for slot in self.slots if slot.node_id not in alive), None)
-
-    def _accelerate(self, command: str, gpus: str) -> str:
-        """Return an accelerate command that keeps to the GPUs and the port that Ray's worker has; others as is."""
-        launcher = RankLauncher.find(command)
-        if launcher is None or launcher.kind != ACCELERATE:
-            return command
-        return own_command(command, gpus=gpus, port=str(self.slots[0].port))
-
-    def _deepspeed(self, command: str, folder: Path) -> str:
-        """Return a deepspeed command that starts this node's own ranks, on the GPUs that Ray gave."""
-        names, first = [f"node-{rank}" for rank in range(len(self.slots))], self.slots[0]
-        launcher = RankLauncher.find(command)
-        limit = (launcher.option("--num-gpus", "--num-accelerators") if launcher else None) or ""
-        gpus = [_indices(slot.gpus)[: int(limit) if limit.isdecimal() else None] for slot in self.slots]
-        slots = [max(own, default=(self._resources.gpus_per_node or 1) - 1) + 1 for own in gpus]
-        lines = [f"{name} slots={num}\n" for name, num in zip(names, slots, strict=True)]
-        write_atomically(folder / "hostfile", "".join(lines))
-        options = {"--hostfile": str(folder / "hostfile"), "--node_rank": NODE_RANK}
-        options |= {"--master_addr": first.address, "--master_port": str(first.port)}
-        without: Sequence[str] = ()
-        if all(gpus):
-            chosen = [f"{name}:{','.join(map(str, own))}" for name, own in zip(names, gpus, strict=True)]
-            options["--include"], without = "@".join(chosen), ("--num-gpus", "--num-accelerators")
-        return deepspeed_command(command, options, flags=["--no_ssh"], without=without)
-
-
-def _indices(gpus: str) -> list[int]:
-    parts = [part.strip() for part in gpus.split(",")]
-    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []

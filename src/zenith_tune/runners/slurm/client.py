@@ -8,9 +8,6 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zenith_tune.runners.base import End
-from zenith_tune.study.files import TrialFolder
-
 _HOSTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/&]*)=")
@@ -109,21 +106,25 @@ _UNREACHABLE = (
 _UNKNOWN_JOB = ("Invalid job id specified", "Invalid job id")
 
 
+def _mentions(message: object, phrases: Iterable[str]) -> bool:
+    return any(phrase in str(message) for phrase in phrases)
+
+
 class SlurmError(OSError):
     """Report a call that Slurm did not do."""
 
 
 class SlurmUnreachableError(SlurmError):
-    """Report a scheduler that does not answer now; nobody knows whether it heard."""
+    """Report a scheduler that does not answer now; nobody knows whether the call arrived."""
 
 
 class SlurmRefusedError(SlurmError):
-    """Report a call that Slurm refused, with its own words."""
+    """Report a call that Slurm refused, with its own message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Hold what squeue tells of a job."""
+    """Hold what squeue shows of a job."""
 
     job_id: str
     state: str
@@ -160,7 +161,7 @@ class SlurmClient:
         try:
             statuses = self._statuses(f"--jobs={','.join(sorted(wanted, key=int))}")
         except SlurmRefusedError as error:
-            if any(words in str(error) for words in _UNKNOWN_JOB):
+            if _mentions(error, _UNKNOWN_JOB):
                 return {}
             raise
         return {status.job_id: status for status in statuses if status.job_id in wanted}
@@ -211,8 +212,7 @@ class SlurmClient:
         try:
             self._call(["scancel", *(["--signal=KILL", "--full"] if kill else []), job_id])
         except SlurmRefusedError as error:
-            over = (*_UNKNOWN_JOB, "already completing or completed", "Job/step already")
-            if not any(words in str(error) for words in over):
+            if not _mentions(error, (*_UNKNOWN_JOB, "already completing or completed", "Job/step already")):
                 raise
 
     def _call(
@@ -234,137 +234,8 @@ class SlurmClient:
         except subprocess.TimeoutExpired as error:
             raise SlurmUnreachableError(f"{argv[0]} did not answer within {self._timeout_s:g} s") from error
         said = " ".join(done.stderr.split()) or f"{argv[0]} failed with exit code {done.returncode}"
-        if done.returncode and any(words in said for words in _UNREACHABLE):
+        if done.returncode and _mentions(said, _UNREACHABLE):
             raise SlurmUnreachableError(said[:400])
         if done.returncode:
             raise SlurmRefusedError(said[:400])
         return done.stdout
-
-
-_MAX_EXIT_CODE = 255
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmRecord:
-    """Hold where a job began and how its command exited, by the word of its own shell."""
-
-    nodes: str = ""
-    has_begun: bool = False
-    exit_code: int | None = None
-    duration_s: float = 0.0
-
-    @classmethod
-    def read(cls, files: TrialFolder, job_id: str) -> SlurmRecord:
-        """Read the record, as far as this very job wrote it: one on a node that was given up may write late."""
-        begin = _pairs(files.read(files.process), job_id)
-        end = _pairs(files.read(files.exit_code), job_id)
-        code = end.get("code", "")
-        is_code = code.isascii() and code.isdigit() and int(code) <= _MAX_EXIT_CODE
-        return cls(
-            nodes=begin.get("nodes", ""),
-            has_begun=bool(begin),
-            exit_code=int(code) if is_code else None,
-            duration_s=max(_number(end.get("time")) - _number(begin.get("time")), 0.0) if is_code else 0.0,
-        )
-
-
-def _pairs(text: str, job_id: str) -> dict[str, str]:
-    pairs = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-    return pairs if pairs.get("job") == job_id else {}
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
-
-
-WAITING = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-)
-ENDED = frozenset(
-    {"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "CANCELLED", "PREEMPTED", "DEADLINE"}
-    | {"OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
-)
-LOST = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"})
-_REVOKED = {
-    "CANCELLED": "cancelled by somebody else than the tuner",
-    "PREEMPTED": "preempted for another job",
-    "DEADLINE": "ended at its deadline",
-    "REVOKED": "revoked by the scheduler",
-}
-# A job that is held starts when a person says so, for whom a study does not wait.
-# Of the limits only those of a single job: one on all jobs of a user or an account is met once others have ended.
-_NEVER = re.compile(
-    r"PartitionNodeLimit|PartitionTimeLimit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS|AccountNotAllowed"
-    r"|QOSNotAllowed|DependencyNeverSatisfied|ReservationDeleted|QOSTimeLimit|QOSMaxWallDurationPerJobLimit"
-    r"|(?:Assoc|QOS)\w*Max\w*Per(?:Job|Node)\w*|(?:Assoc|QOS)Min\w*|\w*launch_failed_requeued_held"
-    r"|JobHeld(?:User|Admin)|JobHoldMaxRequeue",
-    re.IGNORECASE,
-)
-_KILLED = 137
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Hold how a job ended, before it is known for how long it ran."""
-
-    end: End
-    exit_code: int | None = None
-    reason: str = ""
-    is_out_of_memory: bool = False
-
-
-def never_starts(reason: str) -> bool:
-    """Tell whether a pending job with this reason would wait for ever.
-
-    >>> never_starts("PartitionNodeLimit"), never_starts("Resources"), never_starts("QOSMaxJobsPerUserLimit")
-    (True, False, False)
-    """
-    return _NEVER.fullmatch(reason.strip("()").replace(" ", "_")) is not None
-
-
-def words(status: JobStatus) -> str:
-    """Return a job's state in a few words.
-
-    >>> words(JobStatus(job_id="7", state="PENDING", reason="Resources"))
-    'pending (Resources)'
-    """
-    if status.state in WAITING:
-        reason = "" if status.reason in ("", "None") else f" ({status.reason})"
-        return f"{status.state.lower()}{reason}"
-    where = ",".join(hosts(status.nodes))
-    return f"running on {where}" if where else status.state.lower()
-
-
-def judge(status: JobStatus, record: SlurmRecord, scheduler_code: int | None) -> Verdict:
-    """Return how a job that Slurm says is over has ended.
-
-    The exit code is the one that the trial's own shell wrote down; Slurm's, which is 0 after NODE_FAIL, only counts
-    where the state says that the script came to its end.
-    """
-    state, job = status.state.partition(" ")[0], f"job {status.job_id}"
-    if state in LOST and record.exit_code != 0:
-        return Verdict(end=End.LOST, reason=f"{job}: {state} on {','.join(hosts(status.nodes)) or 'no node'}")
-    if state == "TIMEOUT":
-        return Verdict(end=End.TIMED_OUT, reason=f"{job} reached Slurm's time limit")
-    if state in _REVOKED:
-        why = "" if status.reason in ("", "None") else f" ({status.reason})"
-        return Verdict(end=End.REVOKED, reason=f"{job} was {_REVOKED[state]}{why}")
-    if state == "OUT_OF_MEMORY" and record.exit_code != 0:
-        reason = f"{job}: Slurm reports an oom_kill event"
-        return Verdict(end=End.EXITED, exit_code=_KILLED, reason=reason, is_out_of_memory=True)
-    return Verdict(end=End.EXITED, exit_code=scheduler_code if record.exit_code is None else record.exit_code)
-
-
-def exit_code(text: str) -> int | None:
-    """Read Slurm's `code:signal` as a shell would tell it.
-
-    >>> exit_code("3:0"), exit_code("0:9"), exit_code("")
-    (3, 137, None)
-    """
-    code, _, signum = text.partition(":")
-    if not code.isdecimal() or not (signum or "0").isdecimal():
-        return None
-    return 128 + int(signum) if signum and int(signum) else int(code)

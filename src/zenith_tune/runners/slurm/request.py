@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.slurm.client import duration_s, hosts, megabytes
 from zenith_tune.study.resources import Resources
 
@@ -25,7 +26,7 @@ _MIN_BEGINNING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRequest:
-    """Hold the words of --slurm, and turn them into options of sbatch."""
+    """Hold what --slurm asks for, and turn it into options of sbatch."""
 
     partition: str | None = None
     account: str | None = None
@@ -44,24 +45,20 @@ class SlurmRequest:
         for name in ("nodes", "gpus_per_node", "cpus_per_task"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise UsageError(
-                    f"slurm: {name} must be at least 1, but got {number}", hint=f"give {name}=1 or leave it out"
-                )
+                problem = f"slurm: {name} must be at least 1, but got {number}"
+                raise UsageError(problem, hint=f"give {name}=1 or leave it out")
         if self.time is not None and duration_s(self.time) is None and self.time.upper() != "UNLIMITED":
             problem = f"slurm: time must be minutes, H:M:S or D-H:M:S, but got {self.time!r}"
             raise UsageError(problem, hint="write e.g. time=00:20:00")
-        for word in self.extra_words():
-            name = word.partition("=")[0]
-            if _is_one_of(_HELD, name) or _HELD_SHORT.match(word):
-                raise UsageError(
-                    f"slurm: extra must not hold {name!r}, with which no trial would start", hint="take it out"
-                )
-            if _is_one_of(_OWN, name) or (word[:2] in _OWN and not word.startswith("--")):
-                raise UsageError(
-                    f"slurm: extra must not hold {name!r}, which the tuner gives itself", hint="take it out"
-                )
+        for option in self.extra_options():
+            name = option.partition("=")[0]
+            problem = f"slurm: extra must not hold {name!r}"
+            if _is_one_of(_HELD, name) or _HELD_SHORT.match(option):
+                raise UsageError(f"{problem}, with which no trial would start", hint="take it out")
+            if _is_one_of(_OWN, name) or (option[:2] in _OWN and not option.startswith("--")):
+                raise UsageError(f"{problem}, which the tuner gives itself", hint="take it out")
 
-    def extra_words(self) -> list[str]:
+    def extra_options(self) -> list[str]:
         """Return the raw options, split as a shell would."""
         try:
             return shlex.split(self.extra)
@@ -90,7 +87,7 @@ class SlurmRequest:
         }
         named = [f"--{name}={value}" for name, value in given.items() if value]
         # Requeued, a job would run again without the tuner's knowing, over what its first run wrote.
-        return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_words()]
+        return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_options()]
 
 
 def _is_one_of(options: frozenset[str], name: str) -> bool:
@@ -108,10 +105,10 @@ _OUT = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|UNKNOWN|MAINT|POWERED_DOWN
 class NodeRoom:
     """Hold what a node has."""
 
-    name: str
     num_cpus: int
     num_gpus: int
     memory_mb: int
+    name: str = ""
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     is_in: bool = True
@@ -135,7 +132,7 @@ class NodeRoom:
         fits = [self.num_cpus // (request.cpus_per_task or 1)]
         if gpus_per_node:
             fits.append(self.num_gpus // gpus_per_node)
-        if request.mem and (wanted_mb := megabytes(request.mem)):
+        if self.memory_mb and (wanted_mb := megabytes(request.mem or "")):
             fits.append(self.memory_mb // wanted_mb)
         return min(fits)
 
@@ -214,7 +211,7 @@ def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict
 def gives_whole_nodes(request: SlurmRequest, partitions: Sequence[dict[str, str]]) -> bool:
     """Tell whether no two jobs share a node."""
     shared = {each.get("OverSubscribe") for each in _chosen(request, partitions)}
-    return shared == {"EXCLUSIVE"} or "--exclusive" in request.extra_words()
+    return shared == {"EXCLUSIVE"} or "--exclusive" in request.extra_options()
 
 
 def num_slots(request: SlurmRequest, needs: Resources, nodes: Sequence[NodeRoom], is_exclusive: bool = False) -> int:
@@ -228,6 +225,4 @@ def num_slots(request: SlurmRequest, needs: Resources, nodes: Sequence[NodeRoom]
     """
     fits = [node.holds(request, needs.gpus_per_node) for node in nodes if node.is_in]
     fits = [min(fit, 1) for fit in fits] if is_exclusive else fits
-    # Parts of one trial stand on different nodes: of m trials a node takes at most m parts.
-    found = [count for count in range(1, MAX_SLOTS + 1) if sum(min(fit, count) for fit in fits) >= count * needs.nodes]
-    return max(found, default=1)
+    return max(min(most_gangs(fits, needs.nodes), MAX_SLOTS), 1)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, check_seconds, nobody_listens
-from zenith_tune.runners.launch.own_command import check_script, own_variables, replaced_settings
+from zenith_tune.runners.base import End, Job, JobRequest, JobResult, OnState, check_seconds, nobody_listens
+from zenith_tune.runners.launch.own_command import own_variables
 from zenith_tune.runners.local.runner import LocalRunner
-from zenith_tune.runners.slurm.client import (
-    ENDED,
-    SlurmClient,
-    SlurmError,
-    SlurmRecord,
-    SlurmRefusedError,
-    judge,
-    words,
-)
-from zenith_tune.runners.slurm.job import CancelPolicy, JobTerms, SlurmJob
+from zenith_tune.runners.slurm.client import SlurmClient, SlurmError, SlurmRefusedError
+from zenith_tune.runners.slurm.job import SlurmJob, SlurmWatcher
 from zenith_tune.runners.slurm.request import (
     MAX_SLOTS,
     NodeRoom,
@@ -31,8 +22,9 @@ from zenith_tune.runners.slurm.request import (
     num_slots,
 )
 from zenith_tune.runners.slurm.script import Launch, SlurmScript, launched_command
-from zenith_tune.runners.slurm.step import SlurmSteps, StepStart, end_steps
-from zenith_tune.runners.slurm.submission import SlurmSubmission, SlurmWatcher, UnsubmittedJob
+from zenith_tune.runners.slurm.step import SlurmStep, SlurmSteps, end_steps
+from zenith_tune.runners.slurm.submission import SlurmSubmission
+from zenith_tune.runners.slurm.verdict import ENDED, SlurmRecord, describe_status, judge
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 
@@ -44,8 +36,10 @@ _MAY_CHANGE = ("busy", "not available (down", "temporarily")
 
 
 @RunnerRegistry.register("slurm")
-class SlurmRunner(Runner):
+class SlurmRunner(LocalRunner):
     """Run each trial as a Slurm job, or as a step where the tuner itself runs inside an allocation."""
+
+    shares_machine = False
 
     def __init__(
         self,
@@ -89,40 +83,31 @@ class SlurmRunner(Runner):
             raise UsageError(
                 f"slurm: ahead must be 0 or more jobs, but got {ahead}", hint="give ahead=0 or leave it out"
             )
-        self._setup = setup
         if launch not in _LAUNCHES:
             raise UnknownNameError("Slurm launch", launch, _LAUNCHES)
+        around = os.environ.get("SLURM_JOB_ID", "")
+        if steps and not around:
+            problem = "slurm: steps=true needs an allocation, but SLURM_JOB_ID is not set"
+            raise UsageError(problem, hint="run inside salloc")
+        super().__init__(grace_s=grace_s)
+        self._setup = setup
         self._launch = launch
         self._ahead = ahead
         """How many jobs wait in the queue beside those that fit, so that Slurm has the next one at hand."""
-        around = os.environ.get("SLURM_JOB_ID", "")
-        if steps and not around:
-            raise UsageError(
-                "slurm: steps=true needs an allocation, but SLURM_JOB_ID is not set", hint="run inside salloc"
-            )
         self._fitting: frozenset[str] = frozenset()
         """The nodes that a trial may run on, once the study is prepared."""
         self._client = SlurmClient(call_timeout_s)
         self._watcher = SlurmWatcher(self._client.jobs, max_pause_s)
-        self._patience = CancelPolicy(grace_s=grace_s)
-        self._local = LocalRunner(grace_s=grace_s)
         is_inside = steps or (steps is None and around)
-        self._steps = SlurmSteps(around, self._client, self._local, self._request, setup) if is_inside else None
-        self._counting = threading.Lock()
-        self._note = ""
-        self._own_variables: dict[str, str] = {}
-        self._shares_nodes = False
-        """Whether two trials may be on one node, once the study is prepared."""
-        self._is_closed = False
+        self._steps = SlurmSteps(around, self._client, self._request, setup) if is_inside else None
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         needs = self._request.needs(resources)
         try:
             room = self._steps.prepare(needs) if self._steps else self._prepare_jobs(resources, needs)
         except SlurmError as error:
-            raise UsageError(
-                f"slurm must answer, but {error}", hint="look at `sinfo`, or choose another --runner"
-            ) from error
+            hint = "look at `sinfo`, or choose another --runner"
+            raise UsageError(f"slurm must answer, but {error}", hint=hint) from error
         ahead = 0 if self._steps else room // _SLOTS_PER_WAITING if self._ahead is None else self._ahead
         self.num_slots = min(room + ahead, MAX_SLOTS) if parallel is None else parallel
         kind, more = "Slurm job", ""
@@ -132,10 +117,10 @@ class SlurmRunner(Runner):
             more = f", not {parallel}: the job has no room for more" if (parallel or 0) > room else ""
         side = f"up to {min(room, self.num_slots)} side by side" if self.num_slots > 1 else "one at a time"
         waiting = f", and {self.num_slots - room} wait in the queue" if self.num_slots > room else ""
-        self._own_variables = own_variables(has_gpus=needs.gpus_per_node is not None)
-        num_nodes = len(self._fitting) if self._steps is None else self._steps.num_nodes
-        self._shares_nodes = self.num_slots > 1 and room * needs.nodes > num_nodes
-        self._note = f"each trial is a {kind} on {needs.describe()}; {side}{waiting}{more}"
+        self.own_variables = own_variables(has_gpus=needs.gpus_per_node is not None)
+        num_nodes = len(self._fitting) if self._steps is None else len(self._steps.allocation.nodes)
+        self.shares_nodes = self.num_slots > 1 and room * needs.nodes > num_nodes
+        self.note = f"each trial is a {kind} on {needs.describe()}; {side}{waiting}{more}"
 
     def _prepare_jobs(self, resources: Resources, needs: Resources) -> int:
         partitions = self._client.partitions()
@@ -147,74 +132,31 @@ class SlurmRunner(Runner):
         except SlurmRefusedError as error:
             # With too many nodes down, Slurm may say no to what will start once they are back.
             is_for_ever = sum(node.is_in for node in fitting) >= needs.nodes
-            if is_for_ever and not any(words in str(error) for words in _MAY_CHANGE):
+            if is_for_ever and not any(phrase in str(error) for phrase in _MAY_CHANGE):
                 raise UsageError(f"slurm would never start such a trial ({error})", hint="change --slurm") from error
         return num_slots(self._request, needs, fitting, gives_whole_nodes(self._request, partitions))
 
-    def notes(self) -> list[str]:
-        return [self._note] if self._note else []
-
-    def command_notes(self, command: str) -> list[str]:
-        if self._shares_nodes:
-            check_script(command, self._own_variables)
-        return replaced_settings(command, self._own_variables)
-
-    def submit(
-        self,
-        command: str,
-        folder: Path,
-        resources: Resources,
-        *,
-        timeout_s: float | None = None,
-        on_state: OnState = nobody_listens,
-    ) -> Job:
-        self.command_notes(command)
-        files, needs = TrialFolder(folder.absolute()), self._request.needs(resources)
-        launch = Launch.of(command, needs.nodes) if self._launch == "auto" else Launch(self._launch)
-        with self._counting:
-            self.num_running += 1
-        try:
-            if self._steps is not None:
-                return self._steps.start(
-                    StepStart(
-                        command=command,
-                        files=files,
-                        needs=needs,
-                        launch=launch,
-                        num_slots=self.num_slots,
-                        timeout_s=timeout_s,
-                        on_state=on_state,
-                        on_over=self._is_over,
-                    )
-                )
-            return self._start_job(command, files, resources, launch, self._terms(timeout_s, on_state))
-        except BaseException:
-            self._is_over()
-            raise
-
-    def _start_job(
-        self, command: str, files: TrialFolder, resources: Resources, launch: Launch, terms: JobTerms
-    ) -> Job:
-        needs = self._request.needs(resources)
+    def start(self, request: JobRequest) -> Job:
+        request = replace(request, folder=request.folder.absolute())
+        resources, needs = request.resources, self._request.needs(request.resources)
+        launch = Launch.of(request.command, needs.nodes) if self._launch == "auto" else Launch(self._launch)
+        if self._steps is not None:
+            return SlurmStep(self, request, self._steps, needs, launch)
         script = SlurmScript(
-            command=launched_command(command, launch, needs),
-            folder=files.path,
+            command=launched_command(request.command, launch, needs),
+            folder=request.folder,
             cwd=Path.cwd(),
             launch=launch,
             gpus_per_node=needs.gpus_per_node,
             setup=self._setup,
             num_nodes=needs.nodes,
-            grace_s=self._patience.grace_s,
+            grace_s=self.grace_s,
         ).text()
         if self._fitting and len(self._fitting.difference(resources.avoid)) < needs.nodes:
             # Too few without those that failed; Slurm itself keeps off them for as long as they are down.
             resources = replace(resources, avoid=())
         options = self._request.options(resources)
-        job_id = SlurmSubmission(self._client, files).submit(options, script, self._is_stopped, terms.on_state)
-        if job_id is None:
-            self._is_over()
-            return UnsubmittedJob(files)
-        return SlurmJob(job_id, files, self._client, self._watcher, terms)
+        return SlurmJob(self, request, self._client, self._watcher, options=options, script=script)
 
     def find(self, folder: Path, *, timeout_s: float | None = None, on_state: OnState = nobody_listens) -> Job | None:
         files = TrialFolder(folder.absolute())
@@ -224,54 +166,39 @@ class SlurmRunner(Runner):
         status = submission.find()
         if status is None or status.state in ENDED:
             return None
-        on_state(words(status))
-        with self._counting:
-            self.num_running += 1
-        terms = replace(self._terms(timeout_s, on_state), reported=words(status))
-        return SlurmJob(status.job_id, files, self._client, self._watcher, terms)
+        on_state(describe_status(status))
+        request = JobRequest(
+            command="", folder=files.path, resources=Resources(), timeout_s=timeout_s, on_state=on_state
+        )
+        return SlurmJob(self, request, self._client, self._watcher, found=status)
 
     def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder.absolute())
         submission = SlurmSubmission(self._client, files)
         noted = submission.noted()
         if "allocation" in noted:
-            result = self._local.recover(files.path)
+            result = super().recover(files.path)
             end_steps(self._client, str(noted["allocation"]), str(noted.get("name")))
             return result
         if (job := self.find(folder)) is not None:
             job.cancel()
             return None
-        job_id = str(submission.noted().get("job") or "")
-        record = SlurmRecord.read(files, job_id)
+        record = SlurmRecord.read(files, str(submission.noted().get("job") or ""))
         status = submission.find()
-        verdict = judge(status, record, None) if status is not None else None
-        ended_by_itself = verdict is None or verdict.end is End.EXITED
+        ended_by_itself = status is None or judge(status, record, None).end is End.EXITED
         if record.exit_code is None or not ended_by_itself:
             return None
         return JobResult(end=End.EXITED, exit_code=record.exit_code, duration_s=record.duration_s)
 
     def interrupt(self) -> None:
-        self._patience.num_interrupts += 1
+        super().interrupt()
         self._watcher.ring()
-        self._local.interrupt()
 
     def reset(self) -> None:
-        self._patience.num_interrupts = 0
+        super().reset()
         self._watcher.reset()
-        self._local.reset()
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
             self._watcher.close()
-            self._local.close()
-
-    def _terms(self, timeout_s: float | None, on_state: OnState) -> JobTerms:
-        return JobTerms(timeout_s=timeout_s, on_state=on_state, on_over=self._is_over, patience=self._patience)
-
-    def _is_stopped(self) -> bool:
-        return self._patience.num_interrupts > 0
-
-    def _is_over(self) -> None:
-        with self._counting:
-            self.num_running -= 1
+        super().close()

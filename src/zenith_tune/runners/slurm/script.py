@@ -9,18 +9,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from zenith_tune.errors import CommandError
-from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
-from zenith_tune.runners.launch.own_command import (
-    DEEPSPEED_PLACE,
-    GPUS,
-    PORT,
-    Meeting,
-    accelerate_options,
-    deepspeed_command,
+from zenith_tune.runners.launch.gang import (
+    HOSTFILE,
+    SHELL_MEETING,
+    deepspeed_on_each_node,
+    given_gpus,
     meeting_command,
-    own_command,
 )
-from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.launch.own_command import GPUS, PORT, accelerate_options, own_command
+from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
 from zenith_tune.shell.launchers import program_name
 from zenith_tune.shell.lexer import Word, lex
 from zenith_tune.shell.rank_launcher import DEEPSPEED, RankLauncher
@@ -28,12 +25,8 @@ from zenith_tune.shell.target import find_target
 from zenith_tune.shell.variables import with_variables
 from zenith_tune.study.resources import Resources
 
-HOSTFILE = "hostfile"
 _LAUNCHES_ITSELF = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun"})
-_PORT = '"$MASTER_PORT"'
-_OWN_GPUS = "ZENITHTUNE_GPUS"
-_MOST_GPUS = 1024
-"""Slots of a node in a host file where other options say which of them count."""
+_PORT = SHELL_MEETING.port
 
 
 class Launch(StrEnum):
@@ -44,7 +37,7 @@ class Launch(StrEnum):
     EACH_NODE = "each-node"
     """It runs once on every node, as torchrun wants it."""
     HOSTFILE = "hostfile"
-    """It runs on the first node, and is told the nodes by a file."""
+    """It runs on the first node, and reads the nodes from a file."""
 
     @classmethod
     def of(cls, command: str, num_nodes: int) -> Launch:
@@ -67,7 +60,7 @@ def launched_command(command: str, launch: Launch, needs: Resources) -> str:
     >>> launched_command("deepspeed --num_gpus 4 train.py", Launch.ONCE, Resources())
     'deepspeed --master_port "$MASTER_PORT" --num_gpus 4 train.py'
     """
-    gpus = _given_gpus(needs.gpus_per_node) if needs.gpus_per_node else ""
+    gpus = given_gpus(needs.gpus_per_node) if needs.gpus_per_node else ""  # Slurm may have given the whole node
     if needs.nodes == 1:
         return own_command(command, gpus=gpus, port=_PORT)
     command = with_variables(command, {PORT: _PORT, **({GPUS: gpus} if gpus else {})})
@@ -77,15 +70,9 @@ def launched_command(command: str, launch: Launch, needs: Resources) -> str:
     if launch is not Launch.EACH_NODE:
         return _launched_once(launcher, command, launch)
     if launcher.kind == DEEPSPEED:
-        return _deepspeed_on_each_node(launcher, command, needs)
-    meeting = Meeting(str(needs.nodes), '"$NODE_RANK"', '"$MASTER_ADDR"', _PORT)
+        return deepspeed_on_each_node(command, needs.nodes, needs.gpus_per_node)
+    meeting = SHELL_MEETING._replace(nodes=str(needs.nodes))
     return meeting_command(launcher, command, meeting, accelerate_options(gpus))
-
-
-def _given_gpus(num_gpus: int, otherwise: str = "") -> str:
-    """Return, for the shell, the GPUs that Slurm gave on this node; it may have given the whole of it."""
-    given = f"${{{GPUS}:-{otherwise}}}" if otherwise else f"${GPUS}"
-    return f'"$(echo "{given}" | cut -d , -f -{num_gpus})"'
 
 
 def _launched_once(launcher: RankLauncher, command: str, launch: Launch) -> str:
@@ -105,55 +92,28 @@ def _launched_once(launcher: RankLauncher, command: str, launch: Launch) -> str:
     return launcher.with_options(options, without=("-H",) if launch is Launch.HOSTFILE else ()) if options else command
 
 
-def _deepspeed_on_each_node(launcher: RankLauncher, command: str, needs: Resources) -> str:
-    """Return a deepspeed command that starts the ranks of its own node, on the GPUs that Slurm gave there.
-
-    It takes the numbers of GPUs for all nodes from one list, and looks only at those of its own.
-    """
-    asked = launcher.option("--num-gpus", "--num-accelerators") or ""
-    num_gpus = needs.gpus_per_node or (int(asked) if asked.isdecimal() else 1)
-    names = [f"node-{rank}" for rank in range(needs.nodes)]
-    gpus = _given_gpus(num_gpus, otherwise=",".join(map(str, range(num_gpus))))
-    hosts = f'"$ZENITHTUNE_TRIAL_FOLDER/{HOSTFILE}-$NODE_RANK"'
-    lines = [f"export {_OWN_GPUS}={gpus}", f"printf '%s slots={_MOST_GPUS}\\n' {' '.join(names)} > {hosts}"]
-    edited = deepspeed_command(
-        command,
-        {},
-        flags=["--no_ssh"],
-        written={
-            "--hostfile": hosts,
-            "--include": '"' + "@".join(f"{name}:${_OWN_GPUS}" for name in names) + '"',
-            "--node_rank": '"$NODE_RANK"',
-            "--master_addr": '"$MASTER_ADDR"',
-            "--master_port": _PORT,
-        },
-        without=DEEPSPEED_PLACE,
-    )
-    return "\n".join([*lines, edited])
-
-
 def _launches_itself(command: str) -> bool:
-    words = [token for token in lex(command) if isinstance(token, Word)]
+    tokens = [token for token in lex(command) if isinstance(token, Word)]
     with contextlib.suppress(CommandError):
-        words += find_target(command).words  # those inside a `bash -c`
-    return any((program_name(word) or "") in _LAUNCHES_ITSELF for word in words)
+        tokens += find_target(command).words  # those inside a `bash -c`
+    return any((program_name(token) or "") in _LAUNCHES_ITSELF for token in tokens)
 
 
-# Bash hears a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.
+# Bash handles a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.
 # What ends the marked processes does not belong to the job any more: Slurm, which kills the rest, lets it do its work.
 _ATTEND = """sweep() {{
   setsid -f {end_marked} < /dev/null 2> /dev/null
 }}
 attend() {{
   local _is_new= _code
-  trap '[ -n "$reported" ] || sweep > /dev/null; reported=1 _is_new=1' TERM
+  trap '[ -n "$ending" ] || sweep > /dev/null; ending=1 _is_new=1' TERM
   {{ trap - INT QUIT; "$@"; }} < /dev/null &
   wait "$!"; _code=$?
   while [ -n "$_is_new" ]; do _is_new=; wait "$!"; _code=$?; done
   trap - TERM
   return "$_code"
 }}
-reported=
+ending=
 """
 # A job that was given up with its node may still run there: only the one that the folder belongs to notes its end.
 _SCRIPT = """#!/bin/bash
@@ -174,7 +134,7 @@ train() {{
 note process "nodes $SLURM_JOB_NODELIST"
 attend train
 code=$?
-[ -z "$reported" ] && read -r job < "$folder/process" && [ "$job" = "job $SLURM_JOB_ID" ] && note exit_code "code $code"
+[ -z "$ending" ] && read -r job < "$folder/process" && [ "$job" = "job $SLURM_JOB_ID" ] && note exit_code "code $code"
 read -r < <(sweep)
 {sweep_nodes}exit "$code"
 """
@@ -182,12 +142,12 @@ _SETUP = """  {{
 {line}
   }} || {{ local code=$?; echo "error: the setup line failed with exit code $code" >&2; return "$code"; }}
 """
-_SWEEP_NODES = """[ -n "$reported{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
+_SWEEP_NODES = """[ -n "$ending{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
   --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1
 """
 _SWEEP_S = 20
 """How long the nodes may take beyond the grace to be asked for what is left there."""
-# Only the command and what it starts carry the mark, on each node: srun must live to tell how they ended.
+# Only the command and what it starts carry the mark, on each node: srun must live to report how they ended.
 _EACH_NODE = """  export PET_MASTER_ADDR=$MASTER_ADDR PET_NNODES=$NNODES
   [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   export ZENITHTUNE_COMMAND={command}
@@ -205,8 +165,8 @@ _NODE = """{attend}train() {{
 }}
 attend train
 code=$?
-# Of a gang the first to fail tells why: srun ends the others, and would tell of that.
-[ "$code" = 0 ] || [ -n "$reported" ] || (set -o noclobber; echo "$code" > {folder}/.first_code) 2> /dev/null
+# Of a gang the first to fail shows why: srun ends the others, and would report that.
+[ "$code" = 0 ] || [ -n "$ending" ] || (set -o noclobber; echo "$code" > {folder}/.first_code) 2> /dev/null
 read -r < <(sweep)
 exit "$code"
 """
