@@ -205,7 +205,7 @@ def run_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "law"),
+    ("arguments", "problem"),
     [
         (["--fit", "{}"], "must hold measured runs"),
         (["--fit", "{}", "--strategies", "gided"], "unknown strategy 'gided'"),

@@ -202,7 +202,7 @@ def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, fold
 
 
 @pytest.mark.parametrize(
-    ("name", "law"),
+    ("name", "problem"),
     [
         ("one.pt", "must end in .safetensors or .bin"),
         ("nowhere/one.bin", "is no folder; make it first"),

@@ -60,7 +60,7 @@ def test_json_is_one_object(zenithtune: Run, tmp_path: Path, model: Model) -> No
 
 
 @pytest.mark.parametrize(
-    ("args", "law"),
+    ("args", "problem"),
     [
         (["merge", "nowhere", "--output", "one.bin"], "'nowhere' is no folder of shards"),
         (["merge", "old"], "Missing option '--output'"),

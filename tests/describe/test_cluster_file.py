@@ -120,7 +120,7 @@ def test_a_part_that_is_no_table_is_refused_with_its_key(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "law"),
+    ("name", "content", "problem"),
     [
         ("a.toml", b"= nonsense", "must be TOML, or what `nvidia-smi -L` and `nvidia-smi topo -m` print, but is not"),
         ("a.json", b"{", "must be JSON, but is not"),

@@ -11,7 +11,7 @@ def test_what_mpi_writes_beside_the_slots_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "law"),
+    ("text", "problem"),
     [
         ("n1\n", "one line `name slots=8` for each host, but line 1 of hosts is 'n1'"),
         ("n1 slots=8x\n", "one line `name slots=8` for each host, but line 1 of hosts is 'n1 slots=8x'"),

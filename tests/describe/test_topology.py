@@ -91,7 +91,7 @@ def test_one_gpu_is_a_machine_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "law"),
+    ("text", "problem"),
     [
         ("", "must have a line that begins with GPU0"),
         ("nonsense\n\x00\xff", "must have a line that begins with GPU0"),

@@ -102,7 +102,7 @@ def test_deepspeed_with_a_launcher_of_its_own_is_told_the_nodes_by_a_host_file(t
 
 
 @pytest.mark.parametrize(
-    ("asked", "law"),
+    ("asked", "problem"),
     [
         ({"nodes": 5}, "needs 5 nodes, but partition main has 4"),
         (

@@ -47,7 +47,7 @@ def test_accelerate_gets_even_pipelines_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "framework", "cure"),
+    ("name", "framework", "hint"),
     [
         ("megatron", "fsdp", "leave --framework out, or take --emit accelerate"),
         ("ms-swift", "deepspeed", "leave --framework out, or take --emit deepspeed or accelerate"),

@@ -15,7 +15,7 @@ HOSTS = ["--hostfile", "hosts"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "law"),
+    ("arguments", "problem"),
     [
         (["--slurm", "grace_s=-1"], "slurm: grace_s must be from 0 to 3600 seconds, but got -1: give"),
         (["--slurm", "grace_s=nan"], "slurm: grace_s must be from 0 to 3600 seconds, but got nan: give"),

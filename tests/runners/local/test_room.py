@@ -90,7 +90,7 @@ def test_one_at_a_time_changes_nothing() -> None:
 
 @pytest.mark.usefixtures("eight_gpus")
 @pytest.mark.parametrize(
-    ("resources", "parallel", "law"),
+    ("resources", "parallel", "problem"),
     [
         (TWO_GPUS, 5, "5 trials of 2 GPUs need 10, but this machine has 8"),
         (Resources(gpus_per_node=16), None, "a trial needs 16 GPUs, but this machine has 8: give it fewer"),

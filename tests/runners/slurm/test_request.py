@@ -69,7 +69,7 @@ def test_every_word_of_the_request_becomes_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "law"),
+    ("asked", "problem"),
     [
         ({"nodes": 0}, "nodes must be at least 1, but got 0"),
         ({"time": "soon"}, "time must be minutes"),
@@ -187,7 +187,7 @@ def test_a_launcher_keeps_to_the_nodes_gpus_and_port_of_its_job(command: str, no
 
 
 @pytest.mark.parametrize(
-    ("command", "law"),
+    ("command", "problem"),
     [("torchrun --standalone t.py", "take --standalone out"), ("deepspeed -i n1:0 t.py", "given out by the runner")],
 )
 def test_a_launcher_that_cannot_be_on_several_nodes_is_refused(command: str, problem: str) -> None:
