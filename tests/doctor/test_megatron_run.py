@@ -1,4 +1,4 @@
-"""Commands of ms-swift, and of Megatron-LM by the preset megatron, diagnosed on paper."""
+"""Commands of ms-swift, and of Megatron-LM by the preset megatron, diagnosed by their plan."""
 
 from __future__ import annotations
 

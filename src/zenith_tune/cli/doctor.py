@@ -58,7 +58,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     """Name what slows a run down, with its number, and the change that helps, with the gain that the planner predicts.
 
     STUDY is a study's name, its folder, or its study.json, LOG what a run printed; Megatron-LM's log tells its job
-    itself, other logs need the COMMAND too. A command alone is diagnosed on paper.
+    itself, other logs need the COMMAND too. A command alone is diagnosed by its plan.
 
     \b
     zenithtune doctor megatron-lm-20260801-120000
@@ -75,7 +75,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     topology = _topology(options)
     diagnosis, run = _diagnosis(target, command, topology, options)
     _show(diagnosis, run, topology, options)
-    can_run = diagnosis.case.runs or diagnosis.way_out or any(remedy.fits for remedy in diagnosis.remedies)
+    can_run = diagnosis.run.trains or diagnosis.way_out or any(remedy.fits for remedy in diagnosis.remedies)
     return 0 if can_run else 1
 
 
@@ -103,7 +103,7 @@ def _diagnosis(
 
     known = load_calibration(options["calibration"]) if options["calibration"] else None
     planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, known)
-    case = DiagnosisInput.of(
+    given = DiagnosisInput.of(
         planner,
         run.layout,
         measured=run.measured,
@@ -111,7 +111,7 @@ def _diagnosis(
         recompute_modules=run.recompute_modules,
         origin=run.origin,
     )
-    return diagnose(case), run
+    return diagnose(given), run
 
 
 def _hints(options: Options) -> RunHints:

@@ -118,7 +118,9 @@ def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[
     """Return the run of one point of a preset's space."""
     subject, layout = preset.subject(command), preset.planned_layout(command, params)
     if subject is None or layout is None:
-        raise UsageError(f"preset {name} knows no layouts, so that nothing can be reckoned: diagnose another command")
+        raise UsageError(
+            f"preset {name} knows no layouts, so that nothing can be estimated", hint="diagnose another command"
+        )
     kind, _, module = str(params.get("recompute", "")).partition("/")
     modules = (module,) if kind == "selective" and module else ()
     return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules)

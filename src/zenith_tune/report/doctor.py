@@ -23,9 +23,9 @@ class DoctorReport:
 
     def diagnosis(self, diagnosis: Diagnosis, what: str) -> None:
         """Print what a run is, what was found and what to change."""
-        case = diagnosis.case
-        self.say(f"{what}: {_title(case)}")
-        self.say(_figures(case))
+        run = diagnosis.run
+        self.say(f"{what}: {_title(run)}")
+        self.say(_figures(run))
         for line in diagnosis_lines(diagnosis):
             self.say(line)
 
@@ -36,22 +36,22 @@ class DoctorReport:
 
 def diagnosis_object(diagnosis: Diagnosis) -> Json:
     """Return a diagnosis as a plain object."""
-    case = diagnosis.case
+    run = diagnosis.run
     measured = {
-        "step_s": case.measured.step_s,
-        "peak_memory_bytes": case.measured.peak_bytes,
-        "out_of_memory": case.measured.out_of_memory,
-        "cause": case.measured.cause or None,
+        "step_s": run.measured.step_s,
+        "peak_memory_bytes": run.measured.peak_bytes,
+        "out_of_memory": run.measured.out_of_memory,
+        "cause": run.measured.cause or None,
     }
     return {
-        "model": case.planner.model.name,
-        "cluster": case.cluster.name,
-        "framework": case.planner.job.framework.name,
-        "seq_len": case.planner.job.seq_len,
-        "global_batch": case.layout.global_batch,
+        "model": run.planner.model.name,
+        "cluster": run.cluster.name,
+        "framework": run.planner.job.framework.name,
+        "seq_len": run.planner.job.seq_len,
+        "global_batch": run.layout.global_batch,
         "measured": measured,
-        "planned": planned_object(case.planned),
-        "fits": case.runs,
+        "planned": planned_object(run.planned),
+        "fits": run.trains,
         "is_healthy": diagnosis.is_healthy,
         "warnings": list(diagnosis.warnings),
         "advice": [_advice_object(advice) for advice in diagnosis.advice],
@@ -60,17 +60,17 @@ def diagnosis_object(diagnosis: Diagnosis) -> Json:
     }
 
 
-def _title(case: DiagnosisInput) -> str:
-    job = f"batch {case.layout.global_batch}, sequence {case.planner.job.seq_len}, {case.planner.job.framework.name}"
-    return f"{case.planner.model.name} on {case.cluster.name}, {case.planned.name}, {job}"
+def _title(run: DiagnosisInput) -> str:
+    job = f"batch {run.layout.global_batch}, sequence {run.planner.job.seq_len}, {run.planner.job.framework.name}"
+    return f"{run.planner.model.name} on {run.cluster.name}, {run.planned.name}, {job}"
 
 
-def _figures(case: DiagnosisInput) -> str:
-    planned, measured = case.planned, case.measured
-    at = planned if case.runs else planned.with_room()
+def _figures(run: DiagnosisInput) -> str:
+    planned, measured = run.planned, run.measured
+    at = planned if run.trains else planned.with_room()
     words = [f"planned {format_seconds(at.step_s)} a step ({at.bound}), {memory_message(planned)}"]
     if measured.step_s is not None:
-        off = format_gain(measured.step_s / case.step_s(planned) - 1)
+        off = format_gain(measured.step_s / run.step_s(planned) - 1)
         words.append(f"measured {format_seconds(measured.step_s)} ({off} against the plan)")
     if measured.peak_bytes is not None:
         words.append(f"{format_bytes(measured.peak_bytes)} reserved")

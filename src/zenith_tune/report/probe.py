@@ -102,7 +102,7 @@ def _measured(probed: ProbedLayout) -> str:
     batches = f"{first.num_micro_batches} micro-batches"
     job = probed.stages[0].num_micro_batches
     if job != first.num_micro_batches:
-        batches += f" (the job has {job}, reckoned from these)"
+        batches += f" (the job has {job}, estimated from these)"
     what = f"peak memory ({kind}) and work of one rank of stage {stages}"
     return f"{what}, {first.num_steps} steps of {batches}" + f" on {first.gpu or 'a machine where no GPU was seen'}"
 

@@ -1,4 +1,4 @@
-"""Cases that the tests of the doctor share."""
+"""Runs that the tests of the doctor share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zenith_tune.doctor.diagnosis_input import DiagnosisInput, Measured, RunOrig
 from zenith_tune.layouts.layout import parse_layout
 
 
-def case(
+def run_of(
     layout: str,
     *,
     gbs: int = 64,
