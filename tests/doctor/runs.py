@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.planner.planners import planner
-from zenith_tune.doctor.diagnosis_input import DiagnosisInput, Measured, RunOrigin
+from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.layouts.layout import parse_layout
 
 

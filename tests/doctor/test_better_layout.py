@@ -8,8 +8,8 @@ import pytest
 
 from tests.command_runs import running
 from tests.doctor.runs import run_of
+from zenith_tune.doctor.diagnosed_run import RunOrigin
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
-from zenith_tune.doctor.diagnosis_input import RunOrigin
 from zenith_tune.doctor.planner_advice import better_layout, emit_command
 from zenith_tune.layouts.layout import parse_layout
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.runs import run_of
+from zenith_tune.doctor.diagnosed_run import Measured
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
-from zenith_tune.doctor.diagnosis_input import Measured
 from zenith_tune.errors import UsageError
 from zenith_tune.units import GIB
 

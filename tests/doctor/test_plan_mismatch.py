@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.runs import run_of
+from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines, plan_mismatch
-from zenith_tune.doctor.diagnosis_input import Measured, RunOrigin
 from zenith_tune.doctor.speed_advice import small_micro_batch
 from zenith_tune.errors import UsageError
 

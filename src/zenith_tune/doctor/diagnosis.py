@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.doctor.diagnosed_run import emitted
-from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Measured, Remedy, RunOrigin
+from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, tried_layouts
+from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, has_whole_copies, remedies
 from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
 from zenith_tune.doctor.speed_advice import (
@@ -23,6 +22,7 @@ from zenith_tune.doctor.speed_advice import (
     small_micro_batch,
 )
 from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
@@ -85,6 +85,11 @@ class Diagnosis:
     """What is wrong without a change that would fix it, in a line each."""
 
     @property
+    def can_train(self) -> bool:
+        """Whether the run, or a change of it, fits into memory."""
+        return self.run.trains or self.way_out is not None or any(remedy.fits for remedy in self.remedies)
+
+    @property
     def is_healthy(self) -> bool:
         """Whether nothing is wrong that a change would fix."""
         return not self.advice and not self.remedies and not self.warnings
@@ -113,6 +118,21 @@ def diagnose(run: DiagnosisInput) -> Diagnosis:
         return Diagnosis(run=run, advice=(), remedies=(), warnings=(mismatch, *implicit_default_lines(run)))
     advice = _advice(run)
     return Diagnosis(run=run, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(run, advice)))
+
+
+def diagnose_run(run: DiagnosedRun, *, risk: float, calibration: Calibration | None) -> Diagnosis:
+    """Look for everything that limits a run, by the planner's estimates."""
+    planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, calibration)
+    return diagnose(
+        DiagnosisInput.of(
+            planner,
+            run.layout,
+            measured=run.measured,
+            risk=risk,
+            recompute_modules=run.recompute_modules,
+            origin=run.origin,
+        )
+    )
 
 
 def _advice(run: DiagnosisInput) -> list[Advice]:
@@ -192,24 +212,6 @@ def _remedy(remedy: Remedy) -> str:
 def memory_message(planned: PlannedLayout) -> str:
     """Return what a layout needs of what a GPU has."""
     return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
-
-
-OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, UsageError)
-"""What a preset may do with points that are not its own."""
-
-
-def tried_layouts(
-    preset: TuningPreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
-) -> frozenset[Layout]:
-    """Return the layouts of the points that a preset understands, without one; the user's own command is no point."""
-    found: set[Layout] = set()
-    for params in points:
-        try:
-            layout = preset.planned_layout(command, params) if params else None
-            found |= {layout} if layout not in (None, but) else set()
-        except OF_ANOTHER_RELEASE:
-            continue
-    return frozenset(found)
 
 
 def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[str]:

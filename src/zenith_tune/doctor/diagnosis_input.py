@@ -9,9 +9,9 @@ from typing import Self
 import numpy as np
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.memory_risk import slowdown
-from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
@@ -19,46 +19,7 @@ from zenith_tune.planner.limits import RISK
 from zenith_tune.planner.neighbours import neighbours
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.base import ImplicitDefault
 from zenith_tune.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Hold what a log or a trial says of a run; what it does not say is None."""
-
-    step_s: float | None = None
-    peak_bytes: float | None = None
-    """The most that any rank's allocator reserved."""
-    out_of_memory: bool = False
-    cause: str = ""
-    """Why it failed, in one line, where it did."""
-
-    @property
-    def capacity_bytes(self) -> float | None:
-        """The memory of the GPU that ran out, where PyTorch says it.
-
-        >>> Measured(cause="CUDA out of memory. GPU 0 has a total capacity of 79.50 GiB").capacity_bytes / 2**30
-        79.5
-        """
-        return FailedAllocation.of(self.cause).capacity_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrigin:
-    """Hold what the layout itself does not say."""
-
-    model: str = ""
-    """The model as the user named it by `model=`; empty: the command or the log says it."""
-    cluster: str = ""
-    """The cluster as the user named it; empty: it is this machine."""
-    emit: str = ""
-    """The format of `plan --emit` that writes a layout for what runs it; empty: there is none."""
-    unasked: tuple[ImplicitDefault, ...] = ()
-    """Sizes that the run has because nobody said otherwise."""
-    tried: frozenset[Layout] = frozenset()
-    """What else its study has run: that is known, and no advice."""
-
 
 ROOM = 0.9
 """What a change may need at most of a GPU that ran out although the plan had room: how much more, nobody knows."""
