@@ -120,7 +120,7 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
         if name not in PROBED and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             problem = f"--probe plans what the command says, of which {parameter.opts[0]} is no part"
             raise UsageError(problem, hint="leave it out")
-    asked = {"layouts": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
+    asked = {"layouts": (), "args": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
     return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 
 

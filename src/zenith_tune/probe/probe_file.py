@@ -14,6 +14,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import StudyError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.planner.planner import Planner
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
 from zenith_tune.record.folder import StudyLock
 from zenith_tune.runners.base import Runner
@@ -27,7 +28,7 @@ from zenith_tune.units import MIB
 Json = dict[str, Any]
 
 
-def probe_object(subject: PlanSubject, probed: Sequence[ProbedLayout]) -> Json:
+def probe_object(subject: PlanSubject | Planner, probed: Sequence[ProbedLayout]) -> Json:
     """Return the job and its probed layouts, in the order given."""
     model, cluster, job = subject.model, subject.cluster, subject.job
     return {
