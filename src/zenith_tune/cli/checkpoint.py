@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.options import COUNT, Option, Options, debug_option, echo_json, json_option, path_option
+from zenith_tune.cli.options import COUNT, Options, debug_option, echo_json, json_option, path_option
 from zenith_tune.errors import StudyInterrupted, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ NAMED = ("heads", "kv_heads", "head_dim", "vocab", "tied", "whole_experts", "any
 
 def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that describe a model's shape, and those that both commands have."""
-    options: list[Option[Callable[..., int]]] = [
+    options = [
         click.option("--model", metavar="NAME|PATH", help="The model's name or config.json: tells all that follows."),
         click.option("--heads", type=COUNT, metavar="N", help="Attention heads."),
         click.option("--kv-heads", type=COUNT, metavar="N", help="Query groups, heads of keys and values."),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from zenith_tune.estimate.calibration import Calibration
 
 Options = dict[str, Any]
-Option = Callable[[FC], FC]
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 COUNT = click.IntRange(min=1)
 BATCH, SEQUENCE = click.IntRange(1, MAX_BATCH), click.IntRange(1, MAX_SEQ)
@@ -39,7 +38,7 @@ class Probability(click.FloatRange):
         return number
 
 
-def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Option[FC]:
+def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:
     """Declare an option whose value is a path."""
     return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, **settings)
 
@@ -52,22 +51,22 @@ def study_place(command: FC) -> FC:
     return path_option("--output-dir", metavar=None, help="Where studies are kept. [default: zenithtune-out]")(command)
 
 
-def risk_option(help: str) -> Option[FC]:
+def risk_option(help: str) -> Callable[[FC], FC]:
     """Declare --risk."""
     return click.option("--risk", type=Probability(), default=RISK, show_default=True, metavar="P", help=help)
 
 
-def topology_option(effect: str = "") -> Option[FC]:
+def topology_option(effect: str = "") -> Callable[[FC], FC]:
     """Declare --topology, with what it changes."""
     return path_option("--topology", help=f"What `nvidia-smi topo -m` prints on a node{effect}.")
 
 
-def calibration_option(of: str = "fitted to measured runs") -> Option[FC]:
+def calibration_option(of: str = "fitted to measured runs") -> Callable[[FC], FC]:
     """Declare --calibration."""
     return path_option("--calibration", help=f"Coefficients {of}. [default: built in]")
 
 
-def args_option(help: str) -> Option[FC]:
+def args_option(help: str) -> Callable[[FC], FC]:
     """Declare --args, the arguments of a preset."""
     return click.option("--args", "args", metavar="K=V,...", multiple=True, help=help)
 
