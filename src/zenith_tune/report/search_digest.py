@@ -21,14 +21,14 @@ class StudyPace:
     """How many trials run side by side."""
 
     def left_s(self, study: Study) -> float | None:
-        """Return the seconds that the trials which are left take at most; None where that cannot be told."""
+        """Return the seconds that the trials which are left take at most; None where that is not known."""
         if self.max_trials is None:
             return None
         num_left = max(self.max_trials - study.num_searched, 0)
         return study.time_left_s(math.ceil(num_left / self.num_slots))
 
-    def words(self, study: Study) -> list[str]:
-        """Return it in words; nothing of a study without a bound."""
+    def describe(self, study: Study) -> list[str]:
+        """Return how far a study is and how long it takes at most; nothing of one without a bound."""
         if self.max_trials is None:
             return []
         left_s = self.left_s(study)
