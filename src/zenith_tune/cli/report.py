@@ -10,13 +10,12 @@ import click
 
 from zenith_tune.cli.options import debug_option, path_option, refuse_file, study_place, write_file
 from zenith_tune.errors import UsageError
+from zenith_tune.study.files import Json
 
 if TYPE_CHECKING:
     from zenith_tune.record.source import StudySource
 
 FORMATS = ("html", "md", "csv", "json")
-
-Json = dict[str, Any]
 
 
 @click.command(short_help="Show a study as one HTML page, or as Markdown, CSV or JSON; compare two.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
@@ -19,10 +18,9 @@ from zenith_tune.doctor.diagnosed_run import (
 )
 from zenith_tune.doctor.logged_run import from_log, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
+from zenith_tune.study.files import Json
 
 STUDY_FILE = "study.json"
-
-Json = dict[str, Any]
 
 
 def find_run(

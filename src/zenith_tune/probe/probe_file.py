@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.calibrate.probed_runs import FILE_NAME
 from zenith_tune.describe.job_spec import PlanSubject
@@ -20,12 +19,10 @@ from zenith_tune.record.folder import StudyLock
 from zenith_tune.runners.base import Runner
 from zenith_tune.shell.secret_names import shaped_secrets
 from zenith_tune.shell.secrets import mask_file
-from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.study.files import Json, TrialFolder, write_json
 from zenith_tune.study.trial import Outcome
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
-
-Json = dict[str, Any]
 
 
 def probe_object(subject: PlanSubject | Planner, probed: Sequence[ProbedLayout]) -> Json:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
 
 from zenith_tune.doctor.diagnosis import Diagnosis, diagnosis_lines, memory_message
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.report.plan.json import planned_object
+from zenith_tune.study.files import Json
 from zenith_tune.units import format_bytes, format_gain, format_seconds
-
-Json = dict[str, Any]
 
 
 def report_lines(diagnosis: Diagnosis, what: str) -> Iterator[str]:

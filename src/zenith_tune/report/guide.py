@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from zenith_tune.describe.tensor_island import tensor_reason
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
 from zenith_tune.report.plan.json import planned_object
+from zenith_tune.study.files import Json
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
 
-Json = dict[str, Any]
 COLUMNS = ("model", "GPUs", "TP", "PP", "DP", "micro-batches")
 
 

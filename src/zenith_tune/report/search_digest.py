@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from zenith_tune.record.view import StudyView
+from zenith_tune.study.files import Json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import ALONE, Findings
 from zenith_tune.units import format_seconds
@@ -34,9 +34,6 @@ class StudyPace:
         left_s = self.left_s(study)
         done = f"{study.num_searched} of at most {self.max_trials}"
         return [done, f"at most {format_seconds(left_s)} left"] if left_s else [done]
-
-
-Json = dict[str, Any]
 
 
 def search_object(view: StudyView) -> Json:

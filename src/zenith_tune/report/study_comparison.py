@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from zenith_tune import __version__
+from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import count, format_gain, format_seconds, format_value
 
@@ -15,8 +16,6 @@ JUST_AS_FAST = 0.0005
 """A gain that is written 0.0%."""
 MAX_CAUTION = 40
 """Values that are longer together are not written into the sentence that warns of them."""
-
-Json = dict[str, Any]
 
 
 def compared(first: Json, second: Json) -> Json:

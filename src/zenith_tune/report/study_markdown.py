@@ -10,14 +10,13 @@ from typing import Any
 
 from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.trial_row import TrialRow
+from zenith_tune.study.files import Json
 from zenith_tune.units import count, format_gain, format_spread, format_value
 
 MAX_ROWS = 20
 MAX_CELL = 120
 COLUMNS = ("trial", "layout", "state", "value and spread", "gain", "step", "memory")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@])")
-
-Json = dict[str, Any]
 
 
 def study_markdown(study: Json) -> str:

@@ -16,11 +16,10 @@ from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, unfinished
 from zenith_tune.serve.control import ControlRequests, ControlUnavailable
 from zenith_tune.serve.running_progress import RunningProgress, SteadySource
+from zenith_tune.study.files import Json
 
 _TIMES = ("now_s",)
 """What changes without anything happening."""
-
-Json = dict[str, Any]
 
 
 class StudyLook:

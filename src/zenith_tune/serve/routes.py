@@ -23,9 +23,7 @@ from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
 from zenith_tune.serve.control import ControlUnavailable
 from zenith_tune.serve.live_study import LiveStudy
 from zenith_tune.serve.study_index import StudyIndex
-from zenith_tune.study.files import TrialFolder, open_regular
-
-Json = dict[str, Any]
+from zenith_tune.study.files import Json, TrialFolder, open_regular
 
 
 def live_page(data: Json, server: Json) -> str:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.record.reader import FILE_NAME, ExportedStudy, StudyReader
@@ -14,7 +14,7 @@ from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPre
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.storage import database_path
 from zenith_tune.record.view import StudyView, TrialView
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zenith_tune.evaluators.base import TuningEvaluator
 
 
-Json = dict[str, Any]
 Stamp = tuple[int, int]
 
 LOG_BYTES = MIB // 2
