@@ -184,7 +184,7 @@ def test_a_calibration_of_another_framework_is_warned_of(plan: Plan, tmp_path: P
         (("--gbs", "2147483648"), "1<=x<=10000000"),
         (("--seq", "1000000000000"), "1<=x<=100000000"),
         (("--what-if", "gbs=1000000000000"), "the batch must be 1 to 10,000,000"),
-        (("--risk", "nan"), "--risk must be a probability"),
+        (("--risk", "nan"), "--risk"),
         (("--model", "http://127.0.0.1:1/x"), "nor a valid Hugging Face id"),
     ],
 )

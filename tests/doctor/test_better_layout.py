@@ -7,10 +7,10 @@ import shlex
 import pytest
 
 from tests.command_runs import running
-from tests.doctor.cases import case
-from zenith_tune.doctor.advice.better_layout import better_layout, emit_command
+from tests.doctor.runs import run_of
+from zenith_tune.doctor.diagnosed_run import RunOrigin
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
-from zenith_tune.doctor.diagnosis_input import RunOrigin
+from zenith_tune.doctor.planner_advice import better_layout, emit_command
 from zenith_tune.layouts.layout import parse_layout
 
 FAR = "TP8 CP2 mbs1 SP Z1"
@@ -19,11 +19,11 @@ MEGATRON = RunOrigin(emit="megatron")
 
 def far(origin: RunOrigin = MEGATRON, framework: str = "megatron") -> str:
     """Return how the planner's layout is told."""
-    return "\n".join(diagnosis_lines(diagnose(case(FAR, cluster="h100x16", origin=origin, framework=framework))))
+    return "\n".join(diagnosis_lines(diagnose(run_of(FAR, cluster="h100x16", origin=origin, framework=framework))))
 
 
 def test_a_layout_that_is_clearly_faster_is_told_with_its_gain_and_what_writes_it() -> None:
-    run = case(FAR, cluster="h100x16", origin=MEGATRON)
+    run = run_of(FAR, cluster="h100x16", origin=MEGATRON)
     advice = better_layout(run, over=0.0)
     assert advice is not None and advice.gain >= 0.1 and advice.planned.oom_probability < run.risk
     assert advice.gain == pytest.approx(run.planned.step_s / advice.planned.step_s - 1)
@@ -32,7 +32,7 @@ def test_a_layout_that_is_clearly_faster_is_told_with_its_gain_and_what_writes_i
 
 
 def test_the_command_writes_that_very_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    advice = better_layout(case(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
+    advice = better_layout(run_of(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
     assert advice is not None
     program, command, *words = shlex.split(advice.command)
     assert (program, command) == ("zenithtune", "plan")
@@ -43,26 +43,26 @@ def test_the_command_writes_that_very_layout(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_run_that_is_about_as_fast_as_the_planners_best_is_left_alone() -> None:
-    run = case("TP2 mbs1 SP Z1", origin=MEGATRON)
+    run = run_of("TP2 mbs1 SP Z1", origin=MEGATRON)
     assert better_layout(run, over=0.0) is None and diagnose(run).is_healthy
 
 
 def test_a_change_that_brings_about_as_much_is_enough() -> None:
-    run = case(FAR, cluster="h100x16", origin=MEGATRON)
+    run = run_of(FAR, cluster="h100x16", origin=MEGATRON)
     advice = better_layout(run, over=0.0)
     assert advice is not None and better_layout(run, over=advice.gain - 0.05) is None
 
 
 def test_what_the_study_has_run_is_not_named_again() -> None:
-    first = better_layout(case(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
+    first = better_layout(run_of(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
     assert first is not None
     tried = RunOrigin(emit="megatron", tried=frozenset({first.planned.layout}))
-    second = better_layout(case(FAR, cluster="h100x16", origin=tried), over=0.0)
+    second = better_layout(run_of(FAR, cluster="h100x16", origin=tried), over=0.0)
     assert second is not None and second.planned.layout != first.planned.layout
 
 
 def test_a_layout_is_one_that_the_format_can_say() -> None:
-    run = case("TP8 PP2 mbs1 SP Z1", cluster="h100x16", origin=RunOrigin(emit="accelerate"))
+    run = run_of("TP8 PP2 mbs1 SP Z1", cluster="h100x16", origin=RunOrigin(emit="accelerate"))
     advice = better_layout(run, over=0.0)
     assert advice is not None and (advice.planned.layout.vp, advice.planned.layout.cp) == (1, 1)
     assert advice.planned.layout.recompute != "selective" and advice.command.endswith("--emit accelerate")
@@ -72,12 +72,12 @@ def test_a_layout_is_one_that_the_format_can_say() -> None:
     ("origin", "framework"), [(RunOrigin(), "megatron"), (RunOrigin(emit="deepspeed"), "megatron")]
 )
 def test_what_no_format_writes_has_no_command(origin: RunOrigin, framework: str) -> None:
-    run = case(FAR, cluster="h100x16", origin=origin, framework=framework)
+    run = run_of(FAR, cluster="h100x16", origin=origin, framework=framework)
     assert emit_command(run, run.layout) == ""
 
 
 def test_a_precision_and_a_framework_are_part_of_the_command() -> None:
-    run = case("Z3 mbs1", seq_len=4096, framework="fsdp", origin=RunOrigin(emit="accelerate"))
+    run = run_of("Z3 mbs1", seq_len=4096, framework="fsdp", origin=RunOrigin(emit="accelerate"))
     other = parse_layout("Z2 mbs2", num_gpus=8, global_batch=64)
     words = shlex.split(emit_command(run, other))
     assert words[words.index("--framework") + 1] == "fsdp" and words[words.index("--explain") + 1] == "DP8 Z2 mbs2"

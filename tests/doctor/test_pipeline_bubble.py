@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.doctor.cases import case
-from zenith_tune.doctor.advice.pipeline import bubble_share, pipeline_bubble
+from tests.doctor.runs import run_of
+from zenith_tune.doctor.speed_advice import bubble_share, pipeline_bubble
 
 
 def test_the_share_is_that_of_narayanan_2021_and_interleaving_divides_it() -> None:
@@ -13,7 +13,7 @@ def test_the_share_is_that_of_narayanan_2021_and_interleaving_divides_it() -> No
 
 
 def test_few_micro_batches_for_many_stages_are_told_with_what_the_planner_says_of_fewer_stages() -> None:
-    run = case("TP2 PP4 mbs1 SP Z1", gbs=8)
+    run = run_of("TP2 PP4 mbs1 SP Z1", gbs=8)
     advice = pipeline_bubble(run)
     assert advice is not None and advice.number == pytest.approx(3 / 11)
     assert "27% of a step is pipeline bubble: (p-1)/(m+p-1) with 4 stages and 8 micro-batches" in advice.finding
@@ -27,23 +27,23 @@ def test_few_micro_batches_for_many_stages_are_told_with_what_the_planner_says_o
 
 
 def test_an_interleaved_pipeline_is_told_by_its_own_share() -> None:
-    advice = pipeline_bubble(case("TP2 PP4 VP2 mbs1 SP Z1", gbs=8))
+    advice = pipeline_bubble(run_of("TP2 PP4 VP2 mbs1 SP Z1", gbs=8))
     assert advice is not None and advice.number == pytest.approx(3 / 19)
     assert "(p-1)/(vm+p-1) with 4 stages of 2 chunks" in advice.finding
 
 
 def test_many_micro_batches_leave_nothing_to_say() -> None:
-    assert pipeline_bubble(case("TP2 PP4 mbs1 SP Z1", gbs=64)) is None
+    assert pipeline_bubble(run_of("TP2 PP4 mbs1 SP Z1", gbs=64)) is None
 
 
 def test_a_job_without_a_pipeline_has_no_bubble() -> None:
-    assert pipeline_bubble(case("TP2 mbs1 SP Z1", gbs=4)) is None
+    assert pipeline_bubble(run_of("TP2 mbs1 SP Z1", gbs=4)) is None
 
 
 def test_where_only_a_larger_batch_helps_it_is_told_with_a_caution() -> None:
     # Fewer stages do not fit, and four micro-batches are too few to interleave eight stages.
     advice = pipeline_bubble(
-        case("TP8 PP8 mbs1 SP Z1 full", model="llama3-70b", cluster="a100-40x64", gbs=4, seq_len=2048)
+        run_of("TP8 PP8 mbs1 SP Z1 full", model="llama3-70b", cluster="a100-40x64", gbs=4, seq_len=2048)
     )
     assert advice is not None and advice.change == "gbs 4 -> 8"
     assert advice.gain > 0.1 and "learning rate" in advice.caution

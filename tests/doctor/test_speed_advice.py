@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.cases import case
+from tests.doctor.runs import run_of
 from zenith_tune.describe.tensor_island import read_topology, with_topology
-from zenith_tune.doctor.advice.batch import small_micro_batch
-from zenith_tune.doctor.advice.memory import full_memory
-from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link
-from zenith_tune.doctor.advice.recompute import idle_recompute, needless_recompute
-from zenith_tune.doctor.diagnosis import single_change
-from zenith_tune.doctor.diagnosis_input import DiagnosisInput, Measured
+from zenith_tune.doctor.diagnosed_run import Measured
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput
+from zenith_tune.doctor.memory_advice import full_memory
+from zenith_tune.doctor.planner_advice import single_change
+from zenith_tune.doctor.speed_advice import (
+    data_parallel_traffic,
+    idle_recompute,
+    needless_recompute,
+    slow_tensor_link,
+    small_micro_batch,
+)
 from zenith_tune.planner.planner import Planner
 
 TOPOLOGIES = Path(__file__).parents[1] / "describe" / "topologies"
@@ -21,7 +26,7 @@ GB = 1e9
 
 
 def test_a_micro_batch_that_does_not_fill_the_gpu_is_told() -> None:
-    run = case("TP8 mbs1 SP Z1", seq_len=1024)
+    run = run_of("TP8 mbs1 SP Z1", seq_len=1024)
     advice = small_micro_batch(run)
     assert advice is not None and "a micro-batch of 1 (1,024 tokens" in advice.finding
     larger = advice.planned
@@ -32,17 +37,17 @@ def test_a_micro_batch_that_does_not_fill_the_gpu_is_told() -> None:
 
 
 def test_a_micro_batch_of_long_sequences_is_large_enough() -> None:
-    assert small_micro_batch(case("TP2 mbs1 SP Z1", seq_len=8192)) is None
+    assert small_micro_batch(run_of("TP2 mbs1 SP Z1", seq_len=8192)) is None
 
 
 def test_a_larger_micro_batch_that_does_not_fit_is_not_advised() -> None:
-    run = case("TP8 mbs1 SP Z1", seq_len=1024, model="llama3-70b", cluster="h200x8", gbs=8)
+    run = run_of("TP8 mbs1 SP Z1", seq_len=1024, model="llama3-70b", cluster="h200x8", gbs=8)
     assert run.planned.memory_bytes > 0.9 * run.planned.capacity_bytes
     assert small_micro_batch(run) is None
 
 
 def test_a_larger_micro_batch_that_only_grows_the_bubble_is_not_advised() -> None:
-    assert small_micro_batch(case("TP2 PP4 mbs1 SP Z1", gbs=8, seq_len=2048)) is None
+    assert small_micro_batch(run_of("TP2 PP4 mbs1 SP Z1", gbs=8, seq_len=2048)) is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_a_larger_micro_batch_that_only_grows_the_bubble_is_not_advised() -> Non
     ],
 )
 def test_tensor_parallelism_over_a_slow_link_is_told(layout: str, cluster: str, words: str) -> None:
-    run = case(layout, cluster=cluster, seq_len=4096)
+    run = run_of(layout, cluster=cluster, seq_len=4096)
     advice = slow_tensor_link(run)
     assert advice is not None and words in advice.finding
     assert advice.number == pytest.approx(run.planned.time_parts["tp"] / run.planned.step_s) and advice.number > 0.3
@@ -62,12 +67,12 @@ def test_tensor_parallelism_over_a_slow_link_is_told(layout: str, cluster: str, 
 
 
 def test_tensor_parallelism_inside_nvlink_is_fine() -> None:
-    assert slow_tensor_link(case("TP8 mbs1 SP Z1")) is None
-    assert slow_tensor_link(case("PP2 mbs1 Z1 full", cluster="l40sx8", seq_len=4096)) is None
+    assert slow_tensor_link(run_of("TP8 mbs1 SP Z1")) is None
+    assert slow_tensor_link(run_of("PP2 mbs1 Z1 full", cluster="l40sx8", seq_len=4096)) is None
 
 
 def test_what_nvlink_joins_is_what_the_topology_of_the_node_says() -> None:
-    plain = case("TP4 mbs1 SP Z1", cluster="a100x8", seq_len=4096)
+    plain = run_of("TP4 mbs1 SP Z1", cluster="a100x8", seq_len=4096)
     assert slow_tensor_link(plain) is None
     pairs = read_topology(TOPOLOGIES / "a100_pcie_pairs.txt")
     at = plain.planner
@@ -78,10 +83,10 @@ def test_what_nvlink_joins_is_what_the_topology_of_the_node_says() -> None:
 
 def test_a_memory_that_is_all_but_full_is_told_with_what_it_costs() -> None:
     # As in Megatron-LM's PR 6311: 79.7 GB in use of 80, and 32.8 in place of 225 TFLOP/s.
-    base = case("TP2 mbs1 SP Z1")
+    base = run_of("TP2 mbs1 SP Z1")
     context = base.planner.calibration.memory.context_bytes
     peak = 0.996 * base.planned.capacity_bytes - context
-    run = case("TP2 mbs1 SP Z1", measured=Measured(step_s=30.0, peak_bytes=peak))
+    run = run_of("TP2 mbs1 SP Z1", measured=Measured(step_s=30.0, peak_bytes=peak))
     advice = full_memory(run)
     assert advice is not None and advice.number == pytest.approx(0.996)
     assert "the memory is 99.6% full" in advice.finding and "measured" in advice.finding
@@ -89,12 +94,12 @@ def test_a_memory_that_is_all_but_full_is_told_with_what_it_costs() -> None:
 
 
 def test_a_plan_that_all_but_fills_the_memory_needs_no_measurement() -> None:
-    run = case("TP2 mbs1 SP Z1")
+    run = run_of("TP2 mbs1 SP Z1")
     tight = Measured(step_s=run.planned.step_s)
     full = next(
         found
         for blocks in range(31, 0, -1)
-        if (found := case(f"TP2 mbs2 SP Z1 full/block{blocks}", measured=tight)).planned.memory_bytes
+        if (found := run_of(f"TP2 mbs2 SP Z1 full/block{blocks}", measured=tight)).planned.memory_bytes
         > 0.985 * run.planned.capacity_bytes
     )
     advice = full_memory(full)
@@ -103,18 +108,18 @@ def test_a_plan_that_all_but_fills_the_memory_needs_no_measurement() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.96])
 def test_a_memory_with_room_is_not_worth_a_word(share: float) -> None:
-    base = case("TP2 mbs1 SP Z1")
+    base = run_of("TP2 mbs1 SP Z1")
     peak = share * base.planned.capacity_bytes - base.planner.calibration.memory.context_bytes
-    assert full_memory(case("TP2 mbs1 SP Z1", measured=Measured(step_s=7.0, peak_bytes=peak))) is None
+    assert full_memory(run_of("TP2 mbs1 SP Z1", measured=Measured(step_s=7.0, peak_bytes=peak))) is None
 
 
 def test_selective_recomputation_beside_flash_attention_saves_nothing() -> None:
-    run = case("TP2 PP2 mbs1 SP Z1 selective")
+    run = run_of("TP2 PP2 mbs1 SP Z1 selective")
     advice = idle_recompute(run)
     assert advice is not None and advice.change == "recompute selective -> none"
     assert "recomputes the core of attention and saves 0.0 GiB" in advice.finding
     assert 0 <= advice.number < 0.6 * GB and advice.gain > 0.03
-    assert idle_recompute(case("TP2 PP2 mbs1 SP Z1 selective", modules=("core_attn",))) is not None
+    assert idle_recompute(run_of("TP2 PP2 mbs1 SP Z1 selective", modules=("core_attn",))) is not None
 
 
 @pytest.mark.parametrize(
@@ -128,11 +133,11 @@ def test_selective_recomputation_beside_flash_attention_saves_nothing() -> None:
     ],
 )
 def test_recomputation_that_saves_something_is_left_alone(layout: str, modules: tuple[str, ...]) -> None:
-    assert idle_recompute(case(layout, modules=modules)) is None
+    assert idle_recompute(run_of(layout, modules=modules)) is None
 
 
 def test_recomputation_of_layers_that_there_is_room_for_is_told() -> None:
-    run = case("TP2 PP2 mbs1 SP Z1 full")
+    run = run_of("TP2 PP2 mbs1 SP Z1 full")
     advice = needless_recompute(run)
     assert advice is not None and advice.number == pytest.approx(
         run.planned.time_parts["recompute"] / run.planned.step_s
@@ -141,14 +146,14 @@ def test_recomputation_of_layers_that_there_is_room_for_is_told() -> None:
 
 
 def test_recomputation_that_is_needed_is_left_alone() -> None:
-    assert needless_recompute(case("TP2 PP2 mbs1 SP Z1")) is None
-    needed = case("TP8 PP8 mbs1 SP Z1 full", model="llama3-405b", cluster="h100x64", gbs=64)
+    assert needless_recompute(run_of("TP2 PP2 mbs1 SP Z1")) is None
+    needed = run_of("TP8 PP8 mbs1 SP Z1 full", model="llama3-405b", cluster="h100x64", gbs=64)
     assert needed.planned.memory_bytes > 0.8 * needed.planned.capacity_bytes
     assert needless_recompute(needed) is None
 
 
 def test_recomputation_is_left_out_with_smaller_micro_batches_where_larger_ones_do_not_fit() -> None:
-    run = case("Z3 mbs2 full", gbs=16, framework="fsdp")
+    run = run_of("Z3 mbs2 full", gbs=16, framework="fsdp")
     advice = needless_recompute(run)
     assert advice is not None and advice.change == "mbs 2 -> 1, recompute full/uniform1 -> none"
     assert "24% of a step recomputes layers" in advice.finding and advice.gain > 0.2
@@ -156,7 +161,7 @@ def test_recomputation_is_left_out_with_smaller_micro_batches_where_larger_ones_
 
 
 def test_data_parallel_ranks_that_wait_for_one_another_are_told() -> None:
-    run = case("Z3 mbs1", cluster="l40sx8", seq_len=4096, framework="deepspeed")
+    run = run_of("Z3 mbs1", cluster="l40sx8", seq_len=4096, framework="deepspeed")
     advice = data_parallel_traffic(run)
     assert advice is not None and advice.number == pytest.approx(run.planned.time_parts["dp"] / run.planned.step_s)
     assert "60% of a step is data-parallel communication: 8 ranks gather the weights anew for each" in advice.finding
@@ -170,18 +175,18 @@ def test_data_parallel_ranks_that_wait_for_one_another_are_told() -> None:
     ("layout", "cluster"), [("Z3 mbs4 full", "l40sx8"), ("Z3 mbs1", "h100x8"), ("Z2 mbs2 full", "l40sx8")]
 )
 def test_data_parallel_traffic_that_takes_little_is_left_alone(layout: str, cluster: str) -> None:
-    run = case(layout, cluster=cluster, seq_len=4096, framework="deepspeed")
-    assert run.runs and run.planned.time_parts["dp"] < 0.1 * run.planned.step_s
+    run = run_of(layout, cluster=cluster, seq_len=4096, framework="deepspeed")
+    assert run.trains and run.planned.time_parts["dp"] < 0.1 * run.planned.step_s
     assert data_parallel_traffic(run) is None
 
 
 def test_data_parallel_traffic_that_no_change_makes_less_is_left_alone() -> None:
-    run = case("Z3 mbs1 full", model="llama2-13b", gbs=8, cluster="l40sx8", seq_len=4096, framework="deepspeed")
-    assert run.runs and run.planned.time_parts["dp"] > 0.3 * run.planned.step_s
+    run = run_of("Z3 mbs1 full", model="llama2-13b", gbs=8, cluster="l40sx8", seq_len=4096, framework="deepspeed")
+    assert run.trains and run.planned.time_parts["dp"] > 0.3 * run.planned.step_s
     assert data_parallel_traffic(run) is None, "one micro-batch of one sample, and nothing but ZeRO-3 fits"
 
 
 def test_one_change_is_told_where_it_has_no_cause_of_its_own_and_only_where_it_is_worth_it() -> None:
-    advice = single_change(case("TP8 mbs1 SP Z1"))
+    advice = single_change(run_of("TP8 mbs1 SP Z1"))
     assert advice is not None and advice.gain >= 0.05 and "tp 8 -> 4" in advice.change
-    assert single_change(case("TP2 mbs1 SP Z1")) is None
+    assert single_change(run_of("TP2 mbs1 SP Z1")) is None

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.doctor.cases import case
+from tests.doctor.runs import run_of
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.doctor.diagnosis import study_diagnosis, trial_diagnosis, tried_layouts
+from zenith_tune.doctor.diagnosed_run import tried_layouts
+from zenith_tune.doctor.diagnosis import study_diagnosis, trial_diagnosis
 from zenith_tune.presets.demo import DemoPreset
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 
-RUN = case("TP2 PP4 mbs1 SP Z1", gbs=8)
+RUN = run_of("TP2 PP4 mbs1 SP Z1", gbs=8)
 SUBJECT = PlanSubject(model=RUN.planner.model, cluster=RUN.planner.cluster, job=RUN.planner.job)
 
 
@@ -92,5 +93,5 @@ def test_a_trial_that_ran_out_of_memory_is_told_what_helps() -> None:
     assert lines[0].startswith("it ran out of memory; what helps") and any(line.startswith("  fits") for line in lines)
 
 
-def test_a_layout_that_cannot_be_reckoned_is_passed_over() -> None:
+def test_a_layout_that_cannot_be_estimated_is_passed_over() -> None:
     assert trial_diagnosis(SUBJECT, replace(RUN.layout, tp=3), trial(Outcome.OK, 1.3)) == []

@@ -77,26 +77,24 @@ def test_all_layouts_of_the_plan_hold_the_rules_and_differ() -> None:
     ("command", "parts"),
     [
         ("true", ["pretrain_*.py"]),
-        (f"torchrun pretrain_gpt.py {SHAPE}", ["GPUs", "--args n_gpus=8"]),
+        (f"torchrun pretrain_gpt.py {SHAPE}", ["n_gpus=8"]),
         (f"torchrun --nproc-per-node 8 pretrain_bert.py {SHAPE}", ["decoder-only", "pretrain_bert.py"]),
-        ("torchrun --nproc-per-node 8 pretrain_gpt.py --bf16", ["--args model=llama3-8b"]),
+        ("torchrun --nproc-per-node 8 pretrain_gpt.py --bf16", ["model="]),
         (
             f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --moe-token-dispatcher-type flex",
-            ["--moe-token-dispatcher-type flex cannot do", "alltoall"],
+            ["--moe-token-dispatcher-type flex", "alltoall"],
         ),
         (f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --use-megatron-fsdp", ["--use-megatron-fsdp"]),
     ],
 )
-def test_what_cannot_be_probed_is_one_line_with_options_that_a_probe_has(command: str, parts: list[str]) -> None:
+def test_what_cannot_be_probed_is_refused_in_one_line(command: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
         ProbeJob.of(command, MegatronLmOverrides())
     text = str(refused.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text
+    assert "\n" not in text and all(part in text for part in parts)
 
 
-def test_a_cluster_that_is_too_small_is_refused_with_its_option() -> None:
+def test_a_cluster_that_is_too_small_is_refused_with_one_that_is_large_enough() -> None:
     with pytest.raises(UsageError, match="cluster=h200x64"):
         job_of(n_gpus=64).subject("h200x8")
     assert job_of(n_gpus=4).subject("h200x8").cluster.num_gpus == 4
@@ -112,5 +110,5 @@ def test_the_folder_of_a_script_is_put_in_and_what_only_a_shell_knows_is_refused
     assert f"PYTHONPATH={tmp_path}/tree" in job.command and f"--data-path {tmp_path}/data" in job.command
     assert "$(" not in job.command and "NAME" not in job.command
     (tmp_path / "train.sh").write_text(f"{head}{train}$(date)\n")
-    with pytest.raises(UsageError, match=r"cannot know what '\$\(date\)' is: write it out"):
+    with pytest.raises(UsageError, match=r"'\$\(date\)'"):
         ProbeJob.of(f"bash {tmp_path}/train.sh", MegatronLmOverrides())

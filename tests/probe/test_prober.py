@@ -33,19 +33,19 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
     runner = LocalRunner(grace_s=1.0)
 
     def run(
-        layout: str = "PP4", *, timeout_s: float | None = 60, tell: list[str] | None = None, **how: str
+        layout: str = "PP4", *, timeout_s: float | None = 60, notes: list[str] | None = None, **how: str
     ) -> ProbedLayout:
-        told: list[str] = [] if tell is None else tell
+        lines: list[str] = [] if notes is None else notes
         job = ProbeJob.of(CommandLine.from_argv(training(**how)).text, MegatronLmOverrides())
         subject = job.subject("h200x8")
         prober = Prober(
             planner=Planner(subject.model, subject.cluster, subject.job),
             runner=runner,
             folder=tmp_path / "out",
-            run_of=job.run_of,
+            job=job,
             num_steps=NUM_STEPS,
             timeout_s=timeout_s,
-            tell=told.append,
+            notify=lines.append,
         )
         return prober.probe(job.named(layout))
 
@@ -53,14 +53,14 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
     runner.close()
 
 
-def test_three_stages_run_one_after_the_other_until_they_have_told_enough(probe: Probe, tmp_path: Path) -> None:
-    told: list[str] = []
+def test_three_stages_run_one_after_the_other_until_they_have_measured_enough(probe: Probe, tmp_path: Path) -> None:
+    notes: list[str] = []
     begin = time.monotonic()
-    probed = probe(tell=told)
+    probed = probe(notes=notes)
     assert time.monotonic() - begin < 30, "the script itself would train for 50 seconds on each rank"
     assert probed.ok and [stage.probe.stage for stage in probed.stages] == [0, 1, 3]
     assert [(rank, world) for rank, world, _ in started(tmp_path)] == [(0, 8), (2, 8), (6, 8)]
-    assert told == [f"{probed.planned.name}: stage {stage} of 4" for stage in (0, 1, 3)]
+    assert notes == [f"{probed.planned.name}: stage {stage} of 4" for stage in (0, 1, 3)]
     assert marked_processes(tmp_path) == [], "nothing is left running, not even what left its process group"
 
 

@@ -56,7 +56,7 @@ class Client:
         return self._send(urllib.request.Request(self.base + path, headers={**self.headers, **_named(headers)}))
 
     def post(self, path: str, *, body: bytes = b"{}", changes: Mapping[str, str | None] | None = None) -> Reply:
-        """Send a wish as the page would, but for the headers that are given."""
+        """Send a request as the page would, but for the headers that are given."""
         own: dict[str, str | None] = {
             "Origin": self.base,
             "Content-Type": "application/json",

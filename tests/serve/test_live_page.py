@@ -164,7 +164,7 @@ def test_what_cannot_be_asked_has_no_button(browser: Browser, tuned: Recorded, c
     wait_until(lambda: is_hidden(browser, "#live-pause") and is_hidden(browser, "#live-cancel-3"))
 
 
-def test_a_refused_wish_is_told_in_the_dialog(browser: Browser, tuned: Recorded, client: Client) -> None:
+def test_a_refused_request_is_shown_in_the_dialog(browser: Browser, tuned: Recorded, client: Client) -> None:
     show(browser, client)
     client.server.access.csrf = "another"
     browser.click("#live-pause")

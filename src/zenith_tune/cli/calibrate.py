@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.plan import PRECISIONS
+from zenith_tune.cli.options import COUNT, PRECISIONS, Options, debug_option, echo_json, json_option, path_option
 from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,28 +17,27 @@ if TYPE_CHECKING:
     from zenith_tune.calibrate.measured_run import MeasuredRun
     from zenith_tune.calibrate.study_runs import StudiedJob
 
-Options = dict[str, Any]
 OF_A_STUDY = ("model", "cluster", "seq")
 MAX_BYTES = 4 * 2**20
 """No calibration is larger; what is so is not read to see."""
 
 
 @click.command(short_help="Fit the planner's coefficients to measured runs, or to the trials of a study.")
-@click.option("--rows", type=click.Path(path_type=Path), multiple=True, metavar="PATH",
-              help="Measured runs: a CSV file, or a folder of them. May be given several times.")  # fmt: skip
-@click.option("--study", type=click.Path(path_type=Path), metavar="FOLDER", help="A finished study, with study.json.")
-@click.option("--probes", type=click.Path(path_type=Path), multiple=True, metavar="FOLDER",
-              help="What `zenithtune probe` wrote. May be given several times, and beside --rows.")  # fmt: skip
+@path_option("--rows", multiple=True, metavar="PATH",
+             help="Measured runs: a CSV file, or a folder of them. May be given several times.")  # fmt: skip
+@path_option("--study", metavar="FOLDER", help="A finished study, with study.json.")
+@path_option("--probes", multiple=True, metavar="FOLDER",
+             help="What `zenithtune probe` wrote. May be given several times, and beside --rows.")  # fmt: skip
 @click.option("--model", metavar="NAME|PATH", help="--study: the model that was trained.")
 @click.option("--cluster", metavar="NAME|PATH", help="--study: the GPUs that it ran on, e.g. h100x64.")
-@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="--study: sequence length, in tokens.")
-@click.option("--gbs", type=click.IntRange(min=1), metavar="N", help="--study: global batch. [default: the study's]")
+@click.option("--seq", type=COUNT, metavar="N", help="--study: sequence length, in tokens.")
+@click.option("--gbs", type=COUNT, metavar="N", help="--study: global batch. [default: the study's]")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="--study: of matrix work. [default: bf16]")
 @click.option("--framework", metavar="NAME", help="What ran. [default: what most of the rows are of; megatron]")
-@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
+@path_option("--output", required=True, help="The file to write.")
 @click.option("--all", "fit_all", is_flag=True, help="--rows: one file per framework into the folder --output, anew.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@json_option
+@debug_option
 def calibrate(**options: Any) -> int:
     """Fit the coefficients of the planner's estimates to what was measured, and write them to a file.
 
@@ -56,41 +53,18 @@ def calibrate(**options: Any) -> int:
     _refuse_contradictions(options)
     output: Path = options["output"]
     _refuse_output(output, is_folder=options["fit_all"])
-    written = []
+    objects = []
     for fit in _fits(options):
+        from zenith_tune.report.calibration import calibration_lines, calibration_object
+
         path = output / f"{fit.calibration.framework}.json" if options["fit_all"] else output
         _save(fit, path)
-        written.append(_Written(fit, path))
+        objects.append(calibration_object(fit, str(path)))
         if not options["as_json"]:
-            written[-1].say()
+            click.echo("\n".join(calibration_lines(fit, path)))
     if options["as_json"]:
-        objects = [each.as_object() for each in written]
-        click.echo(json.dumps({"calibrations": objects} if options["fit_all"] else objects[0], allow_nan=False))
+        echo_json({"calibrations": objects} if options["fit_all"] else objects[0])
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """Hold a calibration that was written, and where."""
-
-    fit: CalibrationFit
-    path: Path
-
-    def say(self) -> None:
-        """Tell a person."""
-        from zenith_tune.report.calibration import calibration_lines
-
-        for line in calibration_lines(self.fit):
-            click.echo(line)
-        framework = self.fit.calibration.framework
-        click.echo(f"written: {self.path}")
-        click.echo(f"use it: zenithtune plan ... --framework {framework} --calibration {self.path}")
-
-    def as_object(self) -> dict[str, Any]:
-        """Return what a program reads."""
-        from zenith_tune.report.calibration import calibration_object
-
-        return calibration_object(self.fit, str(self.path))
 
 
 def _refuse_contradictions(options: Options) -> None:
@@ -121,7 +95,8 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
     place = path if is_folder else path.parent
     try:
         if not place.is_dir():
-            raise UsageError(f"--output {path} cannot be written: {place} is no folder; make it, or give another one")
+            problem = f"--output {path} cannot be written: {place} is no folder"
+            raise UsageError(problem, hint="make it, or give another one")
         if not is_folder and path.is_dir():
             raise UsageError(
                 f"--output must be a file, but {path} is a folder", hint=f"give a file in it, {path}/mine.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -15,51 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli.options import COUNT, Options, debug_option, echo_json, json_option, path_option
 from zenith_tune.errors import StudyInterrupted, UsageError
 
 if TYPE_CHECKING:
     from zenith_tune.checkpoint.model_shape import ModelShape
     from zenith_tune.checkpoint.output_place import Written
 
-Options = dict[str, Any]
-COUNT = click.IntRange(min=1)
 VOCAB_DIVISOR = 128
 NAMED = ("heads", "kv_heads", "head_dim", "vocab", "tied", "whole_experts", "any_model")
 
 
 def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that tell a model's shape."""
+    """Add the options that describe a model's shape, and those that both commands have."""
     options = [
         click.option("--model", metavar="NAME|PATH", help="The model's name or config.json: tells all that follows."),
         click.option("--heads", type=COUNT, metavar="N", help="Attention heads."),
         click.option("--kv-heads", type=COUNT, metavar="N", help="Query groups, heads of keys and values."),
         click.option("--head-dim", type=COUNT, metavar="N", help="Size of a head."),
         click.option("--vocab", type=COUNT, metavar="N", help="Entries of the vocabulary, without padding."),
-        click.option(
-            "--vocab-divisible-by",
-            type=COUNT,
-            default=VOCAB_DIVISOR,
-            show_default=True,
-            metavar="N",
-            help="Megatron-LM's --make-vocab-size-divisible-by.",
-        ),
-        click.option(
-            "--tied/--untied", default=None, help="Whether the output layer is the embedding. [default: by the shards]"
-        ),
-        click.option(
-            "--whole-experts",
-            is_flag=True,
-            help="Experts are not split over tensor ranks: --expert-tensor-parallel-size 1.",
-        ),
-        click.option(
-            "--any-model",
-            is_flag=True,
-            help="Its layers differ, or it has no embedding or final norm: do not hold them against one another.",
-        ),
+        click.option("--vocab-divisible-by", type=COUNT, default=VOCAB_DIVISOR, show_default=True, metavar="N",
+                     help="Megatron-LM's --make-vocab-size-divisible-by."),
+        click.option("--tied/--untied", default=None,
+                     help="Whether the output layer is the embedding. [default: by the shards]"),
+        click.option("--whole-experts", is_flag=True,
+                     help="Experts are not split over tensor ranks: --expert-tensor-parallel-size 1."),
+        click.option("--any-model", is_flag=True,
+                     help="Its layers differ, or it has no embedding or final norm: "
+                     "do not hold them against one another."),
         click.option("--force", is_flag=True, help="Replace what --output names, if it is of the same kind."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-        click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong."),
-    ]
+        json_option,
+        debug_option,
+    ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
@@ -72,8 +58,7 @@ def checkpoint() -> None:
 
 @checkpoint.command(short_help="Join the shards of all ranks into one file.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--output", type=click.Path(path_type=Path), required=True, metavar="FILE",
-              help="The file to write, .safetensors or .bin.")  # fmt: skip
+@path_option("--output", required=True, help="The file to write, .safetensors or .bin.")
 @_of_the_model
 def merge(folder: Path, output: Path, **options: Any) -> int:
     """Join the shards in DIR into one file with the same names, their layers numbered through.
@@ -91,8 +76,7 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--tp", type=COUNT, required=True, metavar="T", help="Tensor ranks of the new layout.")
 @click.option("--pp", type=COUNT, required=True, metavar="P", help="Pipeline stages of the new layout.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="DIR",
-              help="The folder to write. [default: DIR-tpT-ppP]")  # fmt: skip
+@path_option("--output", metavar="DIR", help="The folder to write. [default: DIR-tpT-ppP]")
 @click.option("--layers-per-stage", metavar="N,N,...", help="Layers of each stage. [default: the same on each]")
 @click.option("--numbering", type=click.Choice(["local", "global"]),
               help="Number the layers anew on each stage, or through. [default: as they are, else local]")  # fmt: skip
@@ -136,10 +120,9 @@ def _reported(place: Path, options: Options, run: Callable[[], Written]) -> int:
         click.echo("zenithtune: interrupted: nothing was left behind", err=True)
         return 128 + error.signum
     if options["as_json"]:
-        click.echo(json.dumps(written.as_object()))
+        echo_json(written.as_object())
     else:
-        for line in written.lines(place):
-            click.echo(line)
+        click.echo("\n".join(written.lines(place)))
     return 0
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from zenith_tune.cli.options import debug_option, path_option, study_place
 from zenith_tune.errors import UsageError
 
 
 @click.command(short_help="Write a study to MLflow, or for TensorBoard.")
 @click.option("--mlflow", metavar="URI", help="MLflow's store, such as sqlite:///mlflow.db or http://host:5000.")
-@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR",
-              help="Where TensorBoard looks; the study gets a folder in it.")  # fmt: skip
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
-@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@path_option("--tensorboard", metavar="DIR", help="Where TensorBoard looks; the study gets a folder in it.")
+@study_place
+@debug_option
 @click.argument("study", metavar="STUDY")
 def export(study: str, **options: Any) -> int:
     """Write the trials of a study that have ended: parameters, measurements, outcome, cause and command.

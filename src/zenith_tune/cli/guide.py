@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
-from zenith_tune.planner.size_guide import GPU, SEQ_LEN
+from zenith_tune.cli.options import (
+    BATCH,
+    SEQUENCE,
+    Options,
+    debug_option,
+    echo_json,
+    json_option,
+    linked,
+    topology_option,
+)
+from zenith_tune.planner.size_guide import GPU, SEQ_LEN, TABLE
 
 if TYPE_CHECKING:
     from zenith_tune.planner.planner import Planner
     from zenith_tune.planner.size_guide import GuideComparison, SizeGuide
 
-Options = dict[str, Any]
 MAX_GPUS = 1_000_000
 
 
 @click.command(short_help="Give a layout by the size of a model, beside what the planner would choose.")
 @click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
 @click.option("--gpu", default=GPU, show_default=True, metavar="NAME", help="Their kind, e.g. h100.")
-@click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
-              help="What `nvidia-smi topo -m` prints on a node: TP stays where NVLink joins its GPUs.")  # fmt: skip
-@click.option("--seq", type=click.IntRange(1, MAX_SEQ), default=SEQ_LEN, show_default=True, metavar="N",
-              help="Sequence length.")  # fmt: skip
-@click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch. [default: the table's]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@topology_option(": TP stays where NVLink joins its GPUs")
+@click.option("--seq", type=SEQUENCE, default=SEQ_LEN, show_default=True, metavar="N", help="Sequence length.")
+@click.option("--gbs", type=BATCH, metavar="N", help="Global batch. [default: the table's]")
+@json_option
+@debug_option
 @click.argument("size", required=False)
 def guide(size: str | None, **options: Any) -> int:
     """Say how a model like Llama of SIZE is usually cut, e.g. 70B, and what the planner says of that and of its own.
@@ -40,17 +44,18 @@ def guide(size: str | None, **options: Any) -> int:
     zenithtune guide 70B --gpus 64
     zenithtune guide 30B --gpus 64 --gpu h100 --seq 8192 --gbs 256
     """
-    if size is None:
-        _show_table(options)
-        return 0
-    found = _comparison(size, options)
-    from zenith_tune.report.guide import GuideReport, comparison_object
+    found = None if size is None else _comparison(size, options)
+    from zenith_tune.report.guide import comparison_lines, comparison_object, table_lines
 
-    if options["as_json"]:
-        click.echo(json.dumps(comparison_object(found), allow_nan=False))
+    if found is None:
+        lines, shown = table_lines(TABLE), {"table": [asdict(row) for row in TABLE]}
     else:
-        GuideReport().comparison(found)
-    return 0 if found.best is not None else 1
+        lines, shown = comparison_lines(found), comparison_object(found)
+    if options["as_json"]:
+        echo_json(shown)
+    else:
+        click.echo("\n".join(lines))
+    return 0 if found is None or found.best is not None else 1
 
 
 def _comparison(size: str, options: Options) -> GuideComparison:
@@ -61,18 +66,14 @@ def _comparison(size: str, options: Options) -> GuideComparison:
     from zenith_tune.planner.size_guide import guide_row, parse_size, size_guide, sized_model
 
     billions = parse_size(size)
-    cluster = catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus)
-    if (path := options["topology"]) is not None:
-        from zenith_tune.describe.tensor_island import read_topology, with_topology
-
-        cluster = with_topology(cluster, read_topology(path), path.name)
+    cluster = linked(catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus), options)
     found = size_guide(billions, num_gpus=cluster.num_gpus, island=cluster.fast_domain, global_batch=options["gbs"])
     precision = "bf16"
     if not has_bf16(cluster.gpu.name):
         precision = "fp16"
         found = replace(found, rules=(f"{cluster.gpu.name} has no bf16: fp16, with a scaled loss", *found.rules))
     job = JobSpec(seq_len=options["seq"], framework=load_framework("megatron"), precision=precision)
-    # Not before: a mistake is told without the planner.
+    # Not before: a mistake is reported without the planner.
     from zenith_tune.planner.planner import Planner
 
     return _compared(Planner(sized_model(billions), cluster, job), found)
@@ -90,16 +91,3 @@ def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
     return GuideComparison(
         guide=found, planned=explained.planned, broken=explained.broken, verdict=explained.verdict, plan=plan
     )
-
-
-def _show_table(options: Options) -> None:
-    from dataclasses import asdict
-
-    from zenith_tune.planner.size_guide import TABLE
-
-    if options["as_json"]:
-        click.echo(json.dumps({"table": [asdict(row) for row in TABLE]}))
-        return
-    from zenith_tune.report.guide import GuideReport
-
-    GuideReport().table(TABLE)

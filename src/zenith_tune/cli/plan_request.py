@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import click
 
+from zenith_tune.cli.options import Options
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.formats import FRAMEWORKS, refuse_framework
 
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
     from zenith_tune.describe.job_spec import JobSpec
     from zenith_tune.describe.model_spec import ModelSpec
+    from zenith_tune.describe.topology import Topology
     from zenith_tune.estimate.calibration import Calibration
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.layouts.search_space import SearchSpace
     from zenith_tune.planner.planner import Planner
 
-Options = dict[str, Any]
 BOUNDED = ("tp", "pp", "cp", "mbs")
 
 
@@ -35,6 +36,26 @@ class PlanRequest:
     layout: Layout | None
     """The layout to explain."""
     calibration: Path | None
+    tensor_reason: str = ""
+    """How large the links of the nodes let tensor parallelism be, where they were looked at."""
+    is_within_island: bool = False
+    """Whether tensor parallelism is kept inside what NVLink joins, which nobody asked for."""
+
+    def within_island(self, topology: Topology | None, *, is_bounded: bool) -> Self:
+        """Keep tensor parallelism inside what NVLink joins, unless a size is given, which is meant."""
+        from zenith_tune.describe.tensor_island import tensor_reason
+
+        reason = tensor_reason(self.cluster, topology)
+        if is_bounded:
+            return replace(self, tensor_reason=reason)
+        space = replace(self.space, max_tp=min(self.space.max_tp, self.cluster.fast_domain))
+        return replace(self, space=space, tensor_reason=reason, is_within_island=True)
+
+    def beyond_island(self) -> Self:
+        """Let tensor parallelism be of any size, because nothing fits inside what NVLink joins."""
+        reason = f"{self.tensor_reason}; nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
+        space = replace(self.space, max_tp=type(self.space)().max_tp)
+        return replace(self, space=space, tensor_reason=reason, is_within_island=False)
 
     def planner(self) -> Planner:
         """Return the planner."""
@@ -76,7 +97,7 @@ def read_request(options: Options) -> PlanRequest:
         precision=options["precision"],
         dispatcher=options["dispatcher"],
     )
-    return PlanRequest(
+    request = PlanRequest(
         model=model,
         cluster=cluster,
         job=job,
@@ -84,6 +105,20 @@ def read_request(options: Options) -> PlanRequest:
         layout=_layout(cluster, options),
         calibration=options["calibration"],
     )
+    return _linked(request, options)
+
+
+def _linked(request: PlanRequest, options: Options) -> PlanRequest:
+    """Return the request with tensor parallelism bounded by how the nodes are linked, where that is known."""
+    path, topology = options["topology"], None
+    if path is not None:
+        from zenith_tune.describe.tensor_island import read_topology, with_topology
+
+        topology = read_topology(path)
+        request = replace(request, cluster=with_topology(request.cluster, topology, path.name))
+    elif options["cluster"].strip().lower() != "local":
+        return request
+    return request.within_island(topology, is_bounded=options["max_tp"] is not None)
 
 
 def _refuse_contradictions(options: Options) -> None:

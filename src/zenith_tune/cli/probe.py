@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli.options import (
+    BATCH,
+    COUNT,
+    Options,
+    args_option,
+    calibration_of,
+    calibration_option,
+    debug_option,
+    echo_json,
+    pairs,
+    path_option,
+)
 from zenith_tune.errors import DiskFullError, StudyInterrupted, UsageError
-from zenith_tune.planner.limits import MAX_BATCH, RISK
+from zenith_tune.planner.limits import RISK
 
 if TYPE_CHECKING:
     from zenith_tune.describe.job_spec import PlanSubject
@@ -24,7 +34,6 @@ if TYPE_CHECKING:
     from zenith_tune.probe.prober import Prober
     from zenith_tune.report.probe import ProbeReport
 
-Options = dict[str, Any]
 MAX_PROBES = 64
 NUM_STEPS = 3
 """Whole steps after the first: enough for a median, and each costs seconds."""
@@ -34,20 +43,19 @@ NUM_STEPS = 3
 @click.option("--layout", "layouts", metavar="LAYOUT", multiple=True,
               help="What to probe, e.g. 'TP8 PP4'. May be given again. [default: the command's own]")  # fmt: skip
 @click.option("--top", type=click.IntRange(1, MAX_PROBES), metavar="K", help="Probe the best K layouts of the plan.")
-@click.option("--args", "args", metavar="K=V,...", multiple=True, help="Arguments of preset megatron-lm, e.g. gbs=256.")
-@click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster. [default: the command's]")
+@args_option("Arguments of preset megatron-lm, e.g. gbs=256.")
+@click.option("--gpus", type=COUNT, metavar="N", help="GPUs of the cluster. [default: the command's]")
 @click.option("--cluster", metavar="NAME|PATH", help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")
-@click.option("--gbs", type=click.IntRange(1, MAX_BATCH), metavar="N", help="Global batch. [default: the command's]")
+@click.option("--gbs", type=BATCH, metavar="N", help="Global batch. [default: the command's]")
 @click.option("--model", metavar="NAME|PATH", help="The model, where the command does not tell its shape.")
-@click.option("--vocab", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where only a tokenizer tells it.")
-@click.option("--steps", type=click.IntRange(min=1), default=NUM_STEPS, show_default=True, metavar="N",
+@click.option("--vocab", type=COUNT, metavar="N", help="Vocabulary, where only a tokenizer tells it.")
+@click.option("--steps", type=COUNT, default=NUM_STEPS, show_default=True, metavar="N",
               help="Whole steps to measure on each rank.")  # fmt: skip
 @click.option("--timeout", type=float, metavar="S", help="End a rank after S seconds.")
-@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
-              help="Coefficients of the plan that is compared. [default: built in]")  # fmt: skip
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Where probes are kept. [default: zenithtune-out]")
+@calibration_option("of the plan that is compared")
+@path_option("--output-dir", metavar=None, help="Where probes are kept. [default: zenithtune-out]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; text for people on stderr.")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@debug_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def probe(command: tuple[str, ...], **options: Any) -> int:
     """Run one rank of each stage of a layout for a few steps, with Megatron-LM's --fake-process-group, on one GPU.
@@ -72,14 +80,16 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
 
     Timeouts(fixed_s=options["timeout"])  # refuses what is none
     _refuse_files(options["output_dir"], options["calibration"])
-    request = _request(command, options)
-    # Before the planner is loaded, so that a mistake is told at once.
-    named = [] if options["top"] else request.named(options["layouts"])
-    planner = request.planner(options["calibration"])
-    layouts = named or _best(request.job, planner, options["top"], options.get("risk", RISK))
+    job, subject = _job(command, options)
+    # Before the planner is loaded, so that a mistake is reported at once.
+    named = [] if options["top"] else _named(job, subject, options["layouts"])
+    from zenith_tune.planner.planner import Planner
+
+    planner = Planner(subject.model, subject.cluster, subject.job, calibration_of(options))
+    layouts = named or job.best(planner, options["top"], options.get("risk", RISK))
     try:
         with _full_disk_is_clear(options["output_dir"]):
-            probed = _probed(request, planner, layouts, options)
+            probed = _probed(job, planner, layouts, options)
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
         return 128 + error.signum
     return 0 if any(each.ok for each in probed) else 1
@@ -106,7 +116,7 @@ def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
 
 @contextlib.contextmanager
 def _full_disk_is_clear(output_dir: Path | None) -> Iterator[None]:
-    """Turn 'no space left', whoever met it, into one line in words of a probe."""
+    """Turn 'no space left', whoever met it, into one line."""
     from zenith_tune.record.folder import DEFAULT_OUTPUT_DIR
     from zenith_tune.record.storage import is_disk_full
 
@@ -121,66 +131,30 @@ def _full_disk_is_clear(output_dir: Path | None) -> Iterator[None]:
         raise DiskFullError(f"{problem}: {hint}; layouts that were shown are kept") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """Hold the job, and what the planner needs to know of it."""
-
-    job: ProbeJob
-    subject: PlanSubject
-
-    def named(self, texts: tuple[str, ...]) -> list[Layout]:
-        """Return the layouts that are named, or the command's own."""
-        return [self._checked(self.job.named(text)) for text in texts] or [self._checked(self.job.job.start)]
-
-    def planner(self, calibration: Path | None) -> Planner:
-        """Return the planner, with a calibration from a file where one is given."""
-        from zenith_tune.calibrate.calibration_file import load_calibration
-        from zenith_tune.planner.planner import Planner
-
-        known = load_calibration(calibration) if calibration else None
-        return Planner(self.subject.model, self.subject.cluster, self.subject.job, known)
-
-    def _checked(self, layout: Layout) -> Layout:
-        from zenith_tune.layouts.layout_rules import broken_rules
-
-        broken = broken_rules(self.subject.model, self.subject.job, layout)
-        # How a pipeline is cut may be written down in the command itself.
-        reasons = [reason for rule, reason in broken if not (rule.name == "pipeline" and self.job.job.has_custom_split)]
-        if reasons:
-            raise UsageError(
-                f"Megatron-LM would refuse this layout, because {reasons[0]}", hint="choose another --layout"
-            )
-        return layout
+def _named(job: ProbeJob, subject: PlanSubject, texts: tuple[str, ...]) -> list[Layout]:
+    """Return the layouts that are named, or the command's own."""
+    layouts = [job.named(text) for text in texts] or [job.job.start]
+    for layout in layouts:
+        job.refuse_illegal(layout, subject)
+    return layouts
 
 
-def _best(job: ProbeJob, planner: Planner, top: int, risk: float) -> list[Layout]:
-    """Return the layouts that the plan puts first."""
-    layouts = list(dict.fromkeys(job.layouts()))
-    planned = [each for each in planner.evaluate(layouts) if each.oom_probability < risk]
-    if not planned:
-        problem = f"none of {len(layouts)} layouts is planned to fit"
-        raise UsageError(problem, hint="name one by --layout, or take more GPUs")
-    best: dict[Layout, Layout] = {}
-    for each in sorted(planned, key=lambda each: each.step_s):
-        # Of one cut the fastest recomputation stands for the others, which a probe would find as slow as planned.
-        best.setdefault(replace(each.layout, recompute="none", recompute_layers=0), each.layout)
-    return list(best.values())[:top]
-
-
-def _request(command: tuple[str, ...], options: Options) -> _Request:
+def _job(command: tuple[str, ...], options: Options) -> tuple[ProbeJob, PlanSubject]:
+    """Return the job that the command and the options describe, and what the planner needs to know of it."""
     from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
-    from zenith_tune.registry import construct, parse_pairs
+    from zenith_tune.registry import construct
     from zenith_tune.shell import CommandLine
 
     named = {"n_gpus": options["gpus"], **{name: options[name] for name in ("gbs", "model", "vocab", "cluster")}}
-    pairs = parse_pairs(",".join(given), "--args", "gbs=256") if (given := options.get("args")) else {}
-    args = {**pairs, **{name: value for name, value in named.items() if value is not None}}
+    args: Options = {
+        **pairs(options, "gbs=256"),
+        **{name: value for name, value in named.items() if value is not None},
+    }
     cluster = args.pop("cluster", None)
     args.setdefault("n_gpus", _num_gpus(cluster))
-    overrides = construct(MegatronLmOverrides, args, "probe")
-    job = ProbeJob.of(CommandLine.from_argv(command).text, overrides)
-    return _Request(job=job, subject=job.subject(cluster))
+    job = ProbeJob.of(CommandLine.from_argv(command).text, construct(MegatronLmOverrides, args, "probe"))
+    return job, job.subject(cluster)
 
 
 def _num_gpus(cluster: str | None) -> int | None:
@@ -192,11 +166,9 @@ def _num_gpus(cluster: str | None) -> int | None:
     return None if cluster == LOCAL else load_cluster(cluster).num_gpus
 
 
-def _probed(request: _Request, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
+def _probed(job: ProbeJob, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
     from rich.console import Console
 
-    from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
-    from zenith_tune.calibrate.probed_runs import FILE_NAME
     from zenith_tune.probe.probe_file import probe_lock, probe_object
     from zenith_tune.probe.probed_layout import ranked
     from zenith_tune.probe.prober import Prober
@@ -211,30 +183,26 @@ def _probed(request: _Request, planner: Planner, layouts: list[Layout], options:
         planner=planner,
         runner=runner,
         folder=folder,
-        run_of=request.job.run_of,
+        job=job,
         num_steps=options["steps"],
         timeout_s=options["timeout"],
-        tell=lambda line: console.print(f"running {line}", style="dim", soft_wrap=True),
+        notify=lambda line: report.say(f"running {line}", style="dim"),
     )
     lock = probe_lock(folder)
     try:
         lock.acquire()
-        probed = _one_by_one(request, prober, layouts, report)
+        probed = _one_by_one(prober, layouts, report)
     finally:
         runner.close()
         lock.release()
-    if len(probed) > 1:
-        report.ranking(ranked(probed))
-    report.say(f"written: {folder / FILE_NAME}")
-    if sum(stage.probe.ok for each in probed for stage in each.stages) >= LEAST_RUNS:
-        report.say(f"use it: zenithtune calibrate --probes {folder} --output mine.json")
+    report.summary(probed, folder)
     if options["as_json"]:
-        content = probe_object(request.subject, probed)
-        click.echo(json.dumps({**content, "ranked": [each.planned.name for each in ranked(probed)]}, allow_nan=False))
+        names = [each.planned.name for each in ranked(probed)]
+        echo_json({**probe_object(planner, probed), "ranked": names})
     return probed
 
 
-def _one_by_one(request: _Request, prober: Prober, layouts: list[Layout], report: ProbeReport) -> list[ProbedLayout]:
+def _one_by_one(prober: Prober, layouts: list[Layout], report: ProbeReport) -> list[ProbedLayout]:
     """Probe the layouts, once nothing is left of a probe that was killed; each is shown and kept when it is done."""
     from zenith_tune.probe.probe_file import end_leftovers, probe_object, write_probe
     from zenith_tune.shell.secrets import find_secrets
@@ -243,7 +211,7 @@ def _one_by_one(request: _Request, prober: Prober, layouts: list[Layout], report
     runner, probed = prober.runner, []
     try:
         with Interruption(runner.interrupt, lambda: runner.num_running > 0) as interruption:
-            for left in end_leftovers(prober.folder.parent, runner, find_secrets(request.job.command)):
+            for left in end_leftovers(prober.folder.parent, runner, find_secrets(prober.job.command)):
                 report.say(f"{left.name} was cut off: what it left running is ended, and its logs are masked")
             for number, layout in enumerate(layouts, start=1):
                 interruption.check()
@@ -251,7 +219,7 @@ def _one_by_one(request: _Request, prober: Prober, layouts: list[Layout], report
                 if not found.ok:
                     interruption.check()  # a rank that was ended from outside says nothing of its layout
                 probed.append(found)
-                write_probe(prober.folder, probe_object(request.subject, probed))
+                write_probe(prober.folder, probe_object(prober.planner, probed))
                 report.layout(found)
             interruption.check()
     except StudyInterrupted:

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli.options import debug_option, path_option, refuse_file, study_place, write_file
 from zenith_tune.errors import UsageError
+from zenith_tune.study.files import Json
 
 if TYPE_CHECKING:
     from zenith_tune.record.source import StudySource
 
 FORMATS = ("html", "md", "csv", "json")
 
-Json = dict[str, Any]
-
 
 @click.command(short_help="Show a study as one HTML page, or as Markdown, CSV or JSON; compare two.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="[default: by the ending of --output, else html]")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE",
-              help="Where to write. [default: report.html in the study's folder; other formats: stdout]")  # fmt: skip
+@path_option("--output", help="Where to write. [default: report.html in the study's folder; other formats: stdout]")
 @click.option("--compare", metavar="STUDY", help="Another study, to be put beside the first.")
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
-@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@study_place
+@debug_option
 @click.argument("study", metavar="STUDY")
 def report(study: str, **options: Any) -> int:
     """Write what a study found: the best command, how it came about, what failed, and every trial.
@@ -41,7 +39,7 @@ def report(study: str, **options: Any) -> int:
     form = _format(options["form"], options["output"])
     if form == "csv" and options["compare"] is not None:
         raise UsageError("--compare has no table of trials for csv", hint="give --format html, md or json")
-    _refuse_output(options["output"])
+    refuse_file(options["output"], "--output")
     from zenith_tune.record.source import find_study
 
     place = {"db": options["db"], "output_dir": options["output_dir"]}
@@ -51,7 +49,7 @@ def report(study: str, **options: Any) -> int:
     if output is None:
         click.echo(text, nl=False)
         return 0
-    _write(output, text)
+    write_file(output, text, "--output")
     click.echo(f"written: {output}")
     return 0
 
@@ -59,16 +57,6 @@ def report(study: str, **options: Any) -> int:
 def _format(form: str | None, output: Path | None) -> str:
     ending = output.suffix.lstrip(".").lower() if output is not None else ""
     return form or {"htm": "html", "markdown": "md"}.get(ending, ending if ending in FORMATS else "html")
-
-
-def _refuse_output(output: Path | None) -> None:
-    """Refuse what cannot be written before a study is read."""
-    if output is None:
-        return
-    if output.is_dir():
-        raise UsageError(f"--output must be a file, but {str(output)!r} is a folder", hint="give a file in it")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"the folder of --output {str(output)!r} does not exist", hint="make it, or give another")
 
 
 def _content(sources: list[StudySource]) -> Json:
@@ -101,13 +89,3 @@ def _default_output(sources: list[StudySource]) -> Path:
     if folder is None or not folder.is_dir():
         return Path(name)
     return folder / name if len(sources) == 1 else folder.parent / name
-
-
-def _write(output: Path, text: str) -> None:
-    from zenith_tune.study.files import write_output
-
-    try:
-        write_output(output, text)
-    except OSError as error:
-        problem = f"{str(output)!r} cannot be written ({error.strerror})"
-        raise UsageError(problem, hint="give another --output") from error

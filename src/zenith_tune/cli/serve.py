@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli.options import debug_option, study_place
 from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
               help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: made up where others reach it]",
               )  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
-@click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@study_place
+@debug_option
 @click.argument("study", metavar="[STUDY]", required=False)
 def serve(study: str | None, **options: Any) -> int:
     """Serve the page of a study, which follows it without being loaded again; Ctrl-C ends it.
@@ -50,7 +49,7 @@ def serve(study: str | None, **options: Any) -> int:
     click.echo(f"serving study {study or studies.names()[0]}: {server.address}")
     if not server.is_local:
         click.echo("whoever has this address can watch, pause and cancel; it is not encrypted")
-    click.echo("Ctrl-C ends it; the study goes on")
+    click.echo("Ctrl-C ends it; the study continues")
     if options["opens"]:
         import webbrowser
 
@@ -62,7 +61,7 @@ def serve(study: str | None, **options: Any) -> int:
 
 
 def _read_ahead(studies: StudyIndex) -> None:
-    """Read the study while the browser opens; what keeps it from being read is told on the page."""
+    """Read the study while the browser opens; the page says what keeps it from being read."""
     with contextlib.suppress(UsageError):
         studies.get().look()
 

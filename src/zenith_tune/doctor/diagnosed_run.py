@@ -11,8 +11,8 @@ from typing import Any
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MegatronArgs, shown
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.doctor.diagnosis_input import Measured, RunOrigin
 from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import ImplicitDefault, TuningPreset, recognised_preset
 from zenith_tune.presets.launched_gpus import started_gpus
@@ -37,6 +37,43 @@ MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
 EMITTED = {name: name for name in ("deepspeed", "accelerate")} | {MEGATRON_LM: "megatron", MEGATRON: "megatron"}
 """The format of `plan --emit` that a preset's runs are written in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Hold what a log or a trial says of a run; what it does not say is None."""
+
+    step_s: float | None = None
+    peak_bytes: float | None = None
+    """The most that any rank's allocator reserved."""
+    out_of_memory: bool = False
+    cause: str = ""
+    """Why it failed, in one line, where it did."""
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The memory of the GPU that ran out, where PyTorch says it.
+
+        >>> Measured(cause="CUDA out of memory. GPU 0 has a total capacity of 79.50 GiB").capacity_bytes / 2**30
+        79.5
+        """
+        return FailedAllocation.of(self.cause).capacity_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrigin:
+    """Hold what the layout itself does not say."""
+
+    model: str = ""
+    """The model as the user named it by `model=`; empty: the command or the log says it."""
+    cluster: str = ""
+    """The cluster as the user named it; empty: it is this machine."""
+    emit: str = ""
+    """The format of `plan --emit` that writes a layout for what runs it; empty: there is none."""
+    unasked: tuple[ImplicitDefault, ...] = ()
+    """Sizes that the run has because nobody said otherwise."""
+    tried: frozenset[Layout] = frozenset()
+    """What else its study has run: that is known, and no advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +155,9 @@ def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[
     """Return the run of one point of a preset's space."""
     subject, layout = preset.subject(command), preset.planned_layout(command, params)
     if subject is None or layout is None:
-        raise UsageError(f"preset {name} knows no layouts, so that nothing can be reckoned: diagnose another command")
+        raise UsageError(
+            f"preset {name} knows no layouts, so that nothing can be estimated", hint="diagnose another command"
+        )
     kind, _, module = str(params.get("recompute", "")).partition("/")
     modules = (module,) if kind == "selective" and module else ()
     return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules)
@@ -127,6 +166,24 @@ def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[
 def made_preset(name: str, args: Mapping[str, Any]) -> TuningPreset:
     """Return a preset with its arguments."""
     return construct(PresetRegistry.get(name), args, f"preset {name}")
+
+
+OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, UsageError)
+"""What a preset may do with points that are not its own."""
+
+
+def tried_layouts(
+    preset: TuningPreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
+) -> frozenset[Layout]:
+    """Return the layouts of the points that a preset understands, without one; the user's own command is no point."""
+    found: set[Layout] = set()
+    for params in points:
+        try:
+            layout = preset.planned_layout(command, params) if params else None
+            found |= {layout} if layout not in (None, but) else set()
+        except OF_ANOTHER_RELEASE:
+            continue
+    return frozenset(found)
 
 
 PRESET = "preset megatron"

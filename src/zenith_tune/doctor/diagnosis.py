@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.doctor.advice.batch import (
+from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, tried_layouts
+from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
+from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, has_whole_copies, remedies
+from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
+from zenith_tune.doctor.speed_advice import (
     IMPLICIT_DEFAULT,
+    data_parallel_traffic,
+    idle_recompute,
     implicit_default,
     implicit_default_lines,
+    needless_recompute,
+    pipeline_bubble,
+    slow_tensor_link,
     small_micro_batch,
 )
-from zenith_tune.doctor.advice.better_layout import better_layout, fastest_planned
-from zenith_tune.doctor.advice.memory import full_memory, full_memory_message, has_whole_copies, remedies
-from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link
-from zenith_tune.doctor.advice.pipeline import pipeline_bubble
-from zenith_tune.doctor.advice.recompute import idle_recompute, needless_recompute
-from zenith_tune.doctor.diagnosed_run import emitted
-from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Measured, Remedy, RunOrigin
 from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner.neighbours import neighbours
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
 from zenith_tune.presets.base import TuningPreset
@@ -36,52 +37,26 @@ MOST_OFF = 0.5
 MODEL, CLUSTER = "model= the one that was trained", "--cluster the one that it ran on"
 
 
-def plan_mismatch(case: DiagnosisInput) -> str | None:
+def plan_mismatch(run: DiagnosisInput) -> str | None:
     """Return why the plan cannot be that of the run, or None where nothing measured says so."""
-    step_s, planned = case.measured.step_s, case.planned
-    if step_s is None or case.measured.out_of_memory:
+    step_s, planned = run.measured.step_s, run.planned
+    if step_s is None or run.measured.out_of_memory:
         return None
-    off = step_s / case.step_s(planned) - 1
-    # A memory that was measured full makes a step longer than anybody can reckon.
-    is_explained = off > 0 and case.measured.peak_bytes is not None and full_memory_message(case) is not None
+    off = step_s / run.step_s(planned) - 1
+    # A memory that was measured full makes a step longer than anybody can estimate.
+    is_explained = off > 0 and run.measured.peak_bytes is not None and full_memory_message(run) is not None
     against = [f"is {abs(off):.0%} off"] if abs(off) > MOST_OFF and not is_explained else []
     # A run that a plan errs about by a little may well fit: only what no such error explains speaks against the plan.
     if planned.memory_interval_bytes[0] > planned.capacity_bytes:
         needed = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
         against.append(f"needs {needed}, although the run went well")
-    return f"the plan {' and '.join(against)}: is {_suspects(case)}?" if against else None
+    return f"the plan {' and '.join(against)}: is {_suspects(run)}?" if against else None
 
 
-def _suspects(case: DiagnosisInput) -> str:
+def _suspects(run: DiagnosisInput) -> str:
     """Return what the user said of the run, which may be mistaken; where nothing was said, what could be."""
-    said = [words for words, name in ((MODEL, case.origin.model), (CLUSTER, case.origin.cluster)) if name]
+    said = [text for text, name in ((MODEL, run.origin.model), (CLUSTER, run.origin.cluster)) if name]
     return ", and ".join(said or (MODEL, CLUSTER))
-
-
-LEAST_GAIN = 0.05
-"""More than for what has a cause of its own: a plan is not so sure of a rank of layouts."""
-
-
-def fastest_neighbour(case: DiagnosisInput) -> PlannedLayout | None:
-    """Return the fastest layout that fits among those one change away."""
-    around = neighbours(case.planner.model, case.planner.job, case.layout, case.space)
-    return max((each for each in case.legal(around) if case.fits(each)), key=case.gain, default=None)
-
-
-def single_change(case: DiagnosisInput) -> Advice | None:
-    """Return it, where it is worth a try."""
-    better = fastest_neighbour(case)
-    if better is None or case.gain(better) < LEAST_GAIN:
-        return None
-    return Advice(
-        name="single_change",
-        number=case.step_s(better),
-        unit="seconds a step",
-        finding=f"the step ({case.planned.bound}) is predicted to be shorter with one size changed",
-        change=changes(case.layout, better.layout),
-        planned=better,
-        gain=case.gain(better),
-    )
 
 
 ADVICE: tuple[Callable[[DiagnosisInput], Advice | None], ...] = (
@@ -100,66 +75,82 @@ ADVICE: tuple[Callable[[DiagnosisInput], Advice | None], ...] = (
 class Diagnosis:
     """Hold what was found."""
 
-    case: DiagnosisInput
+    run: DiagnosisInput
     advice: tuple[Advice, ...]
     remedies: tuple[Remedy, ...]
     """Of a run that does not fit."""
     way_out: PlannedLayout | None = None
     """The fastest layout of all that fits, where no single change makes the run fit."""
     warnings: tuple[str, ...] = ()
-    """What is wrong without a change that would better it, in a line each."""
+    """What is wrong without a change that would fix it, in a line each."""
+
+    @property
+    def can_train(self) -> bool:
+        """Whether the run, or a change of it, fits into memory."""
+        return self.run.trains or self.way_out is not None or any(remedy.fits for remedy in self.remedies)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is wrong that a change would better."""
+        """Whether nothing is wrong that a change would fix."""
         return not self.advice and not self.remedies and not self.warnings
 
     @property
     def all_clear(self) -> str:
         """Return the figures that show that nothing is wrong, in one line."""
-        case, at, parts = self.case, self.case.layout, self.case.planned.time_parts
-        best = fastest_neighbour(case)
-        gain = format_gain(max(case.gain(best), 0.0)) if best is not None else "+0.0%"
-        figures = [f"compute {parts['compute'] / case.planned.step_s:.0%} of a step"]
-        if at.pp > 1:
-            figures.append(f"bubble {parts['bubble'] / case.planned.step_s:.0%}")
-        if at.tp > 1:
-            figures.append(f"TP {parts['tp'] / case.planned.step_s:.0%}")
-        if at.dp > 1:
-            figures.append(f"DP {parts['dp'] / case.planned.step_s:.0%}")
-        figures.append(f"memory {case.device_bytes / case.planned.capacity_bytes:.0%} full")
-        return f"{', '.join(figures)}; the best single change is predicted to bring {gain}"
+        run, layout = self.run, self.run.layout
+        gain = max((run.gain(each) for each in run.neighbours()), default=0.0)
+        figures = [f"compute {run.share('compute'):.0%} of a step"]
+        shown = (("bubble", "bubble", layout.pp), ("TP", "tp", layout.tp), ("DP", "dp", layout.dp))
+        figures += [f"{name} {run.share(part):.0%}" for name, part, ranks in shown if ranks > 1]
+        figures.append(f"memory {run.device_bytes / run.planned.capacity_bytes:.0%} full")
+        return f"{', '.join(figures)}; the best single change is predicted to bring {format_gain(max(gain, 0.0))}"
 
 
-def diagnose(case: DiagnosisInput) -> Diagnosis:
+def diagnose(run: DiagnosisInput) -> Diagnosis:
     """Look for everything that limits a run."""
-    if not case.runs:
-        found = remedies(case)
-        way_out = None if any(remedy.fits for remedy in found) else fastest_planned(case)
-        warnings = tuple(implicit_default_lines(case))
-        return Diagnosis(case=case, advice=(), remedies=found, way_out=way_out, warnings=warnings)
-    if (doubt := plan_mismatch(case)) is not None:
+    if not run.trains:
+        found = remedies(run)
+        way_out = None if any(remedy.fits for remedy in found) else fastest_planned(run)
+        warnings = tuple(implicit_default_lines(run))
+        return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, warnings=warnings)
+    if (mismatch := plan_mismatch(run)) is not None:
         # What rests on a plan that is not the run's is no advice.
-        return Diagnosis(case=case, advice=(), remedies=(), warnings=(doubt, *implicit_default_lines(case)))
-    advice = _advice(case)
-    return Diagnosis(case=case, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(case, advice)))
+        return Diagnosis(run=run, advice=(), remedies=(), warnings=(mismatch, *implicit_default_lines(run)))
+    advice = _advice(run)
+    return Diagnosis(run=run, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(run, advice)))
 
 
-def _advice(case: DiagnosisInput) -> list[Advice]:
+def diagnose_run(run: DiagnosedRun, *, risk: float, calibration: Calibration | None) -> Diagnosis:
+    """Look for everything that limits a run, by the planner's estimates."""
+    planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, calibration)
+    return diagnose(
+        DiagnosisInput.of(
+            planner,
+            run.layout,
+            measured=run.measured,
+            risk=risk,
+            recompute_modules=run.recompute_modules,
+            origin=run.origin,
+        )
+    )
+
+
+def _advice(run: DiagnosisInput) -> list[Advice]:
     """Return what applies, the largest gain first, but for sizes that nobody asked for: they spoil all the rest."""
-    found = [given for look in ADVICE if (given := look(case)) is not None]
-    if not found and (given := single_change(case)) is not None:
-        found.append(given)
-    most = max((given.gain for given in found), default=0.0)
-    if (given := better_layout(case, over=most)) is not None:
-        found.append(given)
-    return [*implicit_default(case), *sorted(found, key=lambda given: -given.gain)]
+    found = [advice for look in ADVICE if (advice := look(run)) is not None]
+    if not found and (advice := single_change(run)) is not None:
+        found.append(advice)
+    most = max((advice.gain for advice in found), default=0.0)
+    if (advice := better_layout(run, over=most)) is not None:
+        found.append(advice)
+    return [*implicit_default(run), *sorted(found, key=lambda advice: -advice.gain)]
 
 
-def _warnings(case: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
-    if not any(given.name == IMPLICIT_DEFAULT for given in advice):
-        yield from implicit_default_lines(case)
-    if (full := full_memory_message(case)) is not None and not any(given.name == "full_memory" for given in advice):
+def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
+    names = {each.name for each in advice}
+    if IMPLICIT_DEFAULT not in names:
+        yield from implicit_default_lines(run)
+    if (full := full_memory_message(run)) is not None and "full_memory" not in names:
         yield f"{full}; no single change leaves room and gains: more GPUs would"
 
 
@@ -169,13 +160,13 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         return [*diagnosis.warnings, *_memory_lines(diagnosis)]
     if diagnosis.is_healthy:
         return [f"nothing is wrong: {diagnosis.all_clear}"]
-    advised = (_advice_lines(diagnosis.case, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
+    advised = (_advice_lines(diagnosis.run, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
     return [*diagnosis.warnings, *(line for lines in advised for line in lines)]
 
 
-def _advice_lines(case: DiagnosisInput, advice: Advice, number: int) -> list[str]:
-    before, after = format_seconds(case.step_s(case.planned)), format_seconds(case.step_s(advice.planned))
-    gain = f"{format_gain(advice.gain)} speed ({before} -> {after} a step on paper)"
+def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]:
+    before, after = format_seconds(run.step_s(run.planned)), format_seconds(run.step_s(advice.planned))
+    gain = f"{format_gain(advice.gain)} speed ({before} -> {after} a step)"
     found = [
         f"{number}. {advice.finding}",
         f"   change {advice.change}",
@@ -186,24 +177,24 @@ def _advice_lines(case: DiagnosisInput, advice: Advice, number: int) -> list[str
 
 
 def _memory_lines(diagnosis: Diagnosis) -> list[str]:
-    case = diagnosis.case
-    if case.measured.out_of_memory:
-        head = f"it ran out of memory ({case.measured.cause})" if case.measured.cause else "it ran out of memory"
+    run = diagnosis.run
+    if run.measured.out_of_memory:
+        head = f"it ran out of memory ({run.measured.cause})" if run.measured.cause else "it ran out of memory"
     else:
-        head = f"it is {case.planned.oom_probability:.0%} likely to run out of memory"
+        head = f"it is {run.planned.oom_probability:.0%} likely to run out of memory"
     found = [f"{head}; what helps, and what it costs:", *map(_remedy, diagnosis.remedies)]
     if (out := diagnosis.way_out) is not None:
-        change = changes(case.layout, out.layout)
+        change = changes(run.layout, out.layout)
         figures = f"{format_seconds(out.step_s)} a step, {memory_message(out)}, {out.oom_probability:.0%} OOM"
         found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
-        found.append(f"no layout fits on these GPUs: {_larger_machine(case)}")
+        found.append(f"no layout fits on these GPUs: {_larger_machine(run)}")
     return found
 
 
-def _larger_machine(case: DiagnosisInput) -> str:
+def _larger_machine(run: DiagnosisInput) -> str:
     """Return what machine would do: more GPUs hold more of a model only where it is cut or sharded over them."""
-    if has_whole_copies(case):
+    if has_whole_copies(run):
         problem = "every GPU holds the whole model, however many there are"
         return f"{problem}: shard it with FSDP or ZeRO-3, or take larger ones"
     return "take more of them, or larger ones (zenithtune plan says how many)"
@@ -223,24 +214,6 @@ def memory_message(planned: PlannedLayout) -> str:
     return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
 
 
-OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, UsageError)
-"""What a preset may do with points that are not its own."""
-
-
-def tried_layouts(
-    preset: TuningPreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
-) -> frozenset[Layout]:
-    """Return the layouts of the points that a preset understands, without one; the user's own command is no point."""
-    found: set[Layout] = set()
-    for params in points:
-        try:
-            layout = preset.planned_layout(command, params) if params else None
-            found |= {layout} if layout not in (None, but) else set()
-        except OF_ANOTHER_RELEASE:
-            continue
-    return frozenset(found)
-
-
 def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[str]:
     """Return what limits the fastest run of a study, or the first that ran out of memory where none went well."""
     trial = study.fastest or next((each for each in study.trials if each.outcome is Outcome.OOM), None)
@@ -250,7 +223,7 @@ def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[st
         subject = preset.subject(command)
         point = trial.params or preset.own_point(command)
         layout = preset.planned_layout(command, point) if point else None
-    except UsageError:  # model or cluster are not known, of which the study's own notes tell
+    except UsageError:  # model or cluster are not known, which the study's own notes say
         return []
     if subject is None or layout is None:
         return []
@@ -263,7 +236,7 @@ def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[st
 
 
 def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: RunOrigin | None = None) -> list[str]:
-    """Return what limits a trial of a layout, and what to change; nothing where that cannot be reckoned."""
+    """Return what limits a trial of a layout, and what to change; nothing where that cannot be estimated."""
     is_out = trial.outcome is Outcome.OOM
     measured = Measured(
         step_s=None if is_out else trial.step_s,
@@ -272,7 +245,7 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: 
     )
     try:
         planner = Planner(subject.model, subject.cluster, subject.job)
-        case = DiagnosisInput.of(planner, layout, measured=measured, origin=origin)
+        run = DiagnosisInput.of(planner, layout, measured=measured, origin=origin)
     except UsageError:  # the run is the user's own, and may break rules that a plan needs
         return []
-    return diagnosis_lines(diagnose(case))
+    return diagnosis_lines(diagnose(run))

@@ -9,55 +9,17 @@ from typing import Self
 import numpy as np
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.memory_risk import slowdown
-from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import RISK
-from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.planner.neighbours import neighbours
+from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.base import ImplicitDefault
 from zenith_tune.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Hold what a log or a trial says of a run; what it does not say is None."""
-
-    step_s: float | None = None
-    peak_bytes: float | None = None
-    """The most that any rank's allocator reserved."""
-    out_of_memory: bool = False
-    cause: str = ""
-    """Why it failed, in one line, where it did."""
-
-    @property
-    def capacity_bytes(self) -> float | None:
-        """The memory of the GPU that ran out, where PyTorch says it.
-
-        >>> Measured(cause="CUDA out of memory. GPU 0 has a total capacity of 79.50 GiB").capacity_bytes / 2**30
-        79.5
-        """
-        return FailedAllocation.of(self.cause).capacity_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrigin:
-    """Hold what the layout itself does not tell."""
-
-    model: str = ""
-    """The model as the user named it by `model=`; empty: the command or the log tells it."""
-    cluster: str = ""
-    """The cluster as the user named it; empty: it is this machine."""
-    emit: str = ""
-    """The format of `plan --emit` that writes a layout for what runs it; empty: there is none."""
-    unasked: tuple[ImplicitDefault, ...] = ()
-    """Sizes that the run has because nobody said otherwise."""
-    tried: frozenset[Layout] = frozenset()
-    """What else its study has run: that is known, and no advice."""
-
 
 ROOM = 0.9
 """What a change may need at most of a GPU that ran out although the plan had room: how much more, nobody knows."""
@@ -65,9 +27,11 @@ MOST_FULL = 1.05
 """Boards of one kind differ a little in the memory that the driver leaves."""
 MOST_APART = 1.1
 """The same of what a run says that its GPU has: with error correction or without is a few hundredths too."""
+LEAST_GAIN = 0.02
+"""A change that promises less speed than this is within what a plan can be wrong by, and is not advised."""
 COUNTS = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
 WORLD_RULES = ("world", "expert_world", "batch")
-"""Rules without which nothing can be reckoned."""
+"""Rules without which nothing can be estimated."""
 MODEL_RULES = ("heads", "query_groups", "ffn", "experts", "expert_tensor")
 """Rules that no run of the model can break: the one that broke them is of another model."""
 
@@ -94,10 +58,8 @@ class DiagnosisInput:
     planned: PlannedLayout
     measured: Measured = field(default_factory=Measured)
     risk: float = RISK
-    space: SearchSpace = field(default_factory=SearchSpace)
-    """Where changes are looked for."""
     recompute_modules: tuple[str, ...] = ()
-    """What selective recomputation was told to recompute; nothing: the core of attention."""
+    """What selective recomputation recomputes; nothing: the core of attention."""
     origin: RunOrigin = field(default_factory=RunOrigin)
 
     @classmethod
@@ -114,13 +76,13 @@ class DiagnosisInput:
         """Estimate a run; a layout that does not fit its GPUs or its batch is refused."""
         for name in COUNTS:
             if type(value := getattr(layout, name)) is not int or value < 1:
-                problem = f"the run cannot be reckoned, because {name} must be a whole number from 1, but is {value!r}"
+                problem = f"the run cannot be estimated, because {name} must be a whole number from 1, but is {value!r}"
                 raise UsageError(f"{problem}: correct it")
         broken = broken_rules(planner.model, planner.job, layout)
         for rule, reason in broken:
             if rule.name in WORLD_RULES:
                 raise UsageError(
-                    f"the run cannot be reckoned, because {reason}", hint="give the GPUs and the batch that it has"
+                    f"the run cannot be estimated, because {reason}", hint="give the GPUs and the batch that it has"
                 )
             if rule.name in MODEL_RULES:
                 problem = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
@@ -133,7 +95,6 @@ class DiagnosisInput:
             planned=planner.evaluate([layout])[0],
             measured=measured,
             risk=risk,
-            space=SearchSpace.named("all"),
             recompute_modules=recompute_modules,
             origin=origin or RunOrigin(),
         )
@@ -144,8 +105,8 @@ class DiagnosisInput:
         return self.planner.cluster
 
     @property
-    def runs(self) -> bool:
-        """Whether the run is known to fit, because it was measured, or is taken to."""
+    def trains(self) -> bool:
+        """Whether the run is known to fit into memory, because it was measured, or is taken to."""
         if self.measured.out_of_memory:
             return False
         return self.measured.step_s is not None or self.planned.oom_probability < self.risk
@@ -207,19 +168,58 @@ class DiagnosisInput:
         needed = planned.memory_bytes * max(self.memory_ratio, 1.0) / (ROOM if had_room else 1.0)
         return needed < planned.capacity_bytes
 
+    def fitting(self, layouts: Iterable[Layout]) -> list[PlannedLayout]:
+        """Return the estimates of those that are legal and fit."""
+        return [planned for planned in self.legal(layouts) if self.fits(planned)]
+
+    def neighbours(self) -> list[PlannedLayout]:
+        """Return the layouts one change away that fit."""
+        space = SearchSpace.named("all")
+        return self.fitting(neighbours(self.planner.model, self.planner.job, self.layout, space))
+
+    def worthwhile(self, planned: Iterable[PlannedLayout], *, least_gain: float = LEAST_GAIN) -> PlannedLayout | None:
+        """Return the layout of the most tokens per second, where it gains enough to be advised."""
+        best = max(planned, key=self.gain, default=None)
+        return best if best is not None and self.gain(best) >= least_gain else None
+
     def fastest(self, layouts: Iterable[Layout]) -> PlannedLayout | None:
-        """Return the layout of the most tokens per second among those that are legal and fit."""
-        fitting = [planned for planned in self.legal(layouts) if self.fits(planned)]
-        return max(fitting, key=self.gain, default=None)
+        """Return the fastest layout that is legal, fits and gains enough to be advised."""
+        return self.worthwhile(self.fitting(layouts))
 
+    def share(self, part: str) -> float:
+        """Return the share of the planned step that a part of it takes."""
+        return self.planned.time_parts[part] / self.planned.step_s
 
-LEAST_GAIN = 0.02
-"""A change that promises less speed than this is within what a plan can be wrong by, and not worth a word."""
+    def advise(
+        self,
+        name: str,
+        better: PlannedLayout | None,
+        number: float,
+        unit: str,
+        finding: str,
+        *,
+        caution: str = "",
+        command: str = "",
+    ) -> Advice | None:
+        """Return the advice to change to a better layout; None where there is none."""
+        if better is None:
+            return None
+        return Advice(
+            name=name,
+            number=number,
+            unit=unit,
+            finding=finding,
+            change=changes(self.layout, better.layout),
+            planned=better,
+            gain=self.gain(better),
+            caution=caution,
+            command=command,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Hold a finding and its cure; the gain is always the planner's."""
+    """Hold a finding and the change that helps; the gain is always the planner's."""
 
     name: str
     """What kind it is, for programs."""

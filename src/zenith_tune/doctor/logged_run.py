@@ -18,12 +18,12 @@ from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     DiagnosedRun,
+    Measured,
     RunHints,
     from_command,
     made_preset,
     megatron_lm_run,
 )
-from zenith_tune.doctor.diagnosis_input import Measured
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.failures.failures import FailureKind, hidden_failure

@@ -1,28 +1,48 @@
-"""A run of a study: the trial that tells most of the job."""
+"""The run that a target names: the trial of a study that says most of the job, a log, or a command."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
+    Measured,
     RunHints,
     emitted,
     from_command,
     made_preset,
     run_of_point,
+    tried_layouts,
 )
-from zenith_tune.doctor.diagnosis import tried_layouts
-from zenith_tune.doctor.diagnosis_input import Measured
-from zenith_tune.doctor.logged_run import positive, read_bytes
-from zenith_tune.errors import UsageError
+from zenith_tune.doctor.logged_run import from_log, positive, read_bytes
+from zenith_tune.errors import StudyError, UnknownNameError, UsageError
+from zenith_tune.study.files import Json
 
 STUDY_FILE = "study.json"
 
-Json = dict[str, Any]
+
+def find_run(
+    target: Path | None, command: str | None, hints: RunHints, *, db: str | None, output_dir: Path | None
+) -> DiagnosedRun:
+    """Read the run of a study's name, folder or study.json, of a log, or of a command alone."""
+    if target is None:
+        if command is None:
+            hint = "give a study's name or folder, a log, or your command after --"
+            raise UsageError("the doctor needs a run", hint=hint)
+        return from_command(command, hints)
+    if target.is_dir() or target.name == STUDY_FILE:
+        if command is not None:
+            raise UsageError("a study knows the command that it tuned", hint="leave -- COMMAND out")
+        return from_study(target if target.is_dir() else target.parent, hints)
+    if command is None and not target.exists():
+        try:
+            return from_named_study(str(target), hints, db=db, output_dir=output_dir)
+        except (StudyError, UnknownNameError):
+            if not target.suffix and len(target.parts) == 1:  # no name that a file would have
+                raise
+    return from_log(target, command, hints)
 
 
 def from_study(folder: Path, hints: RunHints) -> DiagnosedRun:

@@ -7,27 +7,25 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.calibrate.probed_runs import FILE_NAME
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import StudyError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.planner.planner import Planner
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
 from zenith_tune.record.folder import StudyLock
 from zenith_tune.runners.base import Runner
 from zenith_tune.shell.secret_names import shaped_secrets
 from zenith_tune.shell.secrets import mask_file
-from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.study.files import Json, TrialFolder, write_json
 from zenith_tune.study.trial import Outcome
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
 
-Json = dict[str, Any]
 
-
-def probe_object(subject: PlanSubject, probed: Sequence[ProbedLayout]) -> Json:
+def probe_object(subject: PlanSubject | Planner, probed: Sequence[ProbedLayout]) -> Json:
     """Return the job and its probed layouts, in the order given."""
     model, cluster, job = subject.model, subject.cluster, subject.job
     return {

@@ -1,9 +1,7 @@
 """The user's command as a job whose ranks can be run one by one: free of its launcher, its script and its GPUs.
 
-Words of a shell script that only a shell would know, made plain where it is clear what they come to.
-
 A probe runs the training by itself, without the script around it: `$(cd "$(dirname "$0")" && pwd)` is the folder of the
-script, but what `$(date +%F)` would be is not for it to say.
+script and is put in, but what `$(date +%F)` would be only a shell can say.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import shown
 from zenith_tune.describe.megatron.version import Release
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, parse_values
+from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.presets.launched_gpus import VARIABLE as WORLD_SIZE
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import written_command
@@ -34,6 +33,9 @@ from zenith_tune.probe.fake_rank import in_folder, interpreter
 from zenith_tune.shell import CommandLine
 from zenith_tune.shell.script import PretrainRun, find_pretrain_run
 from zenith_tune.study.parameters import Params
+
+if TYPE_CHECKING:
+    from zenith_tune.planner.planner import Planner
 
 _SELF = r"\$(?:0|\{0\}|\{?BASH_SOURCE(?:\[0\])?\}?)"
 _FOLDER = rf"[\"']?\$\(\s*dirname\s+(?:--\s+)?[\"']?{_SELF}[\"']?\s*\)[\"']?"
@@ -115,6 +117,27 @@ class ProbeJob:
         limits = SearchLimits(search=self.search, tp_max=MOST_TP, mbs_max=MOST_MBS)
         space = MegatronLmSpace(self.job, limits)
         return (space.layout(point) for point in space.points())
+
+    def refuse_illegal(self, layout: Layout, subject: PlanSubject) -> None:
+        """Refuse a layout that Megatron-LM would refuse."""
+        for rule, reason in broken_rules(subject.model, subject.job, layout):
+            # How a pipeline is cut may be written down in the command itself.
+            if rule.name != "pipeline" or not self.job.has_custom_split:
+                problem = f"Megatron-LM would refuse this layout, because {reason}"
+                raise UsageError(problem, hint="choose another --layout")
+
+    def best(self, planner: Planner, top: int, risk: float) -> list[Layout]:
+        """Return the layouts that are predicted to be the fastest."""
+        layouts = list(dict.fromkeys(self.layouts()))
+        planned = [each for each in planner.evaluate(layouts) if each.oom_probability < risk]
+        if not planned:
+            problem = f"none of {len(layouts)} layouts is planned to fit"
+            raise UsageError(problem, hint="name one by --layout, or take more GPUs")
+        best: dict[Layout, Layout] = {}
+        for each in sorted(planned, key=lambda each: each.step_s):
+            # Of one cut the fastest recomputation stands for the others, which a probe would find as slow as planned.
+            best.setdefault(replace(each.layout, recompute="none", recompute_layers=0), each.layout)
+        return list(best.values())[:top]
 
     def run_of(self, layout: Layout) -> PretrainRun:
         """Return the run with the options of a layout."""

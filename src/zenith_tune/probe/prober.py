@@ -20,9 +20,9 @@ from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_l
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
+from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage, StageProbe, stage_plans
 from zenith_tune.runners.base import End, Job, JobResult, Runner
-from zenith_tune.shell.script import PretrainRun
 from zenith_tune.shell.secrets import find_secrets, mask, mask_file
 from zenith_tune.study.files import TrialFolder, open_regular, write_json
 from zenith_tune.study.resources import Resources
@@ -56,7 +56,7 @@ class UsedMemory:
 
     @property
     def most_bytes(self) -> int | None:
-        """The most that was seen, by whomever it was used; None where nobody could tell."""
+        """The most that was seen, by whomever it was used; None where it is not known."""
         return self._most
 
 
@@ -84,7 +84,7 @@ class StepRecord:
     """hook, log or nothing."""
 
     def cut_to(self, num_steps: int) -> StepRecord:
-        """Return the record with no more steps than were asked for: fast ones go on until somebody looks."""
+        """Return the record with no more steps than were asked for: fast ranks run on until somebody looks."""
         return replace(self, steps_s=self.steps_s[:num_steps])
 
     @property
@@ -161,20 +161,19 @@ class Prober:
     planner: Planner
     runner: Runner
     folder: Path
-    run_of: Callable[[Layout], PretrainRun]
-    """The user's run with the options of a layout."""
+    job: ProbeJob
     num_steps: int
     """Whole steps after the first that are measured."""
     timeout_s: float | None = None
     """Of one rank."""
-    tell: Callable[[str], None] = lambda line: None
+    notify: Callable[[str], None] = lambda line: None
 
     def probe(self, layout: Layout, number: int = 1) -> ProbedLayout:
         """Run the stages that matter; after one that fails no other is run, as the layout does not train anyway."""
         planned, stages = self.planner.evaluate([layout])[0], probed_stages(layout.pp)
         plans, probed = stage_plans(self.planner, layout, stages), []
         for plan in plans:
-            self.tell(f"{planned.name}: stage {plan.stage} of {layout.pp}")
+            self.notify(f"{planned.name}: stage {plan.stage} of {layout.pp}")
             place = TrialFolder(self.folder / f"layout-{number}" / f"stage-{plan.stage}")
             stage = self._stage(layout, plan.stage, place)
             probed.append(ProbedStage(probe=stage, plan=plan, num_micro_batches=layout.num_micro_batches))
@@ -185,7 +184,7 @@ class Prober:
     def _stage(self, layout: Layout, stage: int, files: TrialFolder) -> StageProbe:
         files.path.mkdir(parents=True, exist_ok=True)
         record = files.path / "steps.jsonl"
-        rank = fake_rank(self.run_of(layout), layout, stage, record)
+        rank = fake_rank(self.job.run_of(layout), layout, stage, record)
         secrets = find_secrets(rank.command)
         files.command.write_text(f"#!/usr/bin/env bash\n{mask(rank.command, secrets)}\n", encoding="utf-8")
         job = self.runner.submit(rank.command, files.path, Resources(), timeout_s=self.timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.calibrate.calibration_fit import CalibrationFit
@@ -14,8 +15,8 @@ MUCH = 0.25
 """A median error beyond which the runs are likely not what they are said to be."""
 
 
-def calibration_lines(fit: CalibrationFit) -> Iterator[str]:
-    """Yield the lines for people."""
+def calibration_lines(fit: CalibrationFit, path: Path) -> Iterator[str]:
+    """Yield the lines for people; `path` is where the calibration was written."""
     calibration = fit.calibration
     runs = f"{count(calibration.num_runs, 'run')} of {calibration.origin}"
     yield f"calibration of {calibration.framework}, fitted to {runs}"
@@ -35,6 +36,8 @@ def calibration_lines(fit: CalibrationFit) -> Iterator[str]:
         yield "coefficients that moved most:"
         width = max(len(move.name) for move in moves)
         yield from (f"  {move.name:<{width}}  {move.before:.4g} -> {move.after:.4g}" for move in moves)
+    yield f"written: {path}"
+    yield f"use it: zenithtune plan ... --framework {calibration.framework} --calibration {path}"
 
 
 def _time_lines(fit: CalibrationFit) -> Iterator[str]:

@@ -2,101 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Iterator
+from dataclasses import fields
 
 from zenith_tune.doctor.diagnosis import Diagnosis, diagnosis_lines, memory_message
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.report.plan.json import planned_object
+from zenith_tune.study.files import Json
 from zenith_tune.units import format_bytes, format_gain, format_seconds
 
-Json = dict[str, Any]
 
-
-class DoctorReport:
-    """Print diagnoses."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
-
-    def diagnosis(self, diagnosis: Diagnosis, what: str) -> None:
-        """Print what a run is, what was found and what to change."""
-        case = diagnosis.case
-        self.say(f"{what}: {_title(case)}")
-        self.say(_figures(case))
-        for line in diagnosis_lines(diagnosis):
-            self.say(line)
-
-    def say(self, line: str) -> None:
-        """Print a line as it is: a cause quotes a log, whose brackets are no markup."""
-        self._console.print(Text(line), soft_wrap=True)
+def report_lines(diagnosis: Diagnosis, what: str) -> Iterator[str]:
+    """Yield what a run is, what was found and what to change."""
+    yield f"{what}: {_title(diagnosis.run)}"
+    yield _figures(diagnosis.run)
+    yield from diagnosis_lines(diagnosis)
 
 
 def diagnosis_object(diagnosis: Diagnosis) -> Json:
     """Return a diagnosis as a plain object."""
-    case = diagnosis.case
+    run = diagnosis.run
     measured = {
-        "step_s": case.measured.step_s,
-        "peak_memory_bytes": case.measured.peak_bytes,
-        "out_of_memory": case.measured.out_of_memory,
-        "cause": case.measured.cause or None,
+        "step_s": run.measured.step_s,
+        "peak_memory_bytes": run.measured.peak_bytes,
+        "out_of_memory": run.measured.out_of_memory,
+        "cause": run.measured.cause or None,
     }
     return {
-        "model": case.planner.model.name,
-        "cluster": case.cluster.name,
-        "framework": case.planner.job.framework.name,
-        "seq_len": case.planner.job.seq_len,
-        "global_batch": case.layout.global_batch,
+        "model": run.planner.model.name,
+        "cluster": run.cluster.name,
+        "framework": run.planner.job.framework.name,
+        "seq_len": run.planner.job.seq_len,
+        "global_batch": run.layout.global_batch,
         "measured": measured,
-        "planned": planned_object(case.planned),
-        "fits": case.runs,
+        "planned": planned_object(run.planned),
+        "fits": run.trains,
         "is_healthy": diagnosis.is_healthy,
         "warnings": list(diagnosis.warnings),
-        "advice": [_advice_object(advice) for advice in diagnosis.advice],
-        "remedies": [_remedy_object(remedy) for remedy in diagnosis.remedies],
+        "advice": [_plain_object(advice) for advice in diagnosis.advice],
+        "remedies": [_plain_object(remedy) for remedy in diagnosis.remedies],
         "way_out": planned_object(diagnosis.way_out) if diagnosis.way_out else None,
     }
 
 
-def _title(case: DiagnosisInput) -> str:
-    job = f"batch {case.layout.global_batch}, sequence {case.planner.job.seq_len}, {case.planner.job.framework.name}"
-    return f"{case.planner.model.name} on {case.cluster.name}, {case.planned.name}, {job}"
+def _title(run: DiagnosisInput) -> str:
+    job = f"batch {run.layout.global_batch}, sequence {run.planner.job.seq_len}, {run.planner.job.framework.name}"
+    return f"{run.planner.model.name} on {run.cluster.name}, {run.planned.name}, {job}"
 
 
-def _figures(case: DiagnosisInput) -> str:
-    planned, measured = case.planned, case.measured
-    at = planned if case.runs else planned.with_room()
-    words = [f"planned {format_seconds(at.step_s)} a step ({at.bound}), {memory_message(planned)}"]
+def _figures(run: DiagnosisInput) -> str:
+    planned, measured = run.planned, run.measured
+    shown = planned if run.trains else planned.with_room()
+    figures = [f"planned {format_seconds(shown.step_s)} a step ({shown.bound}), {memory_message(planned)}"]
     if measured.step_s is not None:
-        off = format_gain(measured.step_s / case.step_s(planned) - 1)
-        words.append(f"measured {format_seconds(measured.step_s)} ({off} against the plan)")
+        off = format_gain(measured.step_s / run.step_s(planned) - 1)
+        figures.append(f"measured {format_seconds(measured.step_s)} ({off} against the plan)")
     if measured.peak_bytes is not None:
-        words.append(f"{format_bytes(measured.peak_bytes)} reserved")
-    return "; ".join(words)
+        figures.append(f"{format_bytes(measured.peak_bytes)} reserved")
+    return "; ".join(figures)
 
 
-def _advice_object(advice: Advice) -> Json:
+def _plain_object(item: Advice | Remedy) -> Json:
+    """Return the fields of an advice or a remedy, the changed layout in full and what is empty as null."""
+    values = {field.name: getattr(item, field.name) for field in fields(item)}
     return {
-        "name": advice.name,
-        "number": advice.number,
-        "unit": advice.unit,
-        "finding": advice.finding,
-        "change": advice.change,
-        "gain": advice.gain,
-        "caution": advice.caution or None,
-        "command": advice.command or None,
-        "planned": planned_object(advice.planned),
-    }
-
-
-def _remedy_object(remedy: Remedy) -> Json:
-    return {
-        "name": remedy.name,
-        "fits": remedy.fits,
-        "change": remedy.change or None,
-        "cost": remedy.cost,
-        "why_not": remedy.why_not or None,
-        "planned": planned_object(remedy.planned) if remedy.planned else None,
+        **{name: None if value == "" else value for name, value in values.items()},
+        "planned": planned_object(item.planned) if item.planned else None,
     }

@@ -2,62 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from zenith_tune.describe.tensor_island import tensor_reason
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
 from zenith_tune.report.plan.json import planned_object
+from zenith_tune.study.files import Json
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
 
-Json = dict[str, Any]
 COLUMNS = ("model", "GPUs", "TP", "PP", "DP", "micro-batches")
 
 
-class GuideReport:
-    """Print the guide."""
+def table_lines(rows: Sequence[GuideRow]) -> Iterator[str]:
+    """Yield the whole table."""
+    yield "starting points for bf16, 2K sequences and A100 80 GB:"
+    yield "  ".join(f"{name:>5}" for name in COLUMNS)
+    for row in rows:
+        cells = (f"{row.billions:g}B", row.num_gpus, row.tp, row.pp, row.dp, row.micro_batches)
+        widths = (max(len(name), 5) for name in COLUMNS)
+        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    yield "zenithtune guide 70B --gpus 64 says what the planner makes of a row"
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
 
-    def table(self, rows: Sequence[GuideRow]) -> None:
-        """Print the whole table."""
-        self._say("starting points for bf16, 2K sequences and A100 80 GB:")
-        self._say("  ".join(f"{name:>5}" for name in COLUMNS))
-        for row in rows:
-            cells = (f"{row.billions:g}B", row.num_gpus, row.tp, row.pp, row.dp, row.micro_batches)
-            widths = (max(len(name), 5) for name in COLUMNS)
-            self._say("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
-        self._say("zenithtune guide 70B --gpus 64 says what the planner makes of a row")
-
-    def comparison(self, found: GuideComparison) -> None:
-        """Print the guide's layout, the planner's, and why they differ."""
-        plan = found.plan
-        size = f"{plan.model.name} ({plan.model.num_params / 1e9:.1f}B parameters)"
-        job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
-        self._say(f"{size} on {plan.cluster.name}: {job}")
-        for rule in found.guide.rules:
-            self._say(f"  rule: {rule}")
-        self._say(f"guide    {_figures(found.planned)}")
-        for reason in found.broken:
-            self._say(f"  breaks a rule: {reason}")
-        best = found.best
-        if best is None:
-            self._say(f"planner  nothing fits; the guide's layout {found.verdict}")
-            return
-        self._say(f"planner  {_figures(best)}")
-        self._say(_verdict(found))
-        for reason in found.reasons:
-            self._say(f"  {reason}")
-        self._say(f"  {tensor_reason(plan.cluster)}")
-
-    def _say(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+def comparison_lines(found: GuideComparison) -> Iterator[str]:
+    """Yield the guide's layout, the planner's, and why they differ."""
+    plan, best = found.plan, found.best
+    size = f"{plan.model.name} ({plan.model.num_params / 1e9:.1f}B parameters)"
+    yield f"{size} on {plan.cluster.name}: batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
+    yield from (f"  rule: {rule}" for rule in found.guide.rules)
+    yield f"guide    {_figures(found.planned)}"
+    yield from (f"  breaks a rule: {reason}" for reason in found.broken)
+    if best is None:
+        yield f"planner  nothing fits; the guide's layout {found.verdict}"
+        return
+    yield f"planner  {_figures(best)}"
+    yield _verdict(found)
+    yield from (f"  {reason}" for reason in (*found.reasons, tensor_reason(plan.cluster)))
 
 
 def comparison_object(found: GuideComparison) -> Json:

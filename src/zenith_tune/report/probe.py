@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
+from zenith_tune.calibrate.probed_runs import FILE_NAME
 from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.planner.plan import CAUSES, PlannedLayout
-from zenith_tune.probe.probed_layout import MEASURED, ProbedLayout, ProbedStage
+from zenith_tune.probe.probed_layout import MEASURED, ProbedLayout, ProbedStage, ranked
 from zenith_tune.units import GIB, format_gain, format_seconds
 
 LEAST_SHARE = 0.002
-"""Modelled parts of a step below this are not worth a word."""
+"""Modelled parts of a step below this are not shown."""
 
 
 class ProbeReport:
@@ -41,6 +44,14 @@ class ProbeReport:
         planned = probed.planned
         speed = f"{combined.tokens_per_s / planned.layout.num_gpus:,.0f} tokens/s/GPU"
         self.say(f"  step: {format_seconds(combined.step_s)} ({speed}), planned {format_seconds(planned.step_s)}")
+
+    def summary(self, probed: Sequence[ProbedLayout], folder: Path) -> None:
+        """Print how several layouts rank, and where everything is written."""
+        if len(probed) > 1:
+            self.ranking(ranked(probed))
+        self.say(f"written: {folder / FILE_NAME}")
+        if sum(stage.probe.ok for each in probed for stage in each.stages) >= LEAST_RUNS:
+            self.say(f"use it: zenithtune calibrate --probes {folder} --output mine.json")
 
     def ranking(self, probed: Sequence[ProbedLayout]) -> None:
         """Print the layouts in their new order, beside the place that the plan had given them."""
@@ -102,17 +113,17 @@ def _measured(probed: ProbedLayout) -> str:
     batches = f"{first.num_micro_batches} micro-batches"
     job = probed.stages[0].num_micro_batches
     if job != first.num_micro_batches:
-        batches += f" (the job has {job}, reckoned from these)"
+        batches += f" (the job has {job}, estimated from these)"
     what = f"peak memory ({kind}) and work of one rank of stage {stages}"
     return f"{what}, {first.num_steps} steps of {batches}" + f" on {first.gpu or 'a machine where no GPU was seen'}"
 
 
 def _modelled(planned: PlannedLayout) -> str:
-    """Return what of a step no single rank can tell."""
+    """Return what of a step no single rank can measure."""
     parts = [(name, part) for name, part in planned.time_parts.items() if name not in MEASURED]
     shown = [
         f"{CAUSES.get(name, name)} {format_seconds(part)}"
         for name, part in sorted(parts, key=lambda part: -part[1])
         if part / planned.step_s >= LEAST_SHARE
     ]
-    return ", ".join(shown) or "nothing worth a word: there is one rank"
+    return ", ".join(shown) or "nothing: there is one rank"

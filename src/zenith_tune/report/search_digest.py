@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from zenith_tune.record.view import StudyView
+from zenith_tune.study.files import Json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import ALONE, Findings
 from zenith_tune.units import format_seconds
@@ -21,22 +21,19 @@ class StudyPace:
     """How many trials run side by side."""
 
     def left_s(self, study: Study) -> float | None:
-        """Return the seconds that the trials which are left take at most; None where that cannot be told."""
+        """Return the seconds that the trials which are left take at most; None where that is not known."""
         if self.max_trials is None:
             return None
         num_left = max(self.max_trials - study.num_searched, 0)
         return study.time_left_s(math.ceil(num_left / self.num_slots))
 
-    def words(self, study: Study) -> list[str]:
-        """Return it in words; nothing of a study without a bound."""
+    def describe(self, study: Study) -> list[str]:
+        """Return how far a study is and how long it takes at most; nothing of one without a bound."""
         if self.max_trials is None:
             return []
         left_s = self.left_s(study)
         done = f"{study.num_searched} of at most {self.max_trials}"
         return [done, f"at most {format_seconds(left_s)} left"] if left_s else [done]
-
-
-Json = dict[str, Any]
 
 
 def search_object(view: StudyView) -> Json:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from zenith_tune import __version__
+from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import count, format_gain, format_seconds, format_value
 
@@ -16,11 +17,9 @@ JUST_AS_FAST = 0.0005
 MAX_CAUTION = 40
 """Values that are longer together are not written into the sentence that warns of them."""
 
-Json = dict[str, Any]
-
 
 def compared(first: Json, second: Json) -> Json:
-    """Return the comparison of two studies, each as a digest tells it."""
+    """Return the comparison of two studies, each as a digest holds it."""
     direction = Direction(first["direction"])
     why_not = _why_not(first, second)
     bests = [_fastest(study) for study in (first, second)]
@@ -58,8 +57,8 @@ def describe_gain(study: Json) -> str:
         return "none; the best trial has the settings of your own command"
     # The note says first which batches these are.
     note = study["batch_note"].partition(":")[0]
-    doubts = [*(["within the noise"] if study["is_within_noise"] else []), *([note] if note else [])]
-    return format_gain(study["gain"]) + (f" ({', '.join(doubts)})" if doubts else "")
+    notes = [*(["within the noise"] if study["is_within_noise"] else []), *([note] if note else [])]
+    return format_gain(study["gain"]) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _why_not(first: Json, second: Json) -> str:
@@ -78,7 +77,7 @@ def _noise(study: Json, best: Json | None) -> float:
 
 
 def _verdict(gain: float | None, noises: list[float]) -> str:
-    """Return how the second best stands to the first, in words to go between their names; nothing without a gain."""
+    """Return how the second best stands to the first, to go between their names; nothing without a gain."""
     if gain is None:
         return ""
     if abs(gain) <= sum(noises) or abs(gain) < JUST_AS_FAST:
@@ -89,7 +88,7 @@ def _verdict(gain: float | None, noises: list[float]) -> str:
 def _caution(differences: list[list[str]]) -> str:
     """Return what of the job itself differs, for whoever reads the verdict alone.
 
-    How the value is read names the batch and the sequence too: it is told where nothing else tells them apart.
+    How the value is read names the batch and the sequence too: it is shown where nothing else distinguishes them.
     """
     found = [row for row in differences if row[0] in JOB] or [row for row in differences if row[0] == "evaluator"]
     shown = [

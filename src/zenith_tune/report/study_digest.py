@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
@@ -23,7 +22,7 @@ from zenith_tune.report.trial_digest import (
     reported_capacity,
     resolved_args,
 )
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Prediction
 from zenith_tune.units import count
@@ -31,8 +30,6 @@ from zenith_tune.units import count
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5
 """How much of a log is shown: a failure is told by it, a success is not."""
 MAX_CAUSES = 6
-
-Json = dict[str, Any]
 
 
 class StudyDigest:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zenith_tune.report.study_comparison import describe_gain
-from zenith_tune.units import count, format_bytes, format_gain, format_seconds, format_spread, format_value
+from zenith_tune.report.trial_row import TrialRow
+from zenith_tune.study.files import Json
+from zenith_tune.units import count, format_gain, format_spread, format_value
 
 MAX_ROWS = 20
 MAX_CELL = 120
+COLUMNS = ("trial", "layout", "state", "value and spread", "gain", "step", "memory")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@])")
-
-Json = dict[str, Any]
 
 
 def study_markdown(study: Json) -> str:
@@ -29,7 +30,7 @@ def study_markdown(study: Json) -> str:
         *([fenced(study["best_command"])] if study["best_command"] else []),
         _table(
             ["trial", "layout", "state", study["unit"] or "value", "gain", "step", "memory"],
-            [_row(trial, study) for trial in shown],
+            [TrialRow.of_digest(trial).cells(*COLUMNS) for trial in shown],
         ),
     ]
     if (rest := len(study["trials"]) - len(shown)) > 0:
@@ -113,19 +114,6 @@ def _best_first(study: Json) -> list[Json]:
     return sorted(study["trials"], key=lambda trial: (trial["value"] is None, sign * (trial["value"] or 0)))
 
 
-def _row(trial: Json, study: Json) -> list[str]:
-    gain, step, memory = trial["gain"], trial["step_s"], trial["memory_bytes"]
-    return [
-        "yours" if trial["is_baseline"] else str(trial["number"]),
-        trial["label"],
-        trial["state"],
-        "" if trial["value"] is None else format_value(trial["value"]) + format_spread(trial["spread"]),
-        "" if gain is None or trial["is_baseline"] else format_gain(gain),
-        "" if step is None else format_seconds(step),
-        "" if memory is None else format_bytes(memory),
-    ]
-
-
 def _failure(group: Json, own: set[int]) -> str:
     trials = [number for number in group["numbers"] if number not in own]
     numbers = ", ".join(map(str, trials[:8])) + ("…" if len(trials) > 8 else "")
@@ -167,7 +155,7 @@ def _cell(text: str) -> str:
     return escaped(flat if len(flat) <= MAX_CELL else flat[: MAX_CELL - 1] + "…")
 
 
-COLUMNS = ("number", "label", "state", "is_baseline", "value", "unit", "spread", "gain", "step_s", "memory_bytes")
+CSV_COLUMNS = ("number", "label", "state", "is_baseline", "value", "unit", "spread", "gain", "step_s", "memory_bytes")
 REST = ("duration_s", "started_s", "ended_s", "early", "failure", "cause", "why", "command", "folder")
 PREDICTED = ("step_s", "memory_bytes", "oom_probability")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -178,11 +166,11 @@ def study_csv(study: Json) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = study["parameters"]
-    writer.writerow([*COLUMNS, *(f"predicted_{name}" for name in PREDICTED), *map(_plain, names), *REST])
+    writer.writerow([*CSV_COLUMNS, *(f"predicted_{name}" for name in PREDICTED), *map(_plain, names), *REST])
     for trial in study["trials"]:
         row = {**trial, "unit": study["unit"]}
         predicted = trial["predicted"] or {}
-        cells = [*(row[name] for name in COLUMNS), *(predicted.get(name) for name in PREDICTED)]
+        cells = [*(row[name] for name in CSV_COLUMNS), *(predicted.get(name) for name in PREDICTED)]
         cells += [trial["parameters"].get(name, "") for name in names]
         writer.writerow([_plain(cell) for cell in (*cells, *(row[name] for name in REST))])
     return text.getvalue()

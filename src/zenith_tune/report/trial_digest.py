@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.evaluators.failures.failures import FailedAllocation, FailureKind
@@ -17,9 +16,8 @@ from zenith_tune.planner.pipeline_timeline import PipelineTimeline, pipeline_tim
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.record.restored_preset import RestoredPreset
+from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Prediction
-
-Json = dict[str, Any]
 
 
 def reported_capacity(causes: Iterable[str | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Who may look, and who may ask: the token, the name that the server is called by, and where a wish comes from."""
+"""Who may look, and who may ask: the token, the name that the server is called by, and where a request comes from."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Access:
         return _same(_cookie(headers.get("Cookie") or "", self.cookie_name), self._cookie_value())
 
     def is_token(self, text: str) -> bool:
-        """Compare with the token, in a time that tells nothing of it."""
+        """Compare with the token, in a time that gives nothing of it away."""
         return self.token is not None and _same(text, self.token)
 
     def cookie(self) -> str:
@@ -57,12 +57,12 @@ class Access:
         return f"{self.cookie_name}={self._cookie_value()}; Path=/; HttpOnly; SameSite=Strict"
 
     def refusal(self, headers: Message[str, str]) -> str | None:
-        """Return why a wish is refused: it must come from this server's own page."""
+        """Return why a request to a study is refused: it must come from this server's own page."""
         if (headers.get("Content-Type") or "").partition(";")[0].strip().lower() != "application/json":
-            return "a wish must be sent as application/json"
+            return "a request must be sent as application/json"
         origin = (headers.get("Origin") or "").partition("://")[2].lower()
         if not origin or origin != (headers.get("Host") or "").lower():
-            return "a wish must come from this server's own page"
+            return "a request must come from this server's own page"
         return None if _same(headers.get(CSRF_HEADER) or "", self.csrf) else "the page is out of date: load it again"
 
     def _cookie_value(self) -> str:

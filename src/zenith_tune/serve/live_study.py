@@ -1,7 +1,8 @@
-"""One study as it is being shown: looked at now and then, whoever asks, and told by what changed."""
+"""One study as it is being shown: looked at now and then, whoever asks, and sent as what changed."""
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import threading
@@ -12,15 +13,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from zenith_tune.errors import UsageError
+from zenith_tune.record.control import StudyControl
+from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, unfinished
-from zenith_tune.serve.control import ControlRequests, ControlUnavailable
 from zenith_tune.serve.running_progress import RunningProgress, SteadySource
+from zenith_tune.study.files import Json
 
 _TIMES = ("now_s",)
 """What changes without anything happening."""
-
-Json = dict[str, Any]
 
 
 class StudyLook:
@@ -78,7 +79,7 @@ def is_tuned(database: Path, study_name: str) -> bool | None:
         lines = LOCKS.read_text().splitlines()
     except OSError:
         return None
-    # The device is left out: of some file systems the kernel lists another than it tells of the file.
+    # The device is left out: of some file systems the kernel lists another than it reports for the file.
     return any("FLOCK" in line and f":{inode} " in line for line in lines)
 
 
@@ -185,6 +186,18 @@ class _Dated(Generic[Key]):
         return {key: value for key, (changed, value) in self._values.items() if changed > number}
 
 
+class ControlUnavailable(UsageError):  # noqa: N818 - it says what a study is not in a state for
+    """Report why a request to a study cannot be granted."""
+
+
+def control_of(view: StudyView) -> StudyControl | None:
+    """Return the file by which a study is asked to pause or to end a trial; None where it cannot be written here."""
+    folder = view.folder
+    if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
+        return None
+    return StudyControl(StudyFolder(folder.parent, folder.name).control)
+
+
 LOOK_S = 1.0
 """A study is not looked at more often than this, however many watch."""
 
@@ -196,9 +209,8 @@ class LiveStudy:
         self.name = name
         self._find = find
         self._look: StudyLook | None = None
-        self._requests = ControlRequests()
         self._changes = ChangeLog()
-        self._lock = threading.Lock()
+        self._lock, self._asking = threading.Lock(), threading.Lock()
         self._look_s = look_s
         self._looked_s = float("-inf")
         self._seen: object = None
@@ -230,26 +242,34 @@ class LiveStudy:
             return self._refresh()
 
     def pause(self, is_paused: bool) -> None:
-        """Ask the study to start no further trial, or to go on."""
-        view = self.view()
-        self._refuse_if_over("pause" if is_paused else "go on with")
-        self._requests.pause(view, is_paused)
-        self._look_again()
+        """Ask the study to start no further trial, or to continue."""
+        self._ask("pause" if is_paused else "continue", lambda control: control.pause(is_paused))
 
     def cancel(self, number: int) -> None:
-        """Ask for the end of one trial."""
-        view = self.view()
-        self._refuse_if_over("cancel")
-        self._requests.cancel(view, number)
-        self._look_again()
+        """Ask for the end of one trial that runs."""
 
-    def _refuse_if_over(self, what: str) -> None:
+        def cancel(control: StudyControl) -> None:
+            if number not in [each.number for each in self.view().running]:
+                raise ControlUnavailable(f"trial {number} does not run: only a running trial can be cancelled")
+            control.cancel(number)
+
+        self._ask("cancel", cancel)
+
+    def _ask(self, what: str, write: Callable[[StudyControl], None]) -> None:
+        view = self.view()
         state = LiveState(self._live["state"])
         if state.is_over:
             why = {LiveState.STOPPED: "its tuner is gone", LiveState.UNREADABLE: "it cannot be read just now"}
             raise ControlUnavailable(f"there is nothing to {what}: study {self.name!r} {why.get(state, 'has ended')}")
-
-    def _look_again(self) -> None:
+        control, hint = control_of(view), "ask where the study is tuned"
+        if control is None:
+            where = view.folder or "no folder yet"
+            raise ControlUnavailable(f"the study's folder ({where}) cannot be written from here", hint=hint)
+        try:
+            with self._asking:
+                write(control)
+        except OSError as error:
+            raise ControlUnavailable(f"{view.folder} cannot be written ({error.strerror})", hint=hint) from error
         with self._lock:
             self._looked_s = float("-inf")
 
@@ -276,12 +296,13 @@ class LiveStudy:
 
     def _take(self, look: StudyLook) -> None:
         view = look.view()
-        state = live_state(look.source, view, is_paused=self._requests.is_paused(view))
+        control = control_of(view)
+        state = live_state(look.source, view, is_paused=control is not None and control.is_paused())
         live = {
             "state": str(state),
             "problem": "",
-            "can_ask": not state.is_over and self._requests.can_ask(view),
-            "cancelled": self._requests.cancelled(view),
+            "can_ask": not state.is_over and control is not None,
+            "cancelled": [each.number for each in view.running if control and control.is_cancelled(each.number)],
         }
         seen = (look.stamp(view), live)
         if seen != self._seen:

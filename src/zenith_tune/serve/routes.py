@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from email.message import Message
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -20,12 +19,10 @@ from zenith_tune.record.view import TrialView, mask_lines
 from zenith_tune.report.html.page import render_page
 from zenith_tune.serve.access import Access
 from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
-from zenith_tune.serve.control import ControlUnavailable
-from zenith_tune.serve.live_study import LiveStudy
+from zenith_tune.serve.live_study import ControlUnavailable, LiveStudy
+from zenith_tune.serve.running_progress import last_log
 from zenith_tune.serve.study_index import StudyIndex
-from zenith_tune.study.files import TrialFolder, open_regular
-
-Json = dict[str, Any]
+from zenith_tune.study.files import Json, open_regular
 
 
 def live_page(data: Json, server: Json) -> str:
@@ -69,14 +66,14 @@ def log_piece(each: TrialView, start: int) -> LogPiece:
 
     A piece begins and ends with a line: the half of a secret is not known for one.
     """
-    path = _log(each)
+    path = last_log(each)
     if path is None:
         return LogPiece()
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             begin = max(0, size - MAX_BYTES, min(start, size))
-            # With the byte before it, which tells whether a line begins here.
+            # With the byte before it, which shows whether a line begins here.
             file.seek(max(begin - 1, 0))
             data = file.read(min(size - max(begin - 1, 0), MAX_BYTES + 1))
     except OSError:
@@ -88,13 +85,6 @@ def log_piece(each: TrialView, start: int) -> LogPiece:
         data = data[: data.rfind(b"\n") + 1]
     text = data.decode("utf-8", errors="replace")
     return LogPiece(text="\n".join(mask_lines(text.split("\n"))), next_byte=begin + len(data), size_bytes=size)
-
-
-def _log(each: TrialView) -> Path | None:
-    if each.trial.folder is None:
-        return None
-    logs = [folder.log for folder in TrialFolder(each.trial.folder).runs()]
-    return next((log for log in reversed(logs) if log.is_file()), None)
 
 
 MAX_ARGUMENTS = 20
@@ -129,14 +119,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """Stand for an answer that goes on for as long as somebody listens."""
+    """Stand for an answer that continues for as long as somebody listens."""
 
     study: LiveStudy
     marker: str | None
 
 
 class Routes:
-    """Answer requests about the studies of a shelf."""
+    """Answer requests about the studies of an index."""
 
     def __init__(self, studies: StudyIndex, access: Access) -> None:
         self._studies, self._access = studies, access
@@ -144,7 +134,7 @@ class Routes:
         self._data: dict[str, tuple[str, bytes]] = {}
 
     def answer(self, request: Request) -> Answer | Watching:
-        """Return the answer; nothing is told to whom the server does not know."""
+        """Return the answer; who is not let in learns nothing."""
         if not self._access.knows_host(request.headers.get("Host") or ""):
             return Answer.line(421, "this server is not called so: use its address as it printed it")
         if request.is_too_long:
@@ -192,7 +182,7 @@ class Routes:
         if refusal := self._access.refusal(request.headers):
             return Answer.json({"problem": refusal}, 403)
         if not _is_object(request.body):
-            return Answer.json({"problem": "a wish is sent with a JSON object, such as {}"}, 400)
+            return Answer.json({"problem": "a request is sent with a JSON object, such as {}"}, 400)
         study = self._studies.get(request.argument("study"))
         if match := _CANCEL.fullmatch(request.path):
             study.cancel(int(match[1]))

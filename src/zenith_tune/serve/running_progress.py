@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.record.reader import FILE_NAME, ExportedStudy, StudyReader
@@ -14,7 +14,7 @@ from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPre
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.storage import database_path
 from zenith_tune.record.view import StudyView, TrialView
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from zenith_tune.evaluators.base import TuningEvaluator
 
 
-Json = dict[str, Any]
-Stamp = tuple[int, int]
+Stamp = tuple[int, int, int]
 
 LOG_BYTES = MIB // 2
 """How much of a log is read at each look."""
@@ -38,12 +37,12 @@ class RunningProgress:
         self._read: dict[Path, tuple[Stamp, Json]] = {}
 
     def stamps(self, running: Iterable[TrialView]) -> list[Stamp]:
-        """Return what tells whether any log has grown."""
-        return [_stamp(path) for path in map(_log_path, running) if path is not None]
+        """Return what changes where any log has grown."""
+        return [_stamp(path) for path in map(last_log, running) if path is not None]
 
     def of(self, each: TrialView, view: StudyView, preset: RestoredPreset) -> Json:
-        """Return a running trial's iteration, and its value so far where that can be told."""
-        path = _log_path(each)
+        """Return a running trial's iteration, and its value so far where that is known."""
+        path = last_log(each)
         if path is None:
             return {}
         stamp = _stamp(path)
@@ -79,11 +78,11 @@ class RunningProgress:
     def _evaluator_of(self, view: StudyView, preset: RestoredPreset) -> TuningEvaluator | None:
         if not self._is_made:
             self._is_made = True
-            self._evaluator = _remade_evaluator(view.header.evaluator, preset)
+            self._evaluator = _restored_evaluator(view.header.evaluator, preset)
         return self._evaluator
 
 
-def _remade_evaluator(description: str, preset: RestoredPreset) -> TuningEvaluator | None:
+def _restored_evaluator(description: str, preset: RestoredPreset) -> TuningEvaluator | None:
     """Return the study's evaluator if it is the preset's own, or that at another objective."""
     if preset.preset is None:
         return None
@@ -95,26 +94,25 @@ def _remade_evaluator(description: str, preset: RestoredPreset) -> TuningEvaluat
     return next((each for each in ways if each.describe() == description), None)
 
 
-def _log_path(each: TrialView) -> Path | None:
-    """Return the log of a trial's last run."""
+def last_log(each: TrialView) -> Path | None:
+    """Return the log of a trial's last run; None where nothing has run yet."""
     if each.trial.folder is None:
         return None
     logs = [folder.log for folder in TrialFolder(each.trial.folder).runs()]
-    return next((log for log in reversed(logs) if log.is_file()), logs[0])
+    return next((log for log in reversed(logs) if log.is_file()), None)
 
 
 def _stamp(path: Path) -> Stamp:
+    """Return inode, size and time of a file, by which a change shows; zeros where there is none."""
     try:
         status = path.stat()
     except OSError:
-        return (0, 0)
-    return (status.st_size, status.st_mtime_ns)
+        return (0, 0, 0)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 SETTLED_S = 2.0
 """A file that was written less than this ago may be written again under the same time."""
-
-FileStamps = list[tuple[int, int, int]]
 
 
 class SteadySource:
@@ -125,7 +123,7 @@ class SteadySource:
         self.database = _database(source)
         self._source = source
         self._view: StudyView | None = None
-        self._stamp: FileStamps = []
+        self._stamp: list[Stamp] = []
 
     @property
     def is_export(self) -> bool:
@@ -138,7 +136,7 @@ class SteadySource:
 
     def refresh(self) -> StudyView:
         """Return the study as it stands: the very same object where nothing has changed."""
-        stamp = _file_stamps(self._files())
+        stamp = [_stamp(path) for path in self._files()]
         if self._view is None or not stamp or stamp != self._stamp or _is_fresh(stamp):
             self._view = self._source.view()
         self._stamp = stamp
@@ -158,17 +156,5 @@ def _database(source: StudySource) -> Path | None:
     return database_path(source.url) if isinstance(source, StudyReader) else None
 
 
-def _file_stamps(files: Iterable[Path]) -> FileStamps:
-    stamp = []
-    for path in files:
-        try:
-            status = path.stat()
-        except OSError:
-            stamp.append((0, 0, 0))
-        else:
-            stamp.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return stamp
-
-
-def _is_fresh(stamp: FileStamps) -> bool:
+def _is_fresh(stamp: list[Stamp]) -> bool:
     return time.time_ns() - max(written for _, _, written in stamp) < SETTLED_S * 1e9

@@ -163,7 +163,7 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serve the studies of a shelf until it is closed."""
+    """Serve the studies of an index until it is closed."""
 
     daemon_threads = True
     block_on_close = False
@@ -223,7 +223,7 @@ class LiveServer(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Tell what went wrong with one connection; the others are served on."""
+        """Report what went wrong with one connection; the others are served on."""
         error = sys.exception()
         if error is not None and not isinstance(error, OSError):
             self.noticed(error)

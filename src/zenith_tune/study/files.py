@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+Json = dict[str, Any]
+"""A JSON object."""
+
 
 class TrialFolder:
     """Hold one run's files: what was run, its log, how it ended."""

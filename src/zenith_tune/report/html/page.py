@@ -9,7 +9,8 @@ import json
 from functools import cache
 from importlib import resources
 from string import Template
-from typing import Any
+
+from zenith_tune.study.files import Json
 
 SCRIPTS = (
     *("dom", "chart", "study_plots", "memory_plot", "space_plots", "parallel_plot", "layout_plots", "table"),
@@ -17,8 +18,6 @@ SCRIPTS = (
 )
 """In the order in which they run, all in one scope."""
 _IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-Json = dict[str, Any]
 
 
 def render_page(data: Json, *, more_script: str = "", connect: str = "'none'") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zenith_tune import __version__
 from zenith_tune.layouts.axes import Cut
@@ -15,12 +15,10 @@ from zenith_tune.planner.plan import NearMiss, Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.report.trial_digest import best_layout_object
+from zenith_tune.study.files import Json
 
 if TYPE_CHECKING:
     from zenith_tune.presets.emission import Emission
-
-
-Json = dict[str, Any]
 
 
 def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:

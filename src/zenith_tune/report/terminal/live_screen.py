@@ -11,11 +11,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from zenith_tune.report.search_digest import StudyPace
-from zenith_tune.report.terminal.trial_table import STYLES, called, shown_number
+from zenith_tune.report.terminal.trial_table import STYLES
+from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Trial
 from zenith_tune.tuning.events import FIRST_STATE
-from zenith_tune.units import format_bytes, format_seconds, format_value
+from zenith_tune.units import format_value
 
 NAMES = ("trial", "layout", "state", "iter", "value", "memory", "time")
 RIGHT = ("iter", "value", "memory", "time")
@@ -31,7 +32,7 @@ MAX_LINES = 3
 class ScreenRow:
     """Hold the cells of a trial, and why it runs or how it went."""
 
-    cells: tuple[str, ...]
+    cells: Sequence[str]
     """One for each of NAMES."""
     style: str = ""
     """Of the state."""
@@ -152,7 +153,7 @@ class LiveScreen:
         if best is not None and best.value is not None:
             who = "your command" if best.is_baseline else f"trial {best.number}"
             parts.append(f"best {format_value(best.value)} ({who})")
-        return ", ".join([*parts, *self._pace.words(self._study)]) or "no value yet"
+        return ", ".join([*parts, *self._pace.describe(self._study)]) or "no value yet"
 
     def draw(self) -> DrawnTrials:
         """Return the screen."""
@@ -201,27 +202,20 @@ class _Running:
 
     def row(self, number: int) -> ScreenRow:
         """Return its row."""
-        cells = (
-            called(number, is_baseline=self.label == YOUR_COMMAND),
-            self.label,
-            self.state,
-            "" if self.num_iterations is None else str(self.num_iterations),
-            "" if self.value is None else format_value(self.value),
-            format_bytes(self.peak_memory_bytes) if self.peak_memory_bytes else "",
-            format_seconds(time.monotonic() - self.start),
+        row = TrialRow(
+            number=number,
+            label=self.label,
+            state=self.state,
+            is_baseline=self.label == YOUR_COMMAND,
+            iterations=self.num_iterations,
+            value=self.value,
+            memory_bytes=self.peak_memory_bytes,
+            duration_s=time.monotonic() - self.start,
         )
-        return ScreenRow(cells=cells, style="cyan", rest=self.why)
+        return ScreenRow(cells=row.cells(*NAMES), style="cyan", rest=self.why)
 
 
 def _ended_row(trial: Trial, label: str) -> ScreenRow:
-    cells = (
-        shown_number(trial),
-        label,
-        str(trial.outcome),
-        "" if trial.num_samples is None else str(trial.num_samples),
-        "" if trial.value is None else format_value(trial.value),
-        format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else "",
-        "" if trial.duration_s is None else format_seconds(trial.duration_s),
-    )
     rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
+    cells = TrialRow.of_trial(trial, label).cells(*NAMES)
     return ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest)

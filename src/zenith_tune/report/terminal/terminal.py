@@ -15,12 +15,12 @@ from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.trial_table import (
     LABEL,
     MAX_ROWS,
-    called,
     early_lines,
     failure_lines,
     trial_line,
     trial_table,
 )
+from zenith_tune.report.trial_row import trial_name
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
@@ -151,7 +151,7 @@ class TerminalReporter(StudyListener):
                 self._say(f"{name:5} {path}")
         self._say(f"{'study':5} {end.database_url}")
         if end.why.startswith("interrupted"):
-            self._say(f"go on: the same command with --resume --study-name {end.study_name}")
+            self._say(f"continue: the same command with --resume --study-name {end.study_name}")
 
     def _print_rest(self, study: Study) -> None:
         counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(study.counts().items(), key=_ok_first))
@@ -211,13 +211,13 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            doubt = f", within the noise of{format_spread(study.noise)}: confirm it with --repeats 3"
-            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){doubt * study.is_within_noise}")
+            noise = f", within the noise of{format_spread(study.noise)}: confirm it with --repeats 3"
+            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise * study.is_within_noise}")
         if note := batch_note(study):
             self.noted(note)
 
     def _name(self, number: int) -> str:
-        return called(number, is_baseline=self._labels.get(number) == YOUR_COMMAND)
+        return trial_name(number, is_baseline=self._labels.get(number) == YOUR_COMMAND)
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""

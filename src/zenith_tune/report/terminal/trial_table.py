@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from zenith_tune.report.trial_row import TrialRow, trial_name
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.units import format_bytes, format_gain, format_seconds, format_spread, format_value
+from zenith_tune.units import format_bytes, format_value
 
 MAX_ROWS = 60
 STYLES = {Outcome.OK: "green", Outcome.OOM: "red", Outcome.ERROR: "red", Outcome.TIMEOUT: "yellow"}
@@ -48,24 +49,18 @@ def early_lines(study: Study) -> list[str]:
     return [f"  {shown[kind]}{', for one' * (len(trials) > 1)}: {trials[0].early}" for kind, trials in groups.items()]
 
 
-def shown_number(trial: Trial) -> str:
-    """Return how a trial is called in tables and lines."""
-    return called(trial.number, is_baseline=trial.is_baseline)
-
-
-def called(number: int | None, *, is_baseline: bool) -> str:
-    """Return how a trial of this number is called."""
-    return "base" if is_baseline else str(number)
-
-
 def shortened(cause: str | None) -> str:
     """Return the beginning of a cause, for one line among many."""
     cause = cause or ""
     return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - 1] + "…"
 
 
+def _name(trial: Trial) -> str:
+    return trial_name(trial.number, is_baseline=trial.is_baseline)
+
+
 def _numbers(trials: list[Trial]) -> str:
-    shown = ", ".join(shown_number(trial) for trial in trials[:_MAX_NUMBERS])
+    shown = ", ".join(_name(trial) for trial in trials[:_MAX_NUMBERS])
     return shown if len(trials) <= _MAX_NUMBERS else f"{shown}, ..."
 
 
@@ -92,18 +87,12 @@ def _ended(trial: Trial) -> str:
 
 
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
-    gain = None if trial.is_baseline else study.gain_of(trial)
-    number = shown_number(trial)
     label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
-    return [
-        Text(f"* {number}" if trial is study.fastest else number),
-        Text(label),
-        Text(_ended(trial), style=STYLES.get(trial.outcome, "")),
-        Text("" if trial.value is None else format_value(trial.value) + format_spread(trial.spread)),
-        Text(format_gain(gain) if gain is not None else ""),
-        Text(format_bytes(trial.peak_memory_bytes) if trial.peak_memory_bytes else ""),
-        Text(format_seconds(trial.duration_s) if trial.duration_s is not None else ""),
-    ]
+    row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=_ended(trial))
+    columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
+    number, name, state, *rest = row.cells(*columns)
+    mark = "* " if trial is study.fastest else ""
+    return [Text(mark + number), Text(name), Text(state, style=STYLES.get(trial.outcome, "")), *map(Text, rest)]
 
 
 LABEL = 35
@@ -113,7 +102,7 @@ WHOLE, FRACTION = 7, 5
 
 def trial_line(trial: Trial, label: str, status: str) -> Text:
     """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
-    line = Text(f"trial {shown_number(trial):>4}  {_in_column(label)}  ")
+    line = Text(f"trial {_name(trial):>4}  {_in_column(label)}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
     parts = [_measured(trial) if trial.value is not None else f" {shortened(trial.cause)}"]
     parts += [label] if len(label) > LABEL else []

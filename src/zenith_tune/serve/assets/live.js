@@ -1,4 +1,4 @@
-// Keeps the page of a study up to date: connects to the events, draws what changed, and asks what the reader wishes.
+// Keeps the page of a study up to date: connects to the events, draws what changed, and sends what the reader asks for.
 (() => {
 "use strict";
 const REDRAW_MS = 5000; // how often plots are drawn for trials that run; logs and clocks go on, and an end is drawn at once
@@ -175,13 +175,13 @@ setInterval(() => {
   if (source && Date.now() - heardAt > SILENCE_MS) lose();
 }, 1000);
 
-// What the reader wishes, after being asked.
+// What the reader asks for, once confirmed.
 function ask(title, text, yes, path) {
   const problem = make("p", { class: "problem", role: "alert" });
   const close = () => { dialog.close(); dialog.remove(); };
   const go = make("button", { type: "button", class: "done", id: "ask-yes", onclick: async () => {
     go.disabled = true;
-    const refusal = await wish(path);
+    const refusal = await request(path);
     if (refusal === null) return close();
     setText(problem, refusal);
     go.disabled = false;
@@ -193,7 +193,7 @@ function ask(title, text, yes, path) {
   document.body.append(dialog);
   dialog.showModal();
 }
-async function wish(path) {
+async function request(path) {
   try {
     const answer = await fetch(`${path}?${here}`, { method: "POST", headers: { "Content-Type": "application/json", "X-Zenithtune-Csrf": server.csrf }, body: "{}" });
     return answer.ok ? null : (await answer.json()).problem;

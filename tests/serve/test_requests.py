@@ -60,7 +60,7 @@ def test_a_trial_is_cancelled_if_it_runs(tuned: Recorded, client: Client) -> Non
         assert refused.json()["problem"] == f"trial {number} does not run: only a running trial can be cancelled"
 
 
-def test_a_wish_of_another_page_is_refused(tuned: Recorded, client: Client) -> None:
+def test_a_request_of_another_page_is_refused(tuned: Recorded, client: Client) -> None:
     foreign: list[tuple[str, str | None]] = [
         ("Origin", "http://evil.example"),
         ("Origin", "null"),
@@ -76,7 +76,7 @@ def test_a_wish_of_another_page_is_refused(tuned: Recorded, client: Client) -> N
     assert not tuned.folder.control.exists()
 
 
-def test_a_wish_is_a_post_with_an_object(tuned: Recorded, client: Client) -> None:
+def test_a_request_is_a_post_with_an_object(tuned: Recorded, client: Client) -> None:
     for path in ("/pause", "/resume", "/trial/2/cancel"):
         asked = client.get(path)
         assert (asked.status, asked.headers["Allow"]) == (405, "POST")

@@ -1,13 +1,14 @@
-"""Cases that the tests of the doctor share."""
+"""Runs that the tests of the doctor share."""
 
 from __future__ import annotations
 
 from tests.planner.planners import planner
-from zenith_tune.doctor.diagnosis_input import DiagnosisInput, Measured, RunOrigin
+from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.layouts.layout import parse_layout
 
 
-def case(
+def run_of(
     layout: str,
     *,
     gbs: int = 64,

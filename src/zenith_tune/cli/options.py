@@ -1,0 +1,124 @@
+"""Options that several commands share, each declared once, and the files that they name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.decorators import FC
+
+from zenith_tune.errors import UsageError
+from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
+
+if TYPE_CHECKING:
+    from zenith_tune.describe.cluster_spec import ClusterSpec
+    from zenith_tune.estimate.calibration import Calibration
+
+Options = dict[str, Any]
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
+COUNT = click.IntRange(min=1)
+BATCH, SEQUENCE = click.IntRange(1, MAX_BATCH), click.IntRange(1, MAX_SEQ)
+
+
+class Probability(click.FloatRange):
+    """Take a number above 0 and up to 1."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the number; NaN compares with nothing, and would pass a range."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not a probability above 0 and up to 1.", param, ctx)
+        return number
+
+
+def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:
+    """Declare an option whose value is a path."""
+    return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, **settings)
+
+
+def study_place(command: FC) -> FC:
+    """Add --output-dir and --db, by which a study is found."""
+    command = click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")(
+        command
+    )
+    return path_option("--output-dir", metavar=None, help="Where studies are kept. [default: zenithtune-out]")(command)
+
+
+def risk_option(help: str) -> Callable[[FC], FC]:
+    """Declare --risk."""
+    return click.option("--risk", type=Probability(), default=RISK, show_default=True, metavar="P", help=help)
+
+
+def topology_option(effect: str = "") -> Callable[[FC], FC]:
+    """Declare --topology, with what it changes."""
+    return path_option("--topology", help=f"What `nvidia-smi topo -m` prints on a node{effect}.")
+
+
+def calibration_option(of: str = "fitted to measured runs") -> Callable[[FC], FC]:
+    """Declare --calibration."""
+    return path_option("--calibration", help=f"Coefficients {of}. [default: built in]")
+
+
+def args_option(help: str) -> Callable[[FC], FC]:
+    """Declare --args, the arguments of a preset."""
+    return click.option("--args", "args", metavar="K=V,...", multiple=True, help=help)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+debug_option = click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+
+
+def pairs(options: Options, *examples: str) -> dict[str, str]:
+    """Return the values that --args names."""
+    from zenith_tune.registry import parse_pairs
+
+    return parse_pairs(",".join(options["args"]), "--args", *examples) if options["args"] else {}
+
+
+def calibration_of(options: Options) -> Calibration | None:
+    """Return the calibration in the file of --calibration."""
+    from zenith_tune.calibrate.calibration_file import load_calibration
+
+    return load_calibration(options["calibration"]) if options["calibration"] else None
+
+
+def linked(cluster: ClusterSpec, options: Options) -> ClusterSpec:
+    """Return the cluster with its nodes linked as the file of --topology says."""
+    if (path := options["topology"]) is None:
+        return cluster
+    from zenith_tune.describe.tensor_island import read_topology, with_topology
+
+    return with_topology(cluster, read_topology(path), path.name)
+
+
+def refuse_file(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written before the work for it is done."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} must be a file, but {str(path)!r} is a folder", hint="give a file in it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {option} {str(path)!r} does not exist", hint="make it, or give another")
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write the file that an option names."""
+    from zenith_tune.study.files import write_output
+
+    try:
+        write_output(path, text)
+    except OSError as error:
+        problem = f"{str(path)!r} cannot be written ({error.strerror})"
+        raise UsageError(problem, hint=f"give another {option}") from error
+
+
+def echo_json(content: Options) -> None:
+    """Print one JSON object on a line."""
+    click.echo(json.dumps(content, allow_nan=False))

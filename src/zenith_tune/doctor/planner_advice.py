@@ -1,0 +1,97 @@
+"""Layouts that the planner finds faster than the run, without a cause of their own: one change away, or several."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from zenith_tune.describe.cluster_catalog import catalog_cluster
+from zenith_tune.describe.model_catalog import catalog_model, known_models
+from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.plan import PlannedLayout
+from zenith_tune.presets.formats import FRAMEWORKS, format_named
+
+LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
+"""More than for what has a cause of its own: a plan is less sure of layouts the farther they are from the run."""
+TOP = 8
+SECONDS = "seconds a step"
+
+
+def single_change(run: DiagnosisInput) -> Advice | None:
+    """Advise the fastest layout one change away, where it is worth a try."""
+    better = run.worthwhile(run.neighbours(), least_gain=LEAST_SINGLE_GAIN)
+    number = run.step_s(better) if better else 0.0
+    finding = f"the step ({run.planned.bound}) is predicted to be shorter with one size changed"
+    return run.advise("single_change", better, number, SECONDS, finding)
+
+
+def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
+    """Advise the planner's best, where it is clearly faster than the run and than a change that gains `over`."""
+    best = fastest_planned(run, pinned={"flash": int(run.layout.flash_attention)})
+    if best is None or (1 + run.gain(best)) / (1 + over) - 1 < LEAST_GAIN:
+        return None
+    finding = f"the planner's best layout is {best.name}, several sizes changed at once"
+    command = emit_command(run, best.layout)
+    return run.advise("better_layout", best, run.step_s(best), SECONDS, finding, command=command)
+
+
+def fastest_planned(run: DiagnosisInput, *, pinned: dict[str, int | str] | None = None) -> PlannedLayout | None:
+    """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
+    for space in (SearchSpace(max_tp=run.cluster.fast_domain), SearchSpace()):
+        writable = _writable(run, replace(space, pinned=pinned or {}))
+        top = TOP + len(run.origin.tried)
+        try:
+            best = run.planner.plan(run.layout.global_batch, top=top, risk=run.risk, space=writable).best
+        except UsageError:  # no layout is legal, which is not what was asked
+            continue
+        fitting = [planned for planned in best if planned.layout not in run.origin.tried and run.fits(planned)]
+        if fitting:
+            return max(fitting, key=run.gain)
+    return None
+
+
+def _writable(run: DiagnosisInput, space: SearchSpace) -> SearchSpace:
+    """Return the part of a space that can be written down for what runs the job."""
+    form, framework = run.origin.emit, run.planner.job.framework.name
+    return format_named(form).narrowed(space, framework) if framework in FRAMEWORKS.get(form, ()) else space
+
+
+def emit_command(run: DiagnosisInput, layout: Layout) -> str:
+    """Return the command that writes a layout down, or nothing where it cannot be said in one."""
+    planner, form = run.planner, run.origin.emit
+    job, model = planner.job, _model(run)
+    machines = f"{run.cluster.gpu.name}x{layout.num_gpus}"
+    if job.framework.name not in FRAMEWORKS.get(form, ()) or not model or not _is_catalogued(run):
+        return ""
+    said = {
+        "model": model,
+        "cluster": machines,
+        "framework": job.framework.name,
+        "gbs": str(layout.global_batch),
+        "seq": str(job.seq_len),
+        **({"precision": job.precision} if job.precision != "bf16" else {}),
+        **({"dispatcher": job.dispatcher} if job.dispatcher != "alltoall" else {}),
+        "explain": layout_name(layout),
+        "emit": form,
+    }
+    return shlex.join(["zenithtune", "plan", *(word for name, value in said.items() for word in (f"--{name}", value))])
+
+
+def _model(run: DiagnosisInput) -> str:
+    """Return a name that loads the model again; a shape that a command spells out has none."""
+    model = run.planner.model
+    if model.name in known_models() and catalog_model(model.name) == model:
+        return model.name
+    return run.origin.model
+
+
+def _is_catalogued(run: DiagnosisInput) -> bool:
+    """Tell whether the catalog has such nodes; how their GPUs are linked is nothing that a file says."""
+    try:
+        known = catalog_cluster(run.cluster.gpu.name, run.cluster.num_gpus)
+    except UsageError:
+        return False
+    return known.gpus_per_node == run.cluster.gpus_per_node
