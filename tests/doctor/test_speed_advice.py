@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.cases import case
-from zenith_tune.describe.tensor_island import read_topology, with_topology
+from zenith_tune.describe.topology import read_topology, with_topology
 from zenith_tune.doctor.advice.batch import small_micro_batch
 from zenith_tune.doctor.advice.memory import full_memory
 from zenith_tune.doctor.advice.network import data_parallel_traffic, slow_tensor_link

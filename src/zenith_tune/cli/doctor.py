@@ -82,7 +82,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
 def _topology(options: Options) -> Topology | None:
     if options["topology"] is None:
         return None
-    from zenith_tune.describe.tensor_island import read_topology
+    from zenith_tune.describe.topology import read_topology
 
     return read_topology(options["topology"])
 
@@ -92,7 +92,7 @@ def _diagnosis(
 ) -> tuple[Diagnosis, DiagnosedRun]:
     run = _run(target, command, options)
     if topology is not None:
-        from zenith_tune.describe.tensor_island import with_topology
+        from zenith_tune.describe.topology import with_topology
 
         cluster = with_topology(run.subject.cluster, topology, options["topology"].name)
         run = replace(run, subject=replace(run.subject, cluster=cluster))
@@ -163,7 +163,7 @@ def _show(diagnosis: Diagnosis, run: DiagnosedRun, topology: Topology | None, op
 
     reason = None
     if topology is not None:
-        from zenith_tune.describe.tensor_island import tensor_reason
+        from zenith_tune.describe.topology import tensor_reason
 
         reason = tensor_reason(run.subject.cluster, topology)
     if options["as_json"]:

@@ -63,7 +63,7 @@ def _comparison(size: str, options: Options) -> GuideComparison:
     billions = parse_size(size)
     cluster = catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus)
     if (path := options["topology"]) is not None:
-        from zenith_tune.describe.tensor_island import read_topology, with_topology
+        from zenith_tune.describe.topology import read_topology, with_topology
 
         cluster = with_topology(cluster, read_topology(path), path.name)
     found = size_guide(billions, num_gpus=cluster.num_gpus, island=cluster.fast_domain, global_batch=options["gbs"])

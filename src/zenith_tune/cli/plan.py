@@ -138,7 +138,7 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
 
 def _linked(request: PlanRequest, options: Options) -> PlanRequest:
     """Return the request with its nodes linked as the matrix says, and tensor parallelism inside what NVLink joins."""
-    from zenith_tune.describe.tensor_island import read_topology, with_topology
+    from zenith_tune.describe.topology import read_topology, with_topology
 
     path = options["topology"]
     topology = read_topology(path)
@@ -148,7 +148,7 @@ def _linked(request: PlanRequest, options: Options) -> PlanRequest:
 
 def _within_island(request: PlanRequest, options: Options, topology: Topology | None) -> PlanRequest:
     """Return the request with tensor parallelism inside what NVLink joins, and keep the reason for those who read."""
-    from zenith_tune.describe.tensor_island import tensor_reason
+    from zenith_tune.describe.topology import tensor_reason
 
     options["reason"] = tensor_reason(request.cluster, topology)
     if options["max_tp"] is not None:  # one that is given is meant

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from zenith_tune.describe.tensor_island import tensor_reason
+from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
 from zenith_tune.report.plan.json import planned_object
