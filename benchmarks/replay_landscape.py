@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from scoreboard_choice import LEAST_LAYOUTS, PLAYBOOK
+
 from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import MEASURED_ON, forbidden, layout_columns
@@ -21,11 +23,8 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.units import MIB
 
-PLAYBOOK = "ultrascale_playbook"
 SOURCES = (PLAYBOOK, "h200_")
 """How the names of sources begin that measured whole landscapes."""
-LEAST_LAYOUTS = 3
-"""Fewer layouts that ran are no landscape to search."""
 AXES = ("tp", "pp", "vp", "cp", "ep", "etp", "zero", "mbs")
 """What a layout is told apart by, besides its recomputation; data parallelism follows from them."""
 START_UP_S, NUM_STEPS = 60.0, 15
