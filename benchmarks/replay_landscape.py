@@ -12,9 +12,9 @@ from statistics import median
 from scoreboard_choice import LEAST_LAYOUTS, PLAYBOOK
 
 from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_measured
-from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
 from zenith_tune.calibrate.memory_fit import MEASURED_ON, forbidden, layout_columns
-from zenith_tune.calibrate.time_fit import DEFAULTS, run_cluster
+from zenith_tune.calibrate.time_fit import run_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
@@ -120,7 +120,7 @@ def _key(params: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
 def _is_whole(run: MeasuredRun) -> bool:
     stated = run.model is not None and run.seq_len and run.num_gpus and run.layout.keys() >= {"dp", "mbs"}
     known = run.cluster is not None or find_gpu(run.gpu) is not None
-    return bool(stated) and known and not run.doubts and (run.out_of_memory or bool(run.step_s))
+    return bool(stated) and known and not run.flags and (run.out_of_memory or bool(run.step_s))
 
 
 def _num_ran(landscape: Landscape) -> int:
@@ -161,7 +161,7 @@ def _recorded(runs: list[MeasuredRun]) -> list[Recorded]:
 
 
 def _choices(run: MeasuredRun) -> Params:
-    columns = DEFAULTS | layout_columns(run)
+    columns = DEFAULT_COLUMNS | layout_columns(run)
     layers = columns["recompute_layers"]
     way = RECOMPUTE_NAMES[columns["recompute"]] + (f" of {layers} layers" if layers > 1 else "")
     return {**{name: int(columns[name]) for name in AXES}, "recompute": way}
@@ -177,7 +177,7 @@ def _common_batch(runs: list[MeasuredRun]) -> int | None:
 
 
 def _item(repeats: list[MeasuredRun], point: Params, batch: int | None) -> Recorded:
-    columns = DEFAULTS | layout_columns(repeats[0])
+    columns = DEFAULT_COLUMNS | layout_columns(repeats[0])
     if batch is not None:
         columns["gbs"] = batch * columns["dp"]
     micro_batches = 1 if batch is None else batch // columns["mbs"]

@@ -61,7 +61,7 @@ def _left_out(runs: list[MeasuredRun], memory: list[HeldOutMemory], speed: list[
         if run.step_s and id(run) not in timed
     ]
     reasons += [
-        f"memory of {run.source}: " + ("marked by its source" if run.doubts else "shape or framework not known")
+        f"memory of {run.source}: " + ("marked by its source" if run.flags else "shape or framework not known")
         for run in runs
         if run.memory_bytes and id(run) not in weighed
     ]

@@ -1,15 +1,15 @@
-"""One calibration fitted to measured runs, with all that tells how far to trust it."""
+"""Calibrations fitted to measured runs, of one framework or of all, with what shows how far to trust them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zenith_tune.calibrate.holdout import FEW, interval, time_residuals
+from zenith_tune.calibrate.holdout import FEW, families_of, interval, time_residuals
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
 from zenith_tune.calibrate.memory_fit import usable as usable_memory
@@ -24,8 +24,13 @@ from zenith_tune.estimate.workload import FloatArray
 LEAST_RUNS = 3
 """Fewer say less than what is known without them."""
 LEAST_MEMORY_RUNS = 5
-"""Three numbers and a spread cannot be told from fewer."""
+"""Fewer do not determine three numbers and a spread."""
 LEAST_MOVE = 0.01
+FALLBACK = "megatron"
+"""Whose speed stands for frameworks that have too few runs of their own."""
+LEAST_LANDSCAPES = 2
+"""Of fewer none can be left out, and what a fit says of other models and clusters is not known."""
+MAX_SOURCES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +177,61 @@ def _shift(move: Move) -> float:
     if move.before <= 0 or move.after <= 0:
         return math.inf if move.before != move.after else 0.0
     return abs(math.log(move.after / move.before))
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun], *, framework: str, origin: str, date: str, start: Calibration | None = None
+) -> Calibration:
+    """Return the calibration of a framework that `runs` show; `start` is refined where it is given."""
+    return fit_calibration(runs, framework=framework, origin=origin, date=date, start=start).calibration
+
+
+def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[CalibrationFit]:
+    """Fit every framework from scratch, the one that others fall back to first."""
+    trusted = {family.name for family, members in families_of(list(runs)) if _is_trusted(family, members)}
+    if FALLBACK not in trusted:
+        raise UsageError(f"--all needs runs of {FALLBACK}, whose speed others fall back to, but there are too few")
+    first = _fit_one(runs, FALLBACK, date)
+    yield first
+    for name in sorted((trusted | _with_memory(runs)) - {FALLBACK}):
+        fit = _fit_one(runs, name, date)
+        yield fit if name in trusted else _with_time_of(first, fit)
+
+
+def most_measured(runs: Sequence[MeasuredRun]) -> str:
+    """Return the family of frameworks with the most usable runs."""
+    sizes = {family.name: len(members) for family, members in families_of(list(runs)) if family.fitted}
+    if not sizes:
+        found = Counter(unusable(run) or f"no family for {run.framework}" for run in runs).most_common(3)
+        reasons = "; ".join(f"{count} of them: {reason}" for reason, count in found)
+        problem = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
+        raise UsageError(f"{problem} ({reasons})", hint="give other rows")
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def sources_of(runs: Sequence[MeasuredRun], framework: str) -> str:
+    """Return where the runs of a framework come from, in one line."""
+    members = family_of(load_framework(framework).name).frameworks
+    used = [run for run in runs if run.framework in members and (unusable(run) is None or usable_memory(run))]
+    sources = [name for name, _ in Counter(run.source for run in used if run.step_s or run.memory_bytes).most_common()]
+    rest = len(sources) - MAX_SOURCES
+    return ", ".join(sources[:MAX_SOURCES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _fit_one(runs: Sequence[MeasuredRun], framework: str, date: str) -> CalibrationFit:
+    return fit_calibration(runs, framework=framework, origin=sources_of(runs, framework), date=date)
+
+
+def _with_time_of(other: CalibrationFit, fit: CalibrationFit) -> CalibrationFit:
+    calibration = replace(fit.calibration, time=other.calibration.time)
+    return replace(fit, calibration=calibration, before=other.before, num_time_runs=0, residuals=other.residuals[:0])
+
+
+def _is_trusted(family: TimeFamily, runs: list[MeasuredRun]) -> bool:
+    landscapes = set(RunTable.of(runs, load_framework(family.name)).landscapes)
+    return bool(family.fitted) and len(landscapes) >= LEAST_LANDSCAPES
+
+
+def _with_memory(runs: Sequence[MeasuredRun]) -> set[str]:
+    counts = Counter(run.framework for run in runs if run.memory_bytes and usable_memory(run))
+    return {name for name, count in counts.items() if count >= LEAST_MEMORY_RUNS}

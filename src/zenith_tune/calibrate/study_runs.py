@@ -21,7 +21,7 @@ from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_UNIFORM,
 )
 from zenith_tune.shell import CommandLine
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.units import MIB
 
 FILE_NAME = "study.json"
@@ -64,8 +64,7 @@ def read_study(folder: Path, job: StudiedJob) -> list[MeasuredRun]:
 def _load(folder: Path) -> Json:
     path = folder / FILE_NAME
     try:
-        with open_regular(path) as file:
-            study = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
+        study = json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))
     except OSError as error:
         problem = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="give the folder of a finished study, OUTPUT_DIR/STUDY") from None
