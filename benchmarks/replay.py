@@ -163,7 +163,7 @@ def _fit_time(family: TimeFamily, runs: list[MeasuredRun], memory: MemoryCoeffic
 
 
 def _device_bytes(runs: list[MeasuredRun], memory: MemoryCoefficients) -> FloatArray:
-    """Return what each run is estimated to need of its GPU; 0 where that cannot be told."""
+    """Return what each run is estimated to need of its GPU; 0 where that is not known."""
     found = np.zeros(len(runs))
     for framework in {run.framework for run in runs}:
         rows = [i for i, run in enumerate(runs) if run.framework == framework and usable(run)]

@@ -26,7 +26,7 @@ from zenith_tune.units import MIB
 SOURCES = (PLAYBOOK, "h200_")
 """How the names of sources begin that measured whole landscapes."""
 AXES = ("tp", "pp", "vp", "cp", "ep", "etp", "zero", "mbs")
-"""What a layout is told apart by, besides its recomputation; data parallelism follows from them."""
+"""What distinguishes a layout, besides its recomputation; data parallelism follows from them."""
 START_UP_S, NUM_STEPS = 60.0, 15
 """Of a trial whose duration was not recorded: Megatron-LM on one H200 takes 45 to 75 s, most of it to start."""
 EXTRAS = ("trial_wall_s", "max_reserved_mib")
@@ -147,7 +147,7 @@ def _landscape(runs: list[MeasuredRun]) -> Landscape:
 
 
 def _recorded(runs: list[MeasuredRun]) -> list[Recorded]:
-    """Return one item per layout, in the order of the record, told apart by what differs between them."""
+    """Return one item per layout, in the order of the record, with what differs between them."""
     batch = _common_batch(runs)
     repeats: dict[tuple[Value, ...], list[MeasuredRun]] = defaultdict(list)
     for run in runs:
@@ -207,7 +207,7 @@ def _layout(columns: Mapping[str, int | bool], num_gpus: int) -> Layout:
 
 
 def _peak(run: MeasuredRun) -> float | None:
-    """Return what a log would tell of the fullest rank, where the record has it: some sources print another rank's."""
+    """Return what a log would show of the fullest rank, where the record has it: some sources print another rank's."""
     if reserved := run.notes.get("max_reserved_mib"):
         return float(reserved) * MIB
     is_fullest = run.source not in MEASURED_ON or run.layout.get("pp", 1) == 1

@@ -202,7 +202,7 @@ def replay(
 
 
 def tuned_job(landscape: Landscape) -> TunedJob:
-    """Return what a preset would tell of the job."""
+    """Return the job as a preset would describe it."""
     find = landscape.finder()
 
     def layout(params: Mapping[str, Value]) -> Layout | None:

@@ -86,9 +86,9 @@ def fit_calibration(
     name = load_framework(framework).name
     family = family_of(name)
     reasons = [_reason(run, family) for run in runs]
-    says_memory = [run.framework == name and _says_memory(run) for run in runs]
+    states_memory = [run.framework == name and _states_memory(run) for run in runs]
     timed = [with_default_batch(run) for run, reason in zip(runs, reasons, strict=True) if reason is None]
-    memory_runs = [run for run, says in zip(runs, says_memory, strict=True) if says]
+    memory_runs = [run for run, states in zip(runs, states_memory, strict=True) if states]
     if len(timed) < LEAST_RUNS and len(memory_runs) < LEAST_MEMORY_RUNS:
         raise _too_few(name, len(timed), Counter(filter(None, reasons)))
     before = start.time if start else TimeCalibration(coefficients=family.start, release=RELEASE)
@@ -100,7 +100,7 @@ def fit_calibration(
             origin=origin,
             date=date,
             num_memory_runs=_num_memory_runs(memory_runs, start),
-            num_runs=sum(reason is None or says for reason, says in zip(reasons, says_memory, strict=True)),
+            num_runs=sum(reason is None or states for reason, states in zip(reasons, states_memory, strict=True)),
         ),
         before=before.coefficients,
         num_memory_runs=len(memory_runs) if len(memory_runs) >= LEAST_MEMORY_RUNS else 0,
@@ -149,7 +149,7 @@ def _num_memory_runs(runs: list[MeasuredRun], start: Calibration | None) -> int:
     return len(runs)
 
 
-def _says_memory(run: MeasuredRun) -> bool:
+def _states_memory(run: MeasuredRun) -> bool:
     # What the allocator reserves is more than what is in use, and by how much depends on the run.
     allocated = bool(run.memory_bytes) and run.memory_kind != "reserved"
     return allocated and usable_memory(run) and not is_low_precision(run)

@@ -192,7 +192,7 @@ def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[J
 
 
 def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -> list[Judged]:
-    """Judge the runs behind the first `num_fitted`, which alone are fitted to and tell the interval."""
+    """Judge the runs behind the first `num_fitted`, which alone are fitted to and give the interval."""
     ours = np.arange(num_fitted)
     ends = interval(time_residuals(fit, parts, ours)[ours])
     predicted = fit.predict(fit.fit(ours))

@@ -87,7 +87,7 @@ UNGATED = ("gpt", "bloom", "mpt", "nemotron", "bert", "t5", "megatron", "opt")
 """Families whose feed-forward part has two matrices; the others have three (SwiGLU)."""
 GATED_ALL_THE_SAME = ("gpt oss", "gpt-oss", "gpt_oss")
 CLOSE = 0.01
-"""How near a count of parameters must come to the stated one to tell tied embeddings from untied."""
+"""How near a count of parameters must come to the stated one to decide whether embeddings are tied."""
 MAX_COUNT = 10**9
 """No model or cluster has more of anything."""
 TIED = ("gpt3", "gpt 1", "gpt 3", "gpt 5", "gpt 7", "bloom", "mpt", "bert", "t5")
@@ -196,15 +196,15 @@ def _note(notes: Mapping[str, str], key: str) -> int | None:
 
 def _is_gated(row: Mapping[str, str], notes: Mapping[str, str]) -> bool:
     name = row["model"].lower()
-    if "swiglu" in notes or any(word in name for word in GATED_ALL_THE_SAME):
+    if "swiglu" in notes or any(part in name for part in GATED_ALL_THE_SAME):
         return True
-    return not any(word in name for word in UNGATED)
+    return not any(part in name for part in UNGATED)
 
 
 def _is_tied(row: Mapping[str, str], notes: Mapping[str, str]) -> bool:
     if "untied" in notes:
         return False
-    return "tied-embeddings" in notes or any(word in row["model"].lower() for word in TIED)
+    return "tied-embeddings" in notes or any(part in row["model"].lower() for part in TIED)
 
 
 def _default_vocab(row: Mapping[str, str]) -> int | None:

@@ -104,7 +104,7 @@ def layout_columns(run: MeasuredRun) -> dict[str, int | bool]:
     """Return the columns of a run's layout, what its source leaves out filled in as its framework would.
 
     The test suite of Megatron Core runs on nodes of eight; its long-term container of 2025 had no deterministic flash
-    attention. Experts are split by tp where nothing else is said, and nanotron states its micro-batches.
+    attention. Experts are split by tp where nothing else is stated, and nanotron states its micro-batches.
     """
     columns = dict(run.layout)
     tp, split = columns.get("tp", 1), columns.get("tp", 1) * columns.get("pp", 1) * columns.get("cp", 1)
@@ -151,7 +151,7 @@ LEAST_LANDSCAPES = 3
 INNER_FOLDS = 5
 """Parts in which landscapes are left out to see how far a fit is off on others."""
 APART = 0.1
-"""Logarithmic distance from which framework and variant are told apart."""
+"""Logarithmic distance from which framework and variant count as different."""
 LEAST_ERROR = 0.002
 """Half of the least interval: what the allocator's rounding alone makes."""
 
@@ -207,7 +207,7 @@ def shortest_half(values: FloatArray) -> float:
 
 def is_low_precision(run: MeasuredRun) -> bool:
     """Tell whether weights and activations are kept in 8 bits or fewer, of which the account knows nothing."""
-    return any(word in run.precision for word in ("fp8", "float8", "fp4"))
+    return any(kind in run.precision for kind in ("fp8", "float8", "fp4"))
 
 
 def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:

@@ -1,7 +1,7 @@
 """Fit a handful of coefficients to measurements, some of which are wrong: damped Gauss-Newton under Huber's loss.
 
 Huber, "Robust Estimation of a Location Parameter", Ann. Math. Statist. 35 (1964); Levenberg-Marquardt damping. A prior
-pulls each coefficient toward its start, so that what the data does not tell stays as it was.
+pulls each coefficient toward its start, so that what the data does not determine stays as it was.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _language_part(config: Json) -> Json | None:
             return part
     if any(config.get(key) is not None for key in LAYERS):
         return config
-    others = [value for name, value in nested.items() if not any(word in name.lower() for word in OTHER_PARTS)]
+    others = [value for name, value in nested.items() if not any(part in name.lower() for part in OTHER_PARTS)]
     parts = [part for value in others if (part := _language_part(value)) is not None]
     # Two candidates and no known name: a guess could be the wrong one.
     return parts[0] if len(parts) == 1 else None

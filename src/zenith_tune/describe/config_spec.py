@@ -17,7 +17,7 @@ class Family:
     """Hold a family's parts; the defaults are Llama's."""
 
     gated_mlp: bool | None = True
-    """None where the activation tells."""
+    """None where the activation decides."""
     tied_embeddings: bool = False
     """Where the config has no tie_word_embeddings, which is written only where it differs from the family's."""
     norm_bias: bool = False
@@ -47,7 +47,7 @@ KEYS = {
 
 GATED = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
 PLAIN = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "squared_relu")
-"""Activations that tell, in a family that is not listed, whether the feed-forward part has three matrices or two."""
+"""Activations by which a family that is not listed has three matrices in its feed-forward part, or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ POSITIONS = ("n_positions", "max_position_embeddings", "max_seq_len")
 ACTIVATION = ("hidden_act", "activation_function", "hidden_activation", "activation")
 OTHERWISE = "or name a model of the catalog, such as llama3-8b"
 OTHER_LAYERS = ("mamba", "ssm_", "linear_num_", "hybrid_", "lru_", "time_mix", "state_size", "rwkv")
-"""Beginnings of keys that tell of layers which are neither attention nor feed-forward."""
+"""Beginnings of keys of layers that are neither attention nor feed-forward."""
 
 
 def model_spec_from_config(config: dict[str, Any], source: str, otherwise: str = OTHERWISE) -> ModelSpec:
@@ -193,12 +193,12 @@ def _attention_fields(keys: NeededKeys, hidden: int) -> dict[str, Any]:
 def _family(config: ConfigJson) -> Family:
     """Return the family's parts, with what the config itself says of them."""
     family = _known_families().get(str(config.values.get("model_type")), Family(gated_mlp=None))
-    said: dict[str, Any] = {
+    stated: dict[str, Any] = {
         part: value for part, keys in KEYS.items() if (value := _first_flag(config, keys)) is not None
     }
-    if said.get("qkv_bias") and config.flag("mlp_bias"):
-        said["linear_bias"] = True
-    return replace(family, **(said | _mpt_parts(config)))
+    if stated.get("qkv_bias") and config.flag("mlp_bias"):
+        stated["linear_bias"] = True
+    return replace(family, **(stated | _mpt_parts(config)))
 
 
 @functools.cache

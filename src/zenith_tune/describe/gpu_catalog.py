@@ -42,9 +42,9 @@ def match_gpu(driver_name: str) -> str | None:
     >>> match_gpu("NVIDIA A100-SXM4-40GB"), match_gpu("Voodoo 2")
     ('a100-40', None)
     """
-    words = set(re.split(r"[^a-z0-9]+", driver_name.lower()))
+    parts = set(re.split(r"[^a-z0-9]+", driver_name.lower()))
     entries = _entries().items()
-    return next((name for name, entry in entries if {word.lower() for word in entry["matches"]} <= words), None)
+    return next((name for name, entry in entries if {part.lower() for part in entry["matches"]} <= parts), None)
 
 
 def gpu_spec(name: str) -> GpuSpec:

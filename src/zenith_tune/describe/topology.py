@@ -119,10 +119,10 @@ class Topology:
         return max(max(row) for row in self.paths)
 
 
-def parse_topology(text: str, source: str = "topology") -> Topology:
+def parse_topology(text: str, source: str = "") -> Topology:
     """Read the matrix that `nvidia-smi topo -m` prints, after the list of `nvidia-smi -L` or without one.
 
-    Errors begin with `source`.
+    Errors name the `source`, where there is one.
 
     >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
     [[0, 1]]
@@ -130,7 +130,7 @@ def parse_topology(text: str, source: str = "topology") -> Topology:
     try:
         return _parsed(plain_text(text), cut_gpus(text))
     except ValueError as error:
-        raise UsageError(f"{source}: {error}", hint=HINT) from None
+        raise UsageError(f"{source + ': ' if source else ''}topology: {error}", hint=HINT) from None
 
 
 def _parsed(text: str, cut: list[int]) -> Topology:
@@ -166,7 +166,7 @@ def cut_gpus(text: str) -> list[int]:
 
 def _cells(text: str) -> list[list[str]]:
     """Return the cells between GPUs; network cards and affinities stand behind them and are left out."""
-    lines = [words for line in text.splitlines() if (words := line.split()) and _BEGIN.match(words[0])]
+    lines = [cells for line in text.splitlines() if (cells := line.split()) and _BEGIN.match(cells[0])]
     if not lines:
         raise ValueError("the matrix must have a line that begins with GPU0, but has none")
     header = _titles(lines[0])
@@ -179,25 +179,25 @@ def _cells(text: str) -> list[list[str]]:
     rows = _links_alone(header, lines[1:])
     if [row[0] for row in rows] != header:
         raise ValueError(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(rows)}")
-    cells = [row[1 : len(header) + 1] for row in rows]
-    short = next((row[0] for row, line in zip(rows, cells, strict=True) if len(line) < len(header)), None)
+    found = [row[1 : len(header) + 1] for row in rows]
+    short = next((row[0] for row, line in zip(rows, found, strict=True) if len(line) < len(header)), None)
     if short:
         raise ValueError(f"{short} must have {len(header)} cells, but its line is shorter")
-    return cells
+    return found
 
 
-def _titles(words: list[str]) -> list[str]:
+def _titles(cells: list[str]) -> list[str]:
     """Return the GPUs that a header names."""
-    match = _TITLES.match(" ".join(words))
+    match = _TITLES.match(" ".join(cells))
     return _GPU.findall(match[0]) if match else []
 
 
 def _links_alone(header: list[str], lines: list[list[str]]) -> list[list[str]]:
     """Return the rows of the first matrix where all that follows is a matrix of peer access."""
-    again = next((i for i, words in enumerate(lines) if i and _titles(words) == header and words[1:2] != ["X"]), None)
+    again = next((i for i, cells in enumerate(lines) if i and _titles(cells) == header and cells[1:2] != ["X"]), None)
     if again is None:
         return lines
-    others = [words[1 : len(header) + 1] for words in lines[again:] if _titles(words) != header or words[1:2] == ["X"]]
+    others = [cells[1 : len(header) + 1] for cells in lines[again:] if _titles(cells) != header or cells[1:2] == ["X"]]
     return lines[:again] if _PEER_ACCESS.issuperset(itertools.chain(*others)) else lines
 
 

@@ -1,6 +1,6 @@
 """What to say where no layout is left: which rule leaves nothing, and what is nearest to what was asked for.
 
-No arrays are used here, so that a mistake is told before the heavy parts are loaded.
+No arrays are used here, so that a mistake is reported before the heavy parts are loaded.
 """
 
 from __future__ import annotations
@@ -37,16 +37,12 @@ class PinnedValues:
 
     def reason(self) -> str | None:
         """Return the first rule that they break by themselves."""
-        return next(self._reasons(), None)
-
-    def _reasons(self) -> Iterator[str]:
         layout = self._mildest()
-        rules = [rule for name, rule in RULES.items() if self._judges(name)]
         reasons = [self._product("n_gpus", self.num_gpus, "tp", "pp", "cp", "dp")]
-        reasons += [rule.explain(self.model, self.job, layout) for rule in rules]
+        reasons += [rule.explain(self.model, self.job, layout) for name, rule in RULES.items() if self._judges(name)]
         reasons += [self._product("n_gpus", self.num_gpus, "etp", "ep", "pp")]
         reasons += [self._product("gbs", self.global_batch, "dp", "mbs")]
-        yield from filter(None, reasons)
+        return next(filter(None, reasons), None)
 
     def _product(self, name: str, value: int, *factors: str) -> str | None:
         given = [factor for factor in factors if factor in self.pinned]
@@ -121,14 +117,14 @@ class DeadEnd:
         return UsageError(f"{what}: {self._reason()}", hint=hint)
 
     def _pinned_reason(self) -> str | None:
-        at = PinnedValues(
+        values = PinnedValues(
             model=self.model,
             job=self.job,
             num_gpus=self.num_gpus,
             global_batch=self.global_batch,
             pinned=self.space.pinned,
         )
-        return at.reason()
+        return values.reason()
 
     def _reason(self) -> str:
         if (pinned := self._pinned_reason()) is not None:

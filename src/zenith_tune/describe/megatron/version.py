@@ -121,7 +121,7 @@ def _folders(run: PretrainRun, environment: Mapping[str, str]) -> Iterator[Path]
     if path := run.variables.get("PYTHONPATH", environment.get("PYTHONPATH", "")):
         entries = (_placed(entry, run.folder) for entry in path.split(os.pathsep)[:MAX_ENTRIES])
         yield from (entry for entry in entries if entry is not None)
-    python = next((word for word in run.launcher if PYTHONS.fullmatch(word.rpartition("/")[2])), None)
+    python = next((part for part in run.launcher if PYTHONS.fullmatch(part.rpartition("/")[2])), None)
     if python is not None and (start := _started(python, run, environment)) is not None:
         # A link to another Python is not followed: an environment's packages are beside the link.
         for packages in PACKAGES:
