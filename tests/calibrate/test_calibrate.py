@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -67,8 +66,7 @@ def test_the_refined_calibration_predicts_the_users_own_machine_better() -> None
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_runs_are_refused_with_the_reasons(count: int) -> None:
-    problem = f"at least 3 runs that state their speed, but got {count} (left out: 7 marked by its source: PROXY)"
-    with pytest.raises(UsageError, match=re.escape(problem)):
+    with pytest.raises(UsageError, match=rf"at least 3 runs .*got {count} .*7 .*PROXY"):
         calibrate([*made_runs(TRUTH)[:count], *FLAGGED], **ABOUT)
 
 
