@@ -18,7 +18,7 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RELEASE, RunTable, TimeFit, unusable, with_default_batch
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
+from zenith_tune.estimate.calibration import Calibration, TimeCalibration, TimeCoefficients
 from zenith_tune.estimate.workload import FloatArray
 
 LEAST_RUNS = 3
@@ -91,28 +91,27 @@ def fit_calibration(
     memory_runs = [run for run, states in zip(runs, states_memory, strict=True) if states]
     if len(timed) < LEAST_RUNS and len(memory_runs) < LEAST_MEMORY_RUNS:
         raise _too_few(name, len(timed), Counter(filter(None, reasons)))
-    before = start.time if start else TimeCalibration(coefficients=family.start, release=RELEASE)
+    known = start or Calibration(time=TimeCalibration(coefficients=family.start, release=RELEASE))
+    has_memory = len(memory_runs) >= LEAST_MEMORY_RUNS
     fit = CalibrationFit(
         calibration=Calibration(
             framework=name,
-            time=before,
-            memory=_memory(memory_runs, name, start),
+            time=known.time,
+            memory=fit_memory(memory_runs, load_framework(name)) if has_memory else known.memory,
             origin=origin,
             date=date,
-            num_memory_runs=_num_memory_runs(memory_runs, start),
+            num_memory_runs=len(memory_runs) if has_memory else known.num_memory_runs,
             num_runs=sum(reason is None or states for reason, states in zip(reasons, states_memory, strict=True)),
         ),
-        before=before.coefficients,
-        num_memory_runs=len(memory_runs) if len(memory_runs) >= LEAST_MEMORY_RUNS else 0,
+        before=known.time.coefficients,
+        num_memory_runs=len(memory_runs) if has_memory else 0,
         left_out=Counter(filter(None, reasons)),
     )
-    return _with_time(fit, family, timed, before, refines=start is not None) if len(timed) >= LEAST_RUNS else fit
+    return _with_time(fit, family, timed, refines=start is not None) if len(timed) >= LEAST_RUNS else fit
 
 
-def _with_time(
-    fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun], before: TimeCalibration, *, refines: bool
-) -> CalibrationFit:
-    framework = load_framework(family.name)
+def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun], *, refines: bool) -> CalibrationFit:
+    framework, before = load_framework(family.name), fit.calibration.time
     table = RunTable.of(runs, framework)
     time_fit = TimeFit(family, table, framework, start=before)
     residuals = time_residuals(time_fit, folds(table.landscapes))
@@ -137,18 +136,6 @@ def _blended(ends: tuple[float, float], known: tuple[float, float], count: int) 
     return low, high
 
 
-def _memory(runs: list[MeasuredRun], framework: str, start: Calibration | None) -> MemoryCoefficients:
-    if len(runs) < LEAST_MEMORY_RUNS:
-        return start.memory if start else MemoryCoefficients()
-    return fit_memory(runs, load_framework(framework))
-
-
-def _num_memory_runs(runs: list[MeasuredRun], start: Calibration | None) -> int:
-    if len(runs) < LEAST_MEMORY_RUNS:
-        return start.num_memory_runs if start else 0
-    return len(runs)
-
-
 def _states_memory(run: MeasuredRun) -> bool:
     # What the allocator reserves is more than what is in use, and by how much depends on the run.
     allocated = bool(run.memory_bytes) and run.memory_kind != "reserved"
@@ -165,12 +152,9 @@ def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:
 
 def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
     why = "; ".join(f"{number} {reason}" for reason, number in left_out.most_common(3))
-    problem = (
-        f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed, but got {count}"
-    )
-    return UsageError(
-        f"{problem}{(f' (left out: {why})' if why else '')}", hint="give more runs, or another --framework"
-    )
+    problem = f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed"
+    got = f"{count} (left out: {why})" if why else str(count)
+    return UsageError(f"{problem}, but got {got}", hint="give more runs, or another --framework")
 
 
 def _shift(move: Move) -> float:

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zenith_tune.calibrate.measured_run import MeasuredRun, figure, measured_model, number
+from zenith_tune.calibrate.measured_run import MeasuredRun, figure, measured_model, number, recompute_kind
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.model_flops import forward_flops_per_token
-from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
+from zenith_tune.layouts.layout_batch import RECOMPUTE_UNIFORM
 from zenith_tune.study.files import read_regular
 from zenith_tune.units import GIB, MIB
 
@@ -219,12 +219,10 @@ def _zero(text: str, row: Mapping[str, str]) -> int:
 
 def _recompute(row: Mapping[str, str]) -> tuple[int, int]:
     text = row.get("recompute") or row.get("recompute_granularity") or ""
-    method, layers = row.get("recompute_method") or text, number(row, "recompute_num_layers") or 1
     if row.get("gradient_checkpointing") == "1":
         return RECOMPUTE_UNIFORM, 1
-    if text.startswith("full"):
-        return (RECOMPUTE_BLOCK if "block" in method else RECOMPUTE_UNIFORM), layers
-    return (RECOMPUTE_SELECTIVE if text.startswith("selective") else RECOMPUTE_NONE), 0
+    layers = (number(row, "recompute_num_layers") or 1) if text.startswith("full") else 0
+    return recompute_kind(text, row.get("recompute_method") or text), layers
 
 
 def _memory(row: Mapping[str, str]) -> tuple[float | None, str]:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
-from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.layout_batch import (
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_NONE,
+    RECOMPUTE_SELECTIVE,
+    RECOMPUTE_UNIFORM,
+    LayoutBatch,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,13 @@ DEFAULT_COLUMNS: dict[str, int | bool] = {
     "flash_attention": True,
 }
 """What a layout has where its source does not state it."""
+
+
+def recompute_kind(granularity: str, method: str) -> int:
+    """Return the column of Megatron's --recompute-granularity and --recompute-method."""
+    if granularity.startswith("full"):
+        return RECOMPUTE_BLOCK if "block" in method else RECOMPUTE_UNIFORM
+    return RECOMPUTE_SELECTIVE if granularity.startswith("selective") else RECOMPUTE_NONE
 
 
 def stack_layouts(layouts: Iterable[Mapping[str, int | bool]]) -> LayoutBatch:
