@@ -15,20 +15,28 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from replay_calibration import calibration_without
-from replay_plot import plot
-from replay_record import Landscape, landscapes, read_runs
-from replay_report import markdown
+import numpy as np
+from replay_landscape import Landscape, landscapes, read_runs
+from replay_report import NEAR, curve, markdown, plot, summaries
 from replay_strategies import STRATEGIES, Replay, replay_all, within_reach
-from replay_summary import NEAR, curve, summaries
-from scoreboard import DATA, disjoint
+from scoreboard import DATA, parse_options, read_both, run_command
 
+from zenith_tune.calibrate.calibration_file import default_calibration
+from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
+from zenith_tune.calibrate.holdout import families_of, interval, predict, time_residuals
 from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.memory_fit import fit_memory, usable
+from zenith_tune.calibrate.robust_fit import folds
+from zenith_tune.calibrate.time_family import TimeFamily, family_of
+from zenith_tune.calibrate.time_fit import RunTable, TimeFit, with_default_batch
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration
+from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.registry import StrategyRegistry
 
 OUTPUT = Path(__file__).with_name("replay.md")
@@ -39,34 +47,22 @@ Place = tuple[str, tuple[str, str] | None]
 
 def main() -> None:
     """Print how the strategies did, and write it down where the project's own data is judged."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fit", type=Path, default=DATA, help="folder of the runs to calibrate on")
-    parser.add_argument("--judge", type=Path, help="folder of the landscapes [default: that of --fit, in turn]")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, help="where the page is written [default: beside this file, for --fit]")
+    parser = parse_options(__doc__)
     parser.add_argument("--only", default="", help="landscapes whose name holds this")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="names, separated by commas")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="of strategies that draw at random")
-    options = parser.parse_args()
-    try:
-        run(options)
-    except UsageError as error:
-        print(f"replay: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command("replay", run, parser.parse_args())
 
 
 def run(options: argparse.Namespace) -> None:
     """Replay, print and write."""
     names = _checked(options)
-    fit = read_runs(options.fit)
-    same = options.judge is None or options.judge.resolve() == options.fit.resolve()
-    fit, judged = (fit, fit) if same else disjoint(fit, read_runs(options.judge))
-    found = [landscape for landscape in landscapes(judged) if options.only in landscape.name]
+    fit, other = read_both(options, read_runs)
+    same = other is None
+    found = [landscape for landscape in landscapes(other or fit) if options.only in landscape.name]
     if not found:
-        problem = (
-            "a replay needs a landscape, at least 3 layouts of one model on one cluster that ran, but there is none"
-        )
-        raise UsageError(f"{problem}: give another --judge" + (" or --only" if options.only else ""))
+        problem = "a replay needs a landscape, at least 3 layouts of one model on one cluster, but there is none"
+        raise UsageError(problem, hint="give another --judge" + (" or --only" if options.only else ""))
     replays, origins = replay_landscapes(found, fit, names, same=same, num_seeds=options.seeds)
     scores = summaries(replays)
     if options.json:
@@ -84,8 +80,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _checked(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the strategies to replay, or raise UsageError before anything is read."""
-    if options.output is not None and not options.output.parent.is_dir():
-        raise UsageError(f"--output {options.output} cannot be written", hint="make its folder, or give another file")
     if options.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, but got {options.seeds}", hint="give 1 or more")
     names = tuple(name for name in options.strategies.split(",") if name)
@@ -126,6 +120,56 @@ def curves(replays: Sequence[Replay]) -> str:
         x_label="trials, crashed ones counted",
         y_label="behind the best (nothing ran yet: 100%)",
     )
+
+
+FALLBACK = "megatron"
+"""Whose calibration that comes with the package stands for a framework of which no other landscape was measured."""
+INNER_FOLDS = 5
+"""Parts in which landscapes are left out to see how far a fit is off on others."""
+
+
+def calibration_without(
+    runs: Sequence[MeasuredRun], framework: str, left_out: tuple[str, str] | None
+) -> tuple[Calibration, str]:
+    """Fit the calibration of a framework to all runs but those of one landscape; says what it was fitted to.
+
+    Neither coefficients nor their errors have seen anything of that landscape.
+    """
+    others = [run for run in runs if run.landscape != left_out]
+    family = family_of(framework)
+    timed = next((members for found, members in families_of(others) if found.name == family.name), [])
+    if not family.fitted or len(timed) < LEAST_RUNS:
+        fallback = replace(default_calibration(FALLBACK), framework=framework)
+        return fallback, f"the package's calibration of {FALLBACK}: no other landscape of {framework}"
+    weighed = [run for run in others if run.framework == framework and usable(run)]
+    memory = fit_memory(weighed, load_framework(framework))
+    num_places = len({run.landscape for run in timed})
+    return Calibration(
+        framework=framework,
+        time=_fit_time(family, timed, memory),
+        memory=memory,
+        origin="measured landscapes",
+        num_runs=len(timed),
+        num_memory_runs=len(weighed),
+    ), f"{len(timed)} runs of {num_places} landscape{'s' if num_places > 1 else ''}"
+
+
+def _fit_time(family: TimeFamily, runs: list[MeasuredRun], memory: MemoryCoefficients) -> TimeCalibration:
+    framework = load_framework(family.name)
+    table = RunTable.of([with_default_batch(run) for run in runs], framework)
+    fit = TimeFit(family, table, framework, _device_bytes(table.runs, memory))
+    residuals = time_residuals(fit, folds(table.landscapes, INNER_FOLDS))
+    return replace(fit.calibration(fit.fit()), interval=interval(residuals))
+
+
+def _device_bytes(runs: list[MeasuredRun], memory: MemoryCoefficients) -> FloatArray:
+    """Return what each run is estimated to need of its GPU; 0 where that is not known."""
+    found = np.zeros(len(runs))
+    for framework in {run.framework for run in runs}:
+        rows = [i for i, run in enumerate(runs) if run.framework == framework and usable(run)]
+        held = predict([runs[i] for i in rows], memory, framework)
+        found[rows] = [item.device_bytes for item in held]
+    return found
 
 
 if __name__ == "__main__":

@@ -1,14 +1,132 @@
-"""The replays as a page: one table of strategies with their targets, and one of landscapes."""
+"""What replays come to, as a page: scores of strategies with their targets, tables of landscapes, and a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from html import escape
+from itertools import accumulate
+from statistics import fmean, median
 from typing import Any
 
-from replay_record import NUM_STEPS, START_UP_S
+from replay_landscape import NUM_STEPS, START_UP_S
+from replay_strategies import Replay
+from scoreboard_report import table
 
+NEAR, FAIR = 0.01, 0.05
+"""Within these shares of the best a strategy is as good as there, and well on its way."""
+NOTHING = 1.0
+"""What counts as behind where nothing has run yet, or where what ran is slower still."""
+KEYS = (
+    *("trials_to_1pct_mean", "trials_to_1pct_max", "trials_to_5pct_mean"),
+    *("gpu_seconds_to_1pct_mean", "first_pick_median_pct"),
+)
 Scores = dict[str, Any]
+
+
+def summaries(replays: Sequence[Replay]) -> dict[str, Scores]:
+    """Return the scores of every strategy, over all landscapes and by each source and landscape."""
+    found = {}
+    for name in dict.fromkeys(item.strategy for item in replays):
+        own = [item for item in replays if item.strategy == name]
+        ran = [item for item in own if not item.why_not]
+        sources = {
+            source: [item for item in ran if item.source == source] for source in sorted({i.source for i in ran})
+        }
+        found[name] = {
+            **summary(ran),
+            "not_mapped": {item.landscape: item.why_not for item in own if item.why_not},
+            "by_source": {source: summary(items) for source, items in sources.items()},
+            "by_landscape": {place: summary(items) for place, items in _by_landscape(ran).items()},
+        }
+    return found
+
+
+def summary(replays: Sequence[Replay]) -> Scores:
+    """Summarise replays of one strategy: means over landscapes, each the mean over its seeds."""
+    if not replays:
+        return {"landscapes": 0} | dict.fromkeys(KEYS)
+    scores = {
+        "landscapes": len(_by_landscape(replays)),
+        "candidates_mean": _mean(replays, lambda item: item.num_candidates),
+        "trials_to_1pct_mean": _mean(replays, lambda item: trials_to(item, NEAR)),
+        "trials_to_1pct_max": _worst(replays, lambda item: trials_to(item, NEAR)),
+        "trials_to_5pct_mean": _mean(replays, lambda item: trials_to(item, FAIR)),
+        "gpu_seconds_to_1pct_mean": _mean(replays, lambda item: gpu_seconds_to(item, NEAR)),
+        "first_pick_median_pct": _percent(median(first_pick(item) for item in replays)),
+        "crashed_before_1pct_mean": _mean(replays, num_crashed),
+        "never_within_1pct_pct": round(100 * fmean(item.trials_to(NEAR) is None for item in replays), 1),
+    }
+    return scores | (_stopped(replays) if all(item.ends_by_itself for item in replays) else {})
+
+
+def trials_to(item: Replay, share: float) -> int:
+    """Return the trials until `share` of the best; all layouts where the strategy ended before."""
+    found = item.trials_to(share)
+    return item.num_candidates if found is None else found
+
+
+def gpu_seconds_to(item: Replay, share: float) -> float:
+    """Return the GPU-seconds until `share` of the best; those of all layouts where the strategy ended before."""
+    found = item.trials_to(share)
+    return item.all_gpu_seconds if found is None else math.fsum(item.gpu_seconds[:found])
+
+
+def first_pick(item: Replay) -> float:
+    """Return how far the first trial was behind the best; infinite where it crashed."""
+    return item.behind[0] if item.behind else math.inf
+
+
+def num_crashed(item: Replay) -> int:
+    """Return how many trials crashed until 1% of the best, or until the end."""
+    return sum(math.isinf(behind) for behind in item.behind[: item.trials_to(NEAR)])
+
+
+def curve(replays: Sequence[Replay], num_trials: int) -> list[float]:
+    """Return the mean fraction behind the best after 1, 2 ... trials; a strategy that has ended stays where it is."""
+    each = []
+    for item in replays:
+        best = [min(behind, NOTHING) for behind in accumulate(item.behind, min)][:num_trials] or [NOTHING]
+        each.append(best + [best[-1]] * (num_trials - len(best)))
+    return [fmean(values) for values in zip(*each, strict=True)]
+
+
+def _stopped(replays: Sequence[Replay]) -> Scores:
+    behind = [min(item.behind, default=math.inf) for item in replays]
+    return {
+        "stopped_after_mean": _mean(replays, lambda item: len(item.behind)),
+        "stopped_after_max": _worst(replays, lambda item: len(item.behind)),
+        "behind_when_stopped_mean_pct": _percent(fmean(behind)),
+        "behind_when_stopped_max_pct": _percent(max(behind)),
+    }
+
+
+def _by_landscape(replays: Sequence[Replay]) -> dict[str, list[Replay]]:
+    places: dict[str, list[Replay]] = defaultdict(list)
+    for item in replays:
+        places[item.landscape].append(item)
+    return dict(sorted(places.items()))
+
+
+def _means(replays: Sequence[Replay], of: Callable[[Replay], float]) -> list[float]:
+    return [fmean(of(item) for item in items) for items in _by_landscape(replays).values()]
+
+
+def _mean(replays: Sequence[Replay], of: Callable[[Replay], float]) -> float:
+    return round(fmean(_means(replays, of)), 2)
+
+
+def _worst(replays: Sequence[Replay], of: Callable[[Replay], float]) -> float:
+    return round(max(_means(replays, of)), 2)
+
+
+def _percent(share: float) -> float | None:
+    """Return a share in percent, None where nothing ran: JSON has no infinity."""
+    return round(100 * share, 2) if math.isfinite(share) else None
+
+
 TARGETS: dict[str, dict[str, float]] = {
     "guided": {"trials_to_1pct_mean": 4, "trials_to_1pct_max": 10, "first_pick_median_pct": 5},
     "guided-uncalibrated": {"trials_to_1pct_mean": 8},
@@ -44,15 +162,15 @@ def markdown(scores: dict[str, Scores], origins: Mapping[str, str], reach: Mappi
         "# Replay",
         f"Written by `make replay` on {date.today().isoformat()}.",
         ABOUT,
-        _table(*_overview(scores)),
+        table(*_overview(scores)),
         "![fraction behind the best against trials](replay.svg)",
         "## Targets",
-        _table(("strategy", "what", "ours", "at most", ""), _targets(scores)),
+        table(("strategy", "what", "ours", "at most", ""), _target_rows(scores)),
         "For comparison, trials to 1% as stated when these were set: "
         + "; ".join(f"{name} {value}" for name, value in REFERENCES.items())
         + ".",
-        *_by_source(scores),
-        *_by_landscape(scores, origins),
+        *_source_tables(scores),
+        *_landscape_tables(scores, origins),
         *_heuristic(scores.get("megatron-heuristic"), reach),
     ]
     return "\n\n".join(parts) + "\n"
@@ -79,11 +197,11 @@ def _row(name: str, found: Scores) -> tuple[str, ...]:
         _behind(found["first_pick_median_pct"]),
         f"{found['crashed_before_1pct_mean']:.2f}",
         f"{found['never_within_1pct_pct']:.0f}%",
-        *_stopped(found),
+        *_stop_cells(found),
     )
 
 
-def _stopped(found: Scores) -> tuple[str, str, str]:
+def _stop_cells(found: Scores) -> tuple[str, str, str]:
     if "stopped_after_mean" not in found:
         return "", "", ""
     ends = (found["behind_when_stopped_mean_pct"], found["behind_when_stopped_max_pct"])
@@ -94,7 +212,7 @@ def _behind(percent: float | None) -> str:
     return "crashed" if percent is None else f"{percent:.1f}%"
 
 
-def _targets(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
+def _target_rows(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, limits in TARGETS.items():
         for key, limit in limits.items():
@@ -103,16 +221,16 @@ def _targets(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _by_source(scores: dict[str, Scores]) -> list[str]:
+def _source_tables(scores: dict[str, Scores]) -> list[str]:
     sources = sorted({source for found in scores.values() for source in found["by_source"]})
     parts = ["## By source"]
     for source in sources:
         own = {name: found["by_source"][source] for name, found in scores.items() if source in found["by_source"]}
-        parts += [f"`{source}`", _table(*_overview(own))]
+        parts += [f"`{source}`", table(*_overview(own))]
     return parts
 
 
-def _by_landscape(scores: dict[str, Scores], origins: Mapping[str, str]) -> list[str]:
+def _landscape_tables(scores: dict[str, Scores], origins: Mapping[str, str]) -> list[str]:
     parts = []
     for name in (name for name in scores if name.startswith("guided")):
         own = ("calibrated on",) if name == "guided" else ()
@@ -124,12 +242,12 @@ def _by_landscape(scores: dict[str, Scores], origins: Mapping[str, str]) -> list
                 f"{found['trials_to_1pct_mean']:.0f}",
                 f"{found['trials_to_5pct_mean']:.0f}",
                 _behind(found["first_pick_median_pct"]),
-                *_stopped(found)[:2],
+                *_stop_cells(found)[:2],
                 *(origins[place] for _ in own),
             )
             for place, found in scores[name]["by_landscape"].items()
         ]
-        parts += [f"## {name.capitalize()}, by landscape", _table((*head, *own), rows)]
+        parts += [f"## {name.capitalize()}, by landscape", table((*head, *own), rows)]
     return parts
 
 
@@ -149,6 +267,63 @@ def _heuristic(found: Scores | None, reach: Mapping[str, bool]) -> list[str]:
     return ["## What megatron-heuristic cannot reach", "\n".join(f"- {line}" for line in lines)]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+WIDTH, HEIGHT = 760, 420
+LEFT, RIGHT, TOP, BOTTOM = 64, 190, 40, 52
+COLOURS = ("#0b6e4f", "#4f9d69", "#c8553d", "#7d8597", "#5e60ce", "#e09f3e", "#1d3557", "#9d4edd")
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+STYLE = "font: 13px sans-serif; fill: #222"
+
+
+def plot(curves: Mapping[str, Sequence[float]], *, title: str, x_label: str, y_label: str) -> str:
+    """Return an SVG of curves whose points are at x = 1, 2, 3 ..., in percent of y = 1."""
+    most = max(len(curve) for curve in curves.values())
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" style="{STYLE}" role="img">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-weight="bold">{escape(title)}</text>',
+        *_axes(most, x_label, y_label),
+    ]
+    for row, (name, curve) in enumerate(curves.items()):
+        parts += _curve(name, curve, most, row)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _x(trial: float, most: int) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * math.log(trial) / math.log(max(most, 2))
+
+
+def _y(share: float) -> float:
+    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
+
+
+def _axes(most: int, x_label: str, y_label: str) -> list[str]:
+    right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
+    parts = []
+    for tick in (tick for tick in TICKS if tick <= most):
+        x = _x(tick, most)
+        parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{low}" stroke="#eee"/>')
+        parts.append(f'<text x="{x:.1f}" y="{low + 18}" text-anchor="middle">{tick}</text>')
+    for percent in range(0, 101, 20):
+        y = _y(percent / 100)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{percent}%</text>')
+    middle = (TOP + low) / 2
+    parts.append(f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_label)}</text>')
+    turn = f'transform="rotate(-90 16 {middle:.0f})"'
+    parts.append(f'<text x="16" y="{middle:.0f}" text-anchor="middle" {turn}>{escape(y_label)}</text>')
+    return parts
+
+
+def _curve(name: str, curve: Sequence[float], most: int, row: int) -> list[str]:
+    """Return the steps of one curve, and its line of the legend."""
+    points, before = [], curve[0]
+    for trial, share in enumerate(curve, 1):
+        points += [f"{_x(trial, most):.1f},{_y(before):.1f}", f"{_x(trial, most):.1f},{_y(share):.1f}"]
+        before = share
+    colour, x, y = COLOURS[row % len(COLOURS)], WIDTH - RIGHT + 14, TOP + 14 + 22 * row
+    return [
+        f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>',
+        f'<line x1="{x}" y1="{y - 4}" x2="{x + 22}" y2="{y - 4}" stroke="{colour}" stroke-width="3"/>',
+        f'<text x="{x + 28}" y="{y}">{escape(name)}</text>',
+    ]

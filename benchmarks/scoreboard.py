@@ -14,13 +14,13 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scoreboard_choice import choice, folding_ranks
-from scoreboard_guide import size_guide
+from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
 
 from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, hold_out, hold_out_memory
@@ -53,12 +53,6 @@ def judge(fit: list[MeasuredRun], other: list[MeasuredRun] | None) -> Judgement:
     return Judgement(memory, speed, _left_out(fit if other is None else other, memory, speed))
 
 
-def disjoint(fit: list[MeasuredRun], other: list[MeasuredRun]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
-    """Take the runs that are to be judged out of those to fit to, where a folder has some of both."""
-    judged = {repr(run) for run in other}
-    return [run for run in fit if repr(run) not in judged], other
-
-
 def _left_out(runs: list[MeasuredRun], memory: list[HeldOutMemory], speed: list[Judged]) -> dict[str, int]:
     timed, weighed = {id(item.run) for item in speed}, {id(held.run) for held in memory}
     reasons = [
@@ -67,7 +61,7 @@ def _left_out(runs: list[MeasuredRun], memory: list[HeldOutMemory], speed: list[
         if run.step_s and id(run) not in timed
     ]
     reasons += [
-        f"memory of {run.source}: " + ("marked by its source" if run.doubts else "shape or framework not known")
+        f"memory of {run.source}: " + ("marked by its source" if run.flags else "shape or framework not known")
         for run in runs
         if run.memory_bytes and id(run) not in weighed
     ]
@@ -94,7 +88,7 @@ def scores(judgement: Judgement) -> Scores:
     speed = _by_source([(item.run.source, item.error) for item in judgement.speed])
     small = [item.error for item in judgement.speed if _is_small_playbook(item.run)]
     if small:
-        speed["ultrascale_playbook up to 64 GPUs"] = errors(small)
+        speed[f"{PLAYBOOK} up to 64 GPUs"] = errors(small)
     return {
         "memory": memory,
         "speed": speed,
@@ -106,7 +100,7 @@ def scores(judgement: Judgement) -> Scores:
 
 
 def _is_small_playbook(run: MeasuredRun) -> bool:
-    return run.source == "ultrascale_playbook" and (run.num_gpus or 0) <= 64
+    return run.source == PLAYBOOK and (run.num_gpus or 0) <= 64
 
 
 def _by_source(pairs: list[tuple[str, float]]) -> Scores:
@@ -116,7 +110,7 @@ def _by_source(pairs: list[tuple[str, float]]) -> Scores:
 
 def fits(memory: list[HeldOutMemory]) -> Scores:
     """Return how often the model is right on whether a run of the Playbook ends well."""
-    held = [item for item in memory if item.run.source == "ultrascale_playbook"]
+    held = [item for item in memory if item.run.source == PLAYBOOK]
     if not held:
         return {"n": 0, "accuracy_pct": None}
     right = [item.runs != item.run.out_of_memory for item in held]
@@ -152,33 +146,50 @@ def _share(flags: list[bool]) -> float | None:
     return round(100 * float(np.mean(flags)), 2) if flags else None
 
 
-def main() -> None:
-    """Print the scores, and write them down where the project's own data is judged."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options(about: str | None) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that fits to one folder of measured runs and judges another."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", type=Path, default=DATA, help="folder of the runs to fit to")
     parser.add_argument("--judge", type=Path, help="folder of the runs to judge [default: that of --fit, in turn]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, help="where the table is written [default: beside this file, for --fit]")
-    options = parser.parse_args()
+    parser.add_argument("--output", type=Path, help="where the page is written [default: beside this file, for --fit]")
+    return parser
+
+
+def run_command(name: str, run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Run a benchmark; what its user did wrong is one line and exit code 2."""
     try:
+        if options.output is not None and not options.output.parent.is_dir():
+            problem = f"--output {options.output} cannot be written"
+            raise UsageError(problem, hint="make its folder, or give another file")
         run(options)
     except UsageError as error:
-        print(f"scoreboard: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
 
 
+def read_both(
+    options: argparse.Namespace, read: Callable[[Path], list[MeasuredRun]]
+) -> tuple[list[MeasuredRun], list[MeasuredRun] | None]:
+    """Return the runs to fit to, and those to judge; None where they are the same."""
+    fit = read(options.fit)
+    if options.judge is None or options.judge.resolve() == options.fit.resolve():
+        return fit, None
+    # Where a folder has some of both, what is judged is not fitted to.
+    other = read(options.judge)
+    judged = {repr(run) for run in other}
+    return [run for run in fit if repr(run) not in judged], other
+
+
 def run(options: argparse.Namespace) -> None:
-    """Judge, print and write."""
-    if options.output is not None and not options.output.parent.is_dir():
-        raise UsageError(f"--output {options.output} cannot be written", hint="make its folder, or give another file")
-    fit = read_measured(options.fit)
-    same = options.judge is None or options.judge.resolve() == options.fit.resolve()
-    judgement = judge(fit, None) if same else judge(*disjoint(fit, read_measured(options.judge)))
-    found = scores(judgement)
+    """Print the scores, and write them down where the project's own data is judged."""
+    fit, other = read_both(options, read_measured)
+    found = scores(judge(fit, other))
     if options.json:
         json.dump(found, sys.stdout, indent=1)
         print()
-    output = OUTPUT if options.output is None and same and options.fit.resolve() == DATA.resolve() else options.output
+    is_own = other is None and options.fit.resolve() == DATA.resolve()
+    output = OUTPUT if options.output is None and is_own else options.output
     if options.json and output is None:
         return
     text = markdown(found, folding_ranks(fit), size_guide())
@@ -189,4 +200,4 @@ def run(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command("scoreboard", run, parse_options(__doc__).parse_args())

@@ -1,4 +1,4 @@
-"""How good the choice of a layout is: over landscapes that were measured whole, and over a table of best layouts."""
+"""How good the choice of a layout is: over whole measured landscapes, a table of best layouts, and a size guide."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.holdout import HeldOutMemory, Judged
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_fit import run_cluster
+from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import RISK, Planner
+from zenith_tune.planner.size_guide import SEQ_LEN, TABLE, GuideRow
 
-SOURCE = "ultrascale_playbook"
+PLAYBOOK = "ultrascale_playbook"
 LEAST_LAYOUTS = 3
 """Fewer measured layouts are no landscape to choose from."""
 AXES = ("tp", "pp", "dp", "zero", "mbs")
@@ -26,7 +31,7 @@ def choice(speed: list[Judged], memory: list[HeldOutMemory]) -> dict[str, Any]:
     risk = {id(held.run): 1 - held.fits_probability for held in memory}
     places: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for item in speed:
-        if item.run.source == SOURCE:
+        if item.run.source == PLAYBOOK:
             places[item.run.landscape].append(item)
     found = {(items[0].run.model_name, place[1]): _one(items, risk) for place, items in places.items()}
     judged = {place: result for place, result in found.items() if result is not None}
@@ -98,3 +103,72 @@ def _rank(run: MeasuredRun) -> dict[str, Any]:
         "of": len(order),
         "behind_pct": round(100 * (steps[wanted] / plan.best[0].step_s - 1), 1) if wanted in steps else None,
     }
+
+
+GUIDE_SHAPES = (
+    (32, 4096, 11008, 32, 32),
+    (40, 5120, 13824, 40, 40),
+    (44, 6144, 16384, 48, 48),
+    (60, 7168, 19456, 56, 56),
+    (80, 8192, 28672, 64, 8),
+    (96, 12288, 32768, 96, 96),
+)
+"""A Llama-like shape for each row of the guide: layers, hidden size, feed-forward width, heads, key-value heads."""
+
+
+def size_guide() -> list[dict[str, Any]]:
+    """Return, for each row of the guide, both choices and what ours gains."""
+    return [_compare(row, *shape) for row, shape in zip(TABLE, GUIDE_SHAPES, strict=True)]
+
+
+def _compare(row: GuideRow, layers: int, hidden: int, ffn: int, heads: int, kv: int) -> dict[str, Any]:
+    """Compare both choices at the micro-batch that is kindest to the guide's."""
+    model = ModelSpec(
+        name=f"{row.billions:g}B",
+        num_layers=layers,
+        hidden=hidden,
+        ffn_hidden=ffn,
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_dim=hidden // heads,
+        vocab=32000,
+    )
+    job = JobSpec(seq_len=SEQ_LEN, framework=load_framework("megatron"))
+    planner = Planner(model, load_cluster(f"a100-80x{row.num_gpus}"), job, default_calibration("megatron"))
+    found = [_compare_at(planner, row, mbs) for mbs in (1, 2, 4, 8)]
+    return max(found, key=lambda result: (result["guide_fits"], -result["gain_pct"]))
+
+
+def _compare_at(planner: Planner, row: GuideRow, mbs: int) -> dict[str, Any]:
+    batch = row.dp * row.micro_batches * mbs
+    guide, ours = _guide(planner, row, batch, mbs), planner.plan(batch, top=1).best[0]
+    return {
+        "model": planner.model.name,
+        "gpus": row.num_gpus,
+        "batch": batch,
+        "guide": guide.name,
+        "guide_s": guide.step_s,
+        "guide_fits": guide.oom_probability < 0.5,
+        "ours": ours.name,
+        "ours_s": ours.step_s,
+        "gain_pct": round(100 * (guide.step_s / ours.step_s - 1), 1),
+    }
+
+
+def _guide(planner: Planner, row: GuideRow, batch: int, mbs: int) -> PlannedLayout:
+    """Return the guide's layout in its best variant: it says nothing of recomputation or sharding."""
+    variants = [
+        Layout(
+            num_gpus=row.num_gpus,
+            tp=row.tp,
+            pp=row.pp,
+            micro_batch=mbs,
+            global_batch=batch,
+            zero=1,
+            recompute=recompute,
+            recompute_layers=1 if recompute == "full/uniform" else 0,
+            sequence_parallel=row.tp > 1,
+        )
+        for recompute in ("none", "selective", "full/uniform")
+    ]
+    return min(planner.evaluate(variants), key=lambda planned: planned.step_s)

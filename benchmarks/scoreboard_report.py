@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any
 
@@ -48,12 +48,13 @@ def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[
         "## Size guide: ours against the guide's (bf16, sequences of 2K, A100 80 GB)",
         _guide(guide),
         "## Measured runs that were not judged",
-        _table(("what and why", "runs"), list(scores["left_out"].items())),
+        table(("what and why", "runs"), list(scores["left_out"].items())),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write a table in Markdown."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
@@ -71,7 +72,7 @@ def _memory(scores: dict[str, Any]) -> str:
     for name, found in scores.items():
         target, holds = MEMORY_TARGETS.get(name, ("", None))
         rows.append((name, *_errors(found), target, "" if holds is None else _mark(holds(found))))
-    return _table(("source", "runs", "median", "mean", "max", "target", ""), rows)
+    return table(("source", "runs", "median", "mean", "max", "target", ""), rows)
 
 
 def _speed(scores: dict[str, Any]) -> str:
@@ -80,7 +81,7 @@ def _speed(scores: dict[str, Any]) -> str:
         limit = SPEED_TARGETS.get(name)
         shown = (f"median {limit}%", _mark(found["median_abs_pct"] <= limit)) if limit else ("", "")
         rows.append((name, *_errors(found), *shown))
-    return _table(("source", "runs", "median", "mean", "max", "target", ""), rows)
+    return table(("source", "runs", "median", "mean", "max", "target", ""), rows)
 
 
 def _fits(found: dict[str, Any]) -> str:
@@ -92,14 +93,14 @@ def _fits(found: dict[str, Any]) -> str:
         ("crashes that neither memory nor a rule explains, apart", found["unexplained_crashes"], ""),
         ("right without those", f"{found['accuracy_without_unexplained_pct']}%", ""),
     ]
-    return _table(("", "share", "target 90%"), rows)
+    return table(("", "share", "target 90%"), rows)
 
 
 def _choice(found: dict[str, Any]) -> str:
     if not found["landscapes"]:
         return "No landscapes."
     median, mean, rho = (found[name] for name in ("first_pick_median_pct", "first_pick_mean_pct", "spearman_median"))
-    head = _table(
+    head = table(
         ("", "ours", "regression", "target", ""),
         [
             ("first pick behind the best, median", f"{median}%", "8%", "5%", _mark(median <= 5)),
@@ -112,20 +113,20 @@ def _choice(found: dict[str, Any]) -> str:
         for place, result in found["by_landscape"].items()
     ]
     note = "The regression is a gradient-boosted one on the same split. Both are told which layouts ran."
-    return f"{head}\n\n{note}\n\n" + _table(("landscape", "layouts", "first pick behind", "rank correlation"), rows)
+    return f"{head}\n\n{note}\n\n" + table(("landscape", "layouts", "first pick behind", "rank correlation"), rows)
 
 
 def _interval(found: dict[str, Any]) -> str:
     names = (("inside_pct", "all"), ("memory_inside_pct", "memory"), ("speed_inside_pct", "speed"))
     rows = [(label, f"{found[key]}%", _mark(85 <= found[key] <= 95)) for key, label in names if found[key] is not None]
-    return _table(("measurements", "inside", "target 85 to 95%"), rows)
+    return table(("measurements", "inside", "target 85 to 95%"), rows)
 
 
 def _folding(rows: list[dict[str, Any]]) -> str:
-    said = ("model", "gpus", "seq", "gbs", "layout", "rank", "of")
-    shown = [(*(row[name] for name in said), f"{row['behind_pct']}%", _mark(_is_top(row))) for row in rows]
+    names = ("model", "gpus", "seq", "gbs", "layout", "rank", "of")
+    shown = [(*(row[name] for name in names), f"{row['behind_pct']}%", _mark(_is_top(row))) for row in rows]
     heads = ("model", "GPUs", "sequence", "batch", "their best layout", "rank", "of", "behind our first")
-    return _table((*heads, "target top 5"), shown)
+    return table((*heads, "target top 5"), shown)
 
 
 def _is_top(row: dict[str, Any]) -> bool:
@@ -146,4 +147,4 @@ def _guide(rows: list[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return _table(("model", "GPUs", "batch", "the guide's", "step", "ours", "step", "predicted gain"), shown)
+    return table(("model", "GPUs", "batch", "the guide's", "step", "ours", "step", "predicted gain"), shown)

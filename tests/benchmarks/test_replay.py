@@ -26,11 +26,9 @@ from zenith_tune.tuning.scheduler import Limits
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from replay_plot import plot
-from replay_record import NUM_STEPS, START_UP_S, Landscape, Recorded, landscapes, read_runs
-from replay_strategies import Replay, heuristic_find, replay, replay_all, within_reach
-from replay_summary import curve, gpu_seconds_to, summaries, summary, trials_to
-from replay_trials import ReplayTrials
+from replay_landscape import NUM_STEPS, START_UP_S, Landscape, Recorded, landscapes, read_runs
+from replay_report import curve, gpu_seconds_to, plot, summaries, summary, trials_to
+from replay_strategies import Replay, ReplayTrials, heuristic_find, replay, replay_all, within_reach
 
 SCRIPT = ROOT / "benchmarks" / "replay.py"
 HEAD = (

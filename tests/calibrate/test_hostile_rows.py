@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.calibrate.rows import LLAMA, read, table
-from zenith_tune.calibrate.calibrate import calibrate
+from zenith_tune.calibrate.calibration_fit import calibrate
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError

@@ -63,7 +63,7 @@ def test_memory_is_read_in_the_unit_that_the_source_uses(
 @pytest.mark.parametrize("word", ["FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?"])
 def test_a_row_that_its_source_doubts_is_not_used(tmp_path: Path, word: str) -> None:
     (run,) = read(tmp_path, LLAMA | {"step_time_s": "6.5", "notes": f"{word}: tp guessed"})
-    assert run.doubts == (word,) and word in (unusable(run) or "")
+    assert run.flags == (word,) and word in (unusable(run) or "")
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_crash_that_memory_cannot_explain_is_told_apart() -> None:
 
 
 def test_rows_with_doubts_or_of_other_kinds_of_model_are_left_out() -> None:
-    assert usable(a_run()) and not usable(replace(a_run(), doubts=("STALE?",)))
+    assert usable(a_run()) and not usable(replace(a_run(), flags=("STALE?",)))
     assert not usable(replace(a_run(), model_name="t5/t5_mcore_tp1"))
     assert not usable(replace(a_run(), memory_bytes=None))
 

@@ -90,7 +90,7 @@ def test_memory_of_another_kind_is_called_so(tmp_path: Path, known: dict[str, An
 )
 def test_what_is_no_probe_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    assert "must be what a probe writes" in refused(tmp_path)
+    assert "a probe writes" in refused(tmp_path)
 
 
 CHANGES: list[tuple[list[Any], Any]] = [
@@ -157,7 +157,7 @@ def test_values_that_no_probe_writes_are_one_line(
         at = at[key]
     at[place[-1]] = value
     (tmp_path / FILE_NAME).write_text(json.dumps(changed))
-    assert "must be what a probe writes" in refused(tmp_path)
+    assert "a probe writes" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_values_that_no_probe_writes_are_one_line(
 )
 def test_a_missing_part_is_one_line(tmp_path: Path, content: dict[str, Any], key: str) -> None:
     (tmp_path / FILE_NAME).write_text(json.dumps({name: value for name, value in content.items() if name != key}))
-    assert "must be what a probe writes" in refused(tmp_path)
+    assert "a probe writes" in refused(tmp_path)
 
 
 def test_a_model_with_more_fields_than_are_known_is_read(tmp_path: Path, content: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def test_the_largest_sizes_that_are_read_can_be_fitted_to(tmp_path: Path, conten
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    assert "cannot be read (No such file or directory)" in refused(tmp_path / "nowhere")
+    assert "No such file or directory" in refused(tmp_path / "nowhere")
     assert f"folder with {FILE_NAME}" in refused(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     assert "cannot be read" in refused(tmp_path / "pipe")
@@ -205,4 +205,4 @@ def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path) -> None:
     with (tmp_path / FILE_NAME).open("w") as file:
         file.write("{}")
         file.truncate(64 * MAX_BYTES)
-    assert "must be what a probe writes" in refused(tmp_path)
+    assert "64 MiB" in refused(tmp_path)

@@ -62,29 +62,30 @@ def test_a_part_of_a_node_is_a_cluster(num_gpus: int) -> None:
 
 
 def test_a_count_that_does_not_fill_its_nodes_is_refused_with_the_nearest() -> None:
-    assert "must fill nodes of 8, or be less than one of them, but got 12: take 8 or 16" in refusal("h100x12")
-    assert "fill nodes of 4, or be less than one of them, but got 70: take 68 or 72" in refusal("gb200x70")
-    assert "but got 0: take from 1 to 8" in refusal("h100x0")
+    assert "12: take 8 or 16" in refusal("h100x12")
+    assert "70: take 68 or 72" in refusal("gb200x70")
+    assert "take from 1 to 8" in refusal("h100x0")
 
 
 def test_a_gpu_without_a_count_is_refused_with_the_way_to_write_it() -> None:
-    assert "must say how many GPUs it has, but does not: write h100x8 for eight of them" in refusal("H100")
+    assert "h100x8" in refusal("H100")
 
 
 @pytest.mark.parametrize(("spelling", "guess"), [("h10x8", "h100"), ("8xgb20", "gb200"), ("8xmi300z", "mi300x")])
 def test_an_unknown_gpu_is_answered_with_a_guess(spelling: str, guess: str) -> None:
-    with pytest.raises(UnknownNameError, match=rf"did you mean '{guess}'\? Known: a10, a100-40, "):
+    with pytest.raises(UnknownNameError, match=rf"'{guess}'.* a10, a100-40, "):
         load_cluster(spelling)
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "cluster", "h100x", "x8", "h100x-8", "h100x99999999", "８xh100", "\n"])
 def test_a_text_that_spells_no_cluster_is_refused_with_the_known_gpus(text: str) -> None:
-    assert "must be a GPU and a count such as h100x64, 'local', or a file, but is none of them" in refusal(text)
+    message = refusal(text)
+    assert "h100x64" in message and "'local'" in message
 
 
 @pytest.mark.parametrize("text", ["./nothing", "/no/such/file", "nothing.toml", "~/nothing.json"])
 def test_a_path_where_nothing_is_is_refused(text: str) -> None:
-    assert "cannot be read (No such file or directory): check the path" in refusal(text)
+    assert "No such file or directory" in refusal(text)
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~no-such-user/file", "a\0b/c"])

@@ -36,7 +36,7 @@ def refusal(config: dict[str, Any]) -> str:
         read(config)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 500
-    assert message.startswith("the config") and message.endswith("or name a model of the catalog, such as llama3-8b")
+    assert message.startswith("the config") and "llama3-8b" in caught.value.hint
     return message
 
 
@@ -63,26 +63,24 @@ def test_a_nested_language_model_is_found_and_takes_what_it_lacks_from_the_whole
 
 
 def test_every_missing_key_is_named_in_one_line() -> None:
-    missing = "must have hidden_size, num_attention_heads, num_hidden_layers, vocab_size, intermediate_size for its"
+    missing = "hidden_size, num_attention_heads, num_hidden_layers, vocab_size, intermediate_size"
     assert missing in refusal({"model_type": "llama"})
-    mixture = (
-        "must have hidden_size, num_attention_heads, moe_intermediate_size, num_experts_per_tok, num_hidden_layers"
-    )
+    mixture = "hidden_size, num_attention_heads, moe_intermediate_size, num_experts_per_tok, num_hidden_layers"
     assert mixture in refusal({"model_type": "mixtral", "num_local_experts": 8})
-    assert "must have vocab_size for its language model, but has not: mend it" in refusal(without(LLAMA, "vocab_size"))
-    assert "must have moe_intermediate_size, num_experts_per_tok for" in refusal(
+    assert " vocab_size " in refusal(without(LLAMA, "vocab_size"))
+    assert " moe_intermediate_size, num_experts_per_tok " in refusal(
         without(MIXTRAL, "intermediate_size", "num_experts_per_tok")
     )
-    assert "must have qk_nope_head_dim, qk_rope_head_dim, v_head_dim for" in refusal(
+    assert " qk_nope_head_dim, qk_rope_head_dim, v_head_dim " in refusal(
         without(DEEPSEEK, "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
-    assert "must have intermediate_size for" in refusal(without(DEEPSEEK, "intermediate_size"))
-    assert "must have n_positions for" in refusal(without(CATALOG_TWINS["gpt2"], "n_positions"))
+    assert " intermediate_size " in refusal(without(DEEPSEEK, "intermediate_size"))
+    assert " n_positions " in refusal(without(CATALOG_TWINS["gpt2"], "n_positions"))
     assert "hidden_size" in refusal({})
 
 
 def test_a_head_dimension_must_be_given_where_heads_do_not_divide_the_width() -> None:
-    assert "must have head_dim for" in refusal({**LLAMA, "num_attention_heads": 24})
+    assert " head_dim " in refusal({**LLAMA, "num_attention_heads": 24})
     assert read({**LLAMA, "num_attention_heads": 24, "head_dim": 128}).query_size == 24 * 128
 
 
@@ -90,7 +88,8 @@ def test_an_unknown_family_is_read_by_its_activation_or_refused() -> None:
     assert read({**LLAMA, "model_type": "new", "hidden_act": "silu"}).gated_mlp
     assert not read({**LLAMA, "model_type": "new", "hidden_act": "relu2"}).gated_mlp
     for config in ({"model_type": "new"}, {"model_type": None}, {"model_type": "new", "hidden_act": "sine"}):
-        assert "must have a model_type that is known, or hidden_act" in refusal({**LLAMA, **config})
+        message = refusal({**LLAMA, **config})
+        assert "model_type" in message and "hidden_act" in message
 
 
 def test_what_a_config_says_of_biases_and_norms_overrides_its_family() -> None:
@@ -100,7 +99,8 @@ def test_what_a_config_says_of_biases_and_norms_overrides_its_family() -> None:
     assert read({**LLAMA, "attention_bias": True, "mlp_bias": True}).linear_bias
     assert read({**LLAMA, "use_qk_norm": True}).qk_norm
     assert not read({**CATALOG_TWINS["qwen2.5-7b"], "qkv_bias": False}).qkv_bias
-    assert "use_qk_norm must be true or false, but got 'yes'" in refusal({**LLAMA, "use_qk_norm": "yes"})
+    message = refusal({**LLAMA, "use_qk_norm": "yes"})
+    assert "use_qk_norm" in message and "'yes'" in message
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,7 @@ def test_dense_layers_that_come_first_are_counted(extra: dict[str, Any], dense: 
     ],
 )
 def test_dense_layers_among_the_others_are_refused(key: str, value: object) -> None:
-    message = refusal({**QWEN3_MOE, key: value})
-    assert f"{key} must leave layers without experts to the beginning alone, but is " in message
+    assert f": {key} " in refusal({**QWEN3_MOE, key: value})
 
 
 @pytest.mark.parametrize(
@@ -140,30 +139,29 @@ def test_dense_layers_among_the_others_are_refused(key: str, value: object) -> N
     [{"mamba_d_state": 16}, {"linear_num_key_heads": 16}, {"hybrid_override_pattern": "M-M*"}, {"ssm_cfg": {"d": 1}}],
 )
 def test_a_model_with_other_layers_than_attention_is_refused(extra: dict[str, Any]) -> None:
-    assert f"must have layers of attention alone, but has {next(iter(extra))}" in refusal({**LLAMA, **extra})
+    assert f" {next(iter(extra))}" in refusal({**LLAMA, **extra})
 
 
 def test_an_encoder_with_a_decoder_is_refused() -> None:
-    assert "must be a decoder-only model" in refusal({**LLAMA, "is_encoder_decoder": True})
+    assert "is_encoder_decoder" in refusal({**LLAMA, "is_encoder_decoder": True})
 
 
 def test_contradictions_are_refused_with_their_values() -> None:
-    assert "multiple of key-value heads, but got 64 and 7" in refusal({**LLAMA, "num_key_value_heads": 7})
-    assert "but got 9 of 8" in refusal({**MIXTRAL, "num_experts_per_tok": 9})
-    assert "dense layers must be at most all layers, but got 62 of 61" in refusal(
-        {**DEEPSEEK, "first_k_dense_replace": 62}
-    )
+    assert "64 and 7" in refusal({**LLAMA, "num_key_value_heads": 7})
+    assert "9 of 8" in refusal({**MIXTRAL, "num_experts_per_tok": 9})
+    assert "62 of 61" in refusal({**DEEPSEEK, "first_k_dense_replace": 62})
 
 
 @pytest.mark.parametrize("key", COUNTS)
 @pytest.mark.parametrize("value", [0, -1, 2.0, math.nan, math.inf, "32", True, [1], {"deep": {}}, "x" * 10**6])
 def test_a_value_that_is_no_count_is_refused_with_its_key(key: str, value: object) -> None:
-    assert f"{key} must be a whole number from 1, but got " in refusal({**LLAMA, key: value})
+    assert f": {key} " in refusal({**LLAMA, key: value})
 
 
 @pytest.mark.parametrize("key", COUNTS)
 def test_a_huge_value_is_refused_with_its_key(key: str) -> None:
-    assert f"{key} must be at most 1000000000, but got 1000" in refusal({**LLAMA, key: 10**4000})
+    message = refusal({**LLAMA, key: 10**4000})
+    assert f": {key} " in message and "1000000000" in message
 
 
 @given(key=st.sampled_from(sorted({*MIXTRAL, *QWEN3_MOE, *DEEPSEEK})), value=JSON)
@@ -179,8 +177,7 @@ def test_a_config_that_is_nested_too_deep_is_refused() -> None:
     config: dict[str, Any] = dict(LLAMA)
     for _ in range(100_000):
         config = {"inner": config, "other": {}}
-    message = refusal(config)
-    assert "nested too deep" in message
+    assert "nested too deep" in refusal(config)
     while config:  # Python would free it recursively
         config = config.pop("inner", {})
 

@@ -32,7 +32,6 @@ try:
 except ModelConfigError as error:
     print("ModelConfigError:", error)
 """
-LOCAL_CURE = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
 Read = Callable[..., str]
 
 
@@ -60,6 +59,12 @@ def read(endpoint: str, tmp_path: Path) -> Read:
     return run
 
 
+def assert_refused(line: str, *shown: str) -> None:
+    """Check that an error shows what it must, and what else may be given in place of a model of the hub."""
+    assert line.startswith("ModelConfigError: ")
+    assert [part for part in (*shown, "model=", "num_layers=", "num_query_groups=") if part not in line] == []
+
+
 def _closed_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -74,41 +79,30 @@ def test_a_model_is_read_from_the_hub_without_a_word_on_the_terminal(read: Read)
 
 
 def test_a_gated_model_says_to_accept_its_licence(read: Read, endpoint: str) -> None:
-    assert read("org/gated") == (
-        "ModelConfigError: model 'org/gated' is gated: "
-        f"accept its licence at {endpoint}/org/gated and set HF_TOKEN, or {LOCAL_CURE}"
-    )
+    assert_refused(read("org/gated"), "gated", f"{endpoint}/org/gated", "HF_TOKEN")
 
 
 def test_a_missing_model_says_to_check_its_spelling(read: Read, endpoint: str) -> None:
-    assert read("org/missing") == (
-        f"ModelConfigError: model 'org/missing' does not exist at {endpoint}, or is private: "
-        f"check its spelling, set HF_TOKEN if it is private, or {LOCAL_CURE}"
-    )
+    assert_refused(read("org/missing"), "'org/missing'", endpoint, "spelling", "HF_TOKEN")
 
 
 def test_a_private_model_is_read_with_its_token_only(read: Read) -> None:
-    assert "set HF_TOKEN if it is private" in read("org/private")
+    assert_refused(read("org/private"), "HF_TOKEN")
     assert "num_layers=36" in read("org/private", HF_TOKEN="hf_right")
 
 
 def test_a_repository_without_config_says_so(read: Read, endpoint: str) -> None:
-    assert read("org/weights-only") == (
-        f"ModelConfigError: model 'org/weights-only' has no config.json at {endpoint}: {LOCAL_CURE}"
-    )
+    assert_refused(read("org/weights-only"), "'org/weights-only'", "no config.json", endpoint)
 
 
 def test_an_id_that_cannot_be_one_is_named(read: Read) -> None:
-    line = read("not/a/model")
-    assert line.startswith("ModelConfigError: model 'not/a/model' is neither a local path nor a valid Hugging Face id")
+    assert_refused(read("not/a/model"), "'not/a/model'", "spelling")
 
 
 def test_a_slow_hub_is_given_up_at_the_deadline(read: Read, endpoint: str) -> None:
     start = time.monotonic()
-    assert read("org/slow", ZENITHTUNE_HUB_TIMEOUT_S="0.5") == (
-        f"ModelConfigError: model 'org/slow': the hub at {endpoint} did not answer within 0.5 s: "
-        f"raise ZENITHTUNE_HUB_TIMEOUT_S, or {LOCAL_CURE}"
-    )
+    line = read("org/slow", ZENITHTUNE_HUB_TIMEOUT_S="0.5")
+    assert_refused(line, endpoint, "0.5 s", "ZENITHTUNE_HUB_TIMEOUT_S")
     assert time.monotonic() - start < 10
 
 
@@ -116,11 +110,7 @@ def test_an_unreachable_hub_is_given_up_at_the_deadline(read: Read) -> None:
     address = f"http://127.0.0.1:{_closed_port()}"
     start = time.monotonic()
     line = read("org/good", HF_ENDPOINT=address, ZENITHTUNE_HUB_TIMEOUT_S="2")
-    assert line.startswith(
-        f"ModelConfigError: model 'org/good' is no local path, and the hub at {address} cannot be reached ("
-    )
-    assert "refused" in line
-    assert line.endswith(f"go online, or {LOCAL_CURE}")
+    assert_refused(line, "'org/good'", address, "refused")
     assert time.monotonic() - start < 12
 
 
@@ -153,10 +143,7 @@ def test_no_progress_bar_is_drawn_on_a_terminal(endpoint: str, tmp_path: Path) -
 
 
 def test_offline_mode_reads_the_cache_and_says_what_it_forbids(read: Read) -> None:
-    assert read("org/good", HF_HUB_OFFLINE="1") == (
-        "ModelConfigError: model 'org/good' is not in the Hugging Face cache, and HF_HUB_OFFLINE forbids to fetch it: "
-        f"unset HF_HUB_OFFLINE, or {LOCAL_CURE}"
-    )
+    assert_refused(read("org/good", HF_HUB_OFFLINE="1"), "'org/good'", "unset HF_HUB_OFFLINE")
     fresh = read("org/good")
     assert read("org/good", HF_HUB_OFFLINE="1") == fresh
 
@@ -164,15 +151,12 @@ def test_offline_mode_reads_the_cache_and_says_what_it_forbids(read: Read) -> No
 def test_a_deadline_that_is_no_number_of_seconds_is_named(read: Read) -> None:
     for text in ("soon", "0", "-1", "nan", "inf"):
         line = read("org/good", ZENITHTUNE_HUB_TIMEOUT_S=text)
-        assert f"ZENITHTUNE_HUB_TIMEOUT_S must be a number of seconds above 0, but got {text!r}" in line
+        assert "ZENITHTUNE_HUB_TIMEOUT_S" in line and repr(text) in line
 
 
 def test_without_huggingface_hub_the_message_says_what_to_install(read: Read) -> None:
     blocked = "import sys; sys.modules['huggingface_hub'] = None\n" + SCRIPT
-    assert read("org/good", blocked) == (
-        "ModelConfigError: model 'org/good' is no local path, and fetching it needs huggingface_hub, "
-        f"which is not installed: pip install 'zenith-tune[hub]', or {LOCAL_CURE}"
-    )
+    assert_refused(read("org/good", blocked), "pip install 'zenith-tune[hub]'")
 
 
 def test_the_hubs_own_settings_are_left_as_they_were(read: Read) -> None:
@@ -195,5 +179,4 @@ def test_a_models_whole_shape_is_read_from_the_hub(read: Read) -> None:
 
 def test_a_model_that_the_hub_does_not_have_names_the_catalog_as_a_way_out(read: Read) -> None:
     line = read("org/missing", SHAPE_SCRIPT)
-    assert line.startswith("ModelConfigError: model 'org/missing' does not exist at ")
-    assert line.endswith("or give the path of a config.json, or name a model of the catalog, such as llama3-8b")
+    assert line.startswith("ModelConfigError") and "'org/missing'" in line and "llama3-8b" in line

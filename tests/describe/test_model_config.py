@@ -41,7 +41,7 @@ def refusal(folder: Path, config: object) -> str:
     message = str(caught.value)
     assert "\n" not in message
     assert str(folder / "config.json") in message
-    assert message.endswith("or leave model out and give num_layers= and num_query_groups=")
+    assert "num_layers=" in caught.value.hint and "num_query_groups=" in caught.value.hint
     return message
 
 
@@ -92,12 +92,12 @@ def test_a_nested_language_config_is_found_beside_a_vision_one(tmp_path: Path, n
 def test_a_nested_config_under_an_unknown_name_is_found_where_it_is_the_only_one(tmp_path: Path) -> None:
     vision = {"num_hidden_layers": 24, "num_attention_heads": 16}
     assert read(tmp_path, {"vit_config": vision, "brain": QWEN3_8B}).num_layers == 36
-    assert "must have num_hidden_layers" in refusal(tmp_path, {"left": QWEN3_8B, "right": QWEN3_8B})
+    assert "num_hidden_layers" in refusal(tmp_path, {"left": QWEN3_8B, "right": QWEN3_8B})
 
 
 def test_the_vision_part_alone_is_not_taken_for_the_language_model(tmp_path: Path) -> None:
     vision = {"num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16}
-    assert "must have num_hidden_layers" in refusal(tmp_path, {"vision_config": vision})
+    assert "num_hidden_layers" in refusal(tmp_path, {"vision_config": vision})
 
 
 def test_a_vision_model_whose_language_keys_lie_at_the_top_is_read(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_key_value_heads_without_attention_heads_are_enough(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["{", "", "\x00", "nonsense", "[" * 100_000])
 def test_malformed_json_is_refused(tmp_path: Path, text: str) -> None:
-    assert "must be a config.json in JSON, but is not (" in refusal(tmp_path, text)
+    assert "JSON" in refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize("depth", [10, 900, 100_000])
@@ -159,7 +159,7 @@ def test_json_that_is_nested_too_deep_is_refused(tmp_path: Path, depth: int) -> 
         # Where too deep begins is up to the version of Python.
         assert read(tmp_path, text).num_layers == 36 and depth < 100_000
     except ModelConfigError:
-        assert "must be a config.json in JSON, but is not (nested too deep)" in refusal(tmp_path, text)
+        assert "nested too deep" in refusal(tmp_path, text)
         assert depth > 10
 
 
@@ -168,9 +168,9 @@ def test_a_pipe_a_device_or_a_folder_in_place_of_a_config_is_refused(tmp_path: P
     for name, make in (("a", os.mkfifo), ("b", os.mkdir), ("c", lambda path: path.symlink_to("/dev/zero"))):
         (tmp_path / name).mkdir()
         make(tmp_path / name / "config.json")
-        with pytest.raises(ModelConfigError, match=r"config\.json cannot be read \(not a regular file\): mend it, or"):
+        with pytest.raises(ModelConfigError, match=r"config\.json .*not a regular file"):
             read_model_config(str(tmp_path / name))
-    with pytest.raises(ModelConfigError, match=r"/dev/zero cannot be read \(not a regular file\)"):
+    with pytest.raises(ModelConfigError, match=r"/dev/zero .*not a regular file"):
         read_model_config("/dev/zero")
 
 
@@ -179,7 +179,7 @@ def test_a_file_of_a_gigabyte_is_refused_and_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ModelConfigError, match=r"config\.json cannot be read \(larger than 16 MiB\): mend it, or"):
+    with pytest.raises(ModelConfigError, match=r"config\.json .*16 MiB"):
         read_model_config(str(tmp_path))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
@@ -192,46 +192,47 @@ def test_a_config_behind_a_link_is_read_as_in_the_hubs_cache(tmp_path: Path) -> 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x80weights")
-    with pytest.raises(ModelConfigError, match=r"must be a config\.json in JSON, but is not"):
+    with pytest.raises(ModelConfigError, match="JSON"):
         read_model_config(str(tmp_path))
 
 
 @pytest.mark.parametrize("config", [[], "text", 3, None, True])
 def test_json_that_is_no_object_is_refused(tmp_path: Path, config: object) -> None:
-    assert "must be a JSON object, but is a " in refusal(tmp_path, json.dumps(config))
+    assert f"a {type(config).__name__}" in refusal(tmp_path, json.dumps(config))
 
 
 def test_missing_keys_are_named(tmp_path: Path) -> None:
-    assert "must have num_hidden_layers or n_layer" in refusal(tmp_path, {})
+    assert "num_hidden_layers or n_layer" in refusal(tmp_path, {})
     message = refusal(tmp_path, {"num_hidden_layers": 4})
-    assert "must have num_key_value_heads or num_attention_heads for its language model, but has not" in message
+    assert "num_key_value_heads or num_attention_heads" in message
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "num_key_value_heads"])
 @pytest.mark.parametrize("value", [0, -1, 2.0, "32", True, [1], {}])
 def test_a_value_that_is_no_count_is_refused_with_its_key(tmp_path: Path, key: str, value: object) -> None:
-    assert f"{key} must be a whole number from 1, but got {value!r}" in refusal(tmp_path, {**QWEN3_8B, key: value})
+    message = refusal(tmp_path, {**QWEN3_8B, key: value})
+    assert f": {key} " in message and f"{value!r}" in message
 
 
 @pytest.mark.parametrize("value", [-1, 2.0, "64", True])
 def test_experts_that_are_no_count_are_refused_with_their_key(tmp_path: Path, value: object) -> None:
-    assert "num_experts must be a whole number" in refusal(tmp_path, {**QWEN3_8B, "num_experts": value})
+    assert ": num_experts " in refusal(tmp_path, {**QWEN3_8B, "num_experts": value})
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelConfigError, match=r"has no config\.json: add it, or leave model out and give num_layers="):
+    with pytest.raises(ModelConfigError, match=r"no config\.json.*num_layers="):
         read_model_config(str(tmp_path))
 
 
 @pytest.mark.parametrize("model", ["./nothing", "../nothing", "/no/such/folder", "~/no-such-folder", "nothing.json"])
 def test_a_path_where_nothing_is_does_not_go_to_the_hub(model: str) -> None:
-    with pytest.raises(ModelConfigError, match="looks like a path, but nothing is there: check the path, or"):
+    with pytest.raises(ModelConfigError, match="nothing is there"):
         read_model_config(model)
 
 
 @pytest.mark.parametrize("model", ["", "  "])
 def test_an_empty_model_is_refused(model: str) -> None:
-    with pytest.raises(ModelConfigError, match="model must be a local path or a Hugging Face id, but is empty"):
+    with pytest.raises(ModelConfigError, match="empty"):
         read_model_config(model)
 
 

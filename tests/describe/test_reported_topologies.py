@@ -12,8 +12,7 @@ import pytest
 from tests.describe.smi_samples import Machine, reported_machines, reported_matrix
 from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
 from zenith_tune.describe.machine import machine_cluster
-from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
-from zenith_tune.describe.topology import cut_gpus, parse_topology
+from zenith_tune.describe.topology import cut_gpus, parse_topology, read_topology, tensor_reason, with_topology
 from zenith_tune.errors import UsageError
 
 MACHINES = reported_machines()
@@ -88,7 +87,7 @@ def test_the_reports_are_of_many_kinds_of_machines_and_say_where_they_are_from()
 def test_a_reported_gpu_in_instances_is_no_whole_one() -> None:
     text = reported_matrix(MACHINES["a100_in_seven"])
     assert cut_gpus(text) == [0]
-    with pytest.raises(UsageError, match="must have whole GPUs to train on, but GPU 0 is cut into MIG instances"):
+    with pytest.raises(UsageError, match=r"GPU 0 .*MIG"):
         machine_cluster(text, "pod.txt")
 
 

@@ -67,7 +67,7 @@ def test_a_matrix_of_peer_access_behind_that_of_the_links_is_left_out() -> None:
     links = matrix(uniform(3, "NV4"))
     for access in ("OK", "NS"):
         assert parse_topology(links + matrix(uniform(3, access))) == parse_topology(links)
-    with pytest.raises(UsageError, match="must have a line for each of its 3 GPUs, but has 7"):
+    with pytest.raises(UsageError, match="3 GPUs, but has 7"):
         parse_topology(links + matrix(uniform(3, "SYS")))
     lone = matrix(uniform(1, "OK"))
     assert parse_topology(lone + lone).num_gpus == 1
@@ -93,23 +93,23 @@ def test_one_gpu_is_a_machine_too() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "must have a line that begins with GPU0"),
-        ("nonsense\n\x00\xff", "must have a line that begins with GPU0"),
-        ("GPU0GPU1GPU2mlx5_0\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4", "must have a line for each of its 3 GPUs, but has 2"),
-        ("GPU0 GPU0\nGPU0 X NV4\nGPU0 NV4 X", "must be GPU0 to GPU1, but are not, or not in that order"),
-        ("GPU1 GPU0\nGPU1 X NV4\nGPU0 NV4 X", "must be GPU0 to GPU1, but are not"),
-        ("GPU0 GPU2\nGPU0 X NV4\nGPU2 NV4 X", "must be GPU0 to GPU1, but are not"),
-        ("GPU0 GPU1\nGPU0 X nv4\nGPU1 nv4 X", "but is 'nv4'"),
-        ("GPU0 GPU1\nGPU0 X NV\u0661\nGPU1 NV\u0661 X", "a cell must be X"),
-        ("GPU0 GPU1\nGPU0 X NV4\nGPU0 NV4 X", "must have a line for each of its 2 GPUs, but has 2"),
-        ("GPU0 GPU1\nGPU0 X NV4", "must have a line for each of its 2 GPUs, but has 1"),
-        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4", "GPU1 must have 2 cells, but its line is shorter"),
-        ("GPU0 GPU1\nGPU0 X WAT\nGPU1 WAT X", "but is 'WAT'"),
-        ("GPU0 GPU1\nGPU0 X NV0\nGPU1 NV0 X", "but is 'NV0'"),
-        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV2 X", "GPU0 to GPU1 must be as GPU1 to GPU0"),
-        ("GPU0 GPU1\nGPU0 X X\nGPU1 X X", "X on the diagonal alone"),
-        ("GPU0 GPU1\nGPU0 NV1 NV1\nGPU1 NV1 NV1", "X on the diagonal alone"),
-        (" ".join(f"GPU{i}" for i in range(5000)), "must have at most 1024 GPUs, but has 5000"),
+        ("", "GPU0"),
+        ("nonsense\n\x00\xff", "GPU0"),
+        ("GPU0GPU1GPU2mlx5_0\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4", "3 GPUs, but has 2"),
+        ("GPU0 GPU0\nGPU0 X NV4\nGPU0 NV4 X", "GPU0 to GPU1"),
+        ("GPU1 GPU0\nGPU1 X NV4\nGPU0 NV4 X", "GPU0 to GPU1"),
+        ("GPU0 GPU2\nGPU0 X NV4\nGPU2 NV4 X", "GPU0 to GPU1"),
+        ("GPU0 GPU1\nGPU0 X nv4\nGPU1 nv4 X", "'nv4'"),
+        ("GPU0 GPU1\nGPU0 X NV\u0661\nGPU1 NV\u0661 X", "cell"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU0 NV4 X", "2 GPUs, but has 2"),
+        ("GPU0 GPU1\nGPU0 X NV4", "2 GPUs, but has 1"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4", "GPU1 must have 2 cells"),
+        ("GPU0 GPU1\nGPU0 X WAT\nGPU1 WAT X", "'WAT'"),
+        ("GPU0 GPU1\nGPU0 X NV0\nGPU1 NV0 X", "'NV0'"),
+        ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV2 X", "GPU0 to GPU1"),
+        ("GPU0 GPU1\nGPU0 X X\nGPU1 X X", "diagonal"),
+        ("GPU0 GPU1\nGPU0 NV1 NV1\nGPU1 NV1 NV1", "diagonal"),
+        (" ".join(f"GPU{i}" for i in range(5000)), "1024 GPUs, but has 5000"),
     ],
 )
 def test_a_broken_matrix_is_refused_in_one_line(text: str, problem: str) -> None:

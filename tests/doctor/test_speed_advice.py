@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.runs import run_of
-from zenith_tune.describe.tensor_island import read_topology, with_topology
+from zenith_tune.describe.topology import read_topology, with_topology
 from zenith_tune.doctor.diagnosed_run import Measured
 from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.doctor.memory_advice import full_memory

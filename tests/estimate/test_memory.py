@@ -137,5 +137,5 @@ def test_a_larger_micro_batch_never_needs_less() -> None:
 def test_frameworks_go_by_their_aliases_and_unknown_ones_are_named() -> None:
     assert load_framework("Accelerate").name == "hf-accelerate"
     assert {"megatron", "nanotron", "hf-accelerate", "fsdp", "deepspeed"} <= set(known_frameworks())
-    with pytest.raises(UnknownNameError, match="unknown framework 'megatrn'; did you mean 'megatron'"):
+    with pytest.raises(UnknownNameError, match=r"'megatrn'.*'megatron'"):
         load_framework("megatrn")

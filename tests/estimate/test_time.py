@@ -10,11 +10,11 @@ import pytest
 
 from tests.estimate.time_cases import GPT3, IDEAL, Case, case
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.measured_rows import forward_flops_per_token
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimate.calibration import TimeCoefficients
+from zenith_tune.estimate.model_flops import forward_flops_per_token
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,

@@ -37,37 +37,36 @@ def test_what_is_named_as_nearest_works() -> None:
 
 def test_what_is_nearest_is_what_the_framework_can_cut() -> None:
     legacy = replace(dead_end(LLAMA_70B, 127, 7), job=job("megatron-deepspeed"))
-    assert "and 128 GPUs with batch 7" in str(legacy.error())
+    assert "128 GPUs with batch 7" in legacy.error().hint
     assert not replace(legacy, num_gpus=126).has_layouts()
 
 
 @pytest.mark.parametrize(
-    ("pinned", "reason"),
+    ("pinned", "shown"),
     [
-        ({"tp": 16}, "n_gpus must be divisible by tp, but 8 % 16 != 0"),
-        ({"dp": 3}, "n_gpus must be divisible by dp, but 8 % 3 != 0"),
-        ({"tp": 4, "pp": 4}, "n_gpus must be divisible by tp*pp, but 8 % (4*4 = 16) != 0"),
-        ({"mbs": 3}, "gbs must be divisible by mbs, but 64 % 3 != 0"),
-        ({"dp": 4, "mbs": 5}, "gbs must be divisible by dp*mbs, but 64 % (4*5 = 20) != 0"),
-        ({"ep": 3}, "num_experts must be divisible by ep, but 8 % 3 != 0"),
-        ({"zero": 3}, "zero must be one of 0, 1 with megatron, but got 3"),
-        ({"vp": 2, "pp": 1}, "vp above 1 needs pp above 1"),
-        ({"recompute": "full/block", "recompute_layers": 40}, "takes 1 to layers per chunk, but got 40 with 32"),
-        ({"tp": 2, "sp": 0}, "a mixture of experts with tp above 1 needs sequence parallelism"),
+        ({"tp": 16}, ["n_gpus", "tp", "8 % 16"]),
+        ({"dp": 3}, ["n_gpus", "dp", "8 % 3"]),
+        ({"tp": 4, "pp": 4}, ["n_gpus", "tp*pp", "4*4 = 16"]),
+        ({"mbs": 3}, ["gbs", "mbs", "64 % 3"]),
+        ({"dp": 4, "mbs": 5}, ["gbs", "dp*mbs", "4*5 = 20"]),
+        ({"ep": 3}, ["num_experts", "ep", "8 % 3"]),
+        ({"zero": 3}, ["zero", "0, 1", "3"]),
+        ({"vp": 2, "pp": 1}, ["vp", "pp"]),
+        ({"recompute": "full/block", "recompute_layers": 40}, ["40", "32"]),
+        ({"tp": 2, "sp": 0}, ["tp", "sequence parallelism"]),
     ],
 )
-def test_fixed_values_that_leave_nothing_are_named(pinned: dict[str, int | str], reason: str) -> None:
+def test_fixed_values_that_leave_nothing_are_named(pinned: dict[str, int | str], shown: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         dead_end(MIXTRAL, 8, 64, SearchSpace(pinned=pinned)).refuse()
-    assert reason in str(caught.value)
+    assert [part for part in shown if part not in caught.value.problem] == []
     assert Candidates(MIXTRAL, job(), 8, 64, SearchSpace(pinned=pinned)).count == 0
 
 
 def test_experts_that_a_dense_model_has_not_are_named() -> None:
     with pytest.raises(UsageError) as caught:
         dead_end(LLAMA_70B, 8, 64, SearchSpace(pinned={"ep": 2})).refuse()
-    message = "no layout is left for 8 GPUs and batch 64: ep must be 1 for a model without experts, but got 2"
-    assert str(caught.value) == f"{message}: fix another value, or none"
+    assert "8 GPUs and batch 64: ep " in caught.value.problem and caught.value.hint
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs")

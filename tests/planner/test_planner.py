@@ -74,7 +74,7 @@ def test_near_misses_of_memory_are_faster_and_nearly_fit() -> None:
         assert miss.planned.roomy_s < plan.best[0].step_s
         assert miss.planned.oom_probability >= plan.risk
         assert miss.planned.memory_bytes <= NEAR_MEMORY * plan.cluster.gpu.memory_bytes
-        assert f"of 79.1 GiB); would take {format_seconds(miss.planned.step_s)} with room" in miss.reason
+        assert "79.1 GiB" in miss.reason and format_seconds(miss.planned.step_s) in miss.reason
         assert "GiB more per GPU" in miss.hint or "--risk" in miss.hint
 
 
@@ -90,20 +90,18 @@ def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -
 def test_where_nothing_fits_the_smallest_is_shown_with_what_it_needs() -> None:
     plan = planner("llama3-405b", "h100x8").plan(8)
     assert plan.best == () and plan.num_fitting == 0
-    assert plan.near_misses and "does not fit (" in plan.near_misses[0].reason
+    assert plan.near_misses and "does not fit" in plan.near_misses[0].reason
 
 
 def test_an_impossible_batch_says_which_rule_and_what_is_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         planner("llama3-8b", "h100x7").plan(3, space=SearchSpace(max_pp=4))
-    assert str(caught.value) == (
-        "no layout is left for 7 GPUs and batch 3: gbs must be divisible by dp*mbs, but 3 % (7*1 = 7) != 0: "
-        "nearest are batch 7 on 7 GPUs and 6 GPUs with batch 3"
-    )
+    assert "7 GPUs and batch 3" in caught.value.problem and "3 % (7*1 = 7)" in caught.value.problem
+    assert "batch 7 on 7 GPUs" in caught.value.hint and "6 GPUs with batch 3" in caught.value.hint
 
 
 def test_pins_that_leave_nothing_say_why() -> None:
-    with pytest.raises(UsageError, match="no layout is left for 8 GPUs and batch 64"):
+    with pytest.raises(UsageError, match="8 GPUs and batch 64"):
         planner().plan(64, space=SearchSpace(pinned={"tp": 3}))
 
 
@@ -160,7 +158,7 @@ def test_a_layout_that_breaks_rules_says_all_of_them() -> None:
 def test_a_layout_whose_sizes_do_not_multiply_is_not_estimated() -> None:
     explained = planner().explain(Layout(num_gpus=8, tp=3, global_batch=64))
     assert explained.planned is None
-    assert explained.broken == ("n_gpus must be divisible by tp*pp*cp, but 8 % (3*1*1 = 3) != 0",)
+    assert len(explained.broken) == 1 and "8 % (3*1*1 = 3)" in explained.broken[0]
 
 
 @pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])

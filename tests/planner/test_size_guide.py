@@ -67,7 +67,7 @@ def test_another_batch_changes_the_micro_batches_alone() -> None:
 
 @pytest.mark.parametrize(("batch", "near"), [(12, "take 8 or 16"), (3, "take 8 or more")])
 def test_a_batch_that_does_not_go_into_the_ranks_is_refused(batch: int, near: str) -> None:
-    with pytest.raises(UsageError, match=f"must divide the batch, but got --gbs {batch}: {near}"):
+    with pytest.raises(UsageError, match=f"--gbs {batch}: {near}"):
         size_guide(7, num_gpus=None, island=8, global_batch=batch)
 
 
@@ -87,6 +87,6 @@ def test_a_size_of_the_catalog_is_its_model() -> None:
 
 @pytest.mark.parametrize("text", ["", "B", "-7B", "0B", "0.1B", "7M", "1e9", "9999B", "nan", "７B", "7BB"])
 def test_a_text_that_is_no_size_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match="a size must be 1B to 2000B, in billions of parameters") as caught:
+    with pytest.raises(UsageError, match="1B to 2000B") as caught:
         parse_size(text)
     assert "\n" not in str(caught.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import reprlib
 from dataclasses import asdict, fields, replace
 from importlib import resources
@@ -16,15 +15,15 @@ from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
-from zenith_tune.study.files import open_regular, write_output
+from zenith_tune.study.files import read_regular, write_output
 from zenith_tune.units import MIB
 
 FORMAT = 1
 MAX_BYTES = 4 * MIB
 MAX_VALUE = 1e15
 MAX_LOG = 20.0
-KIN_OF_MEGATRON_CI = ("megatron", "megatron-legacy", "megascale", "internevo")
-"""Whose memory follows the same code as that of Megatron Core's tests, and is taken to be as sure."""
+SAME_MEMORY_CODE = ("megatron", "megatron-legacy", "megascale", "internevo")
+"""Frameworks whose memory follows the code of Megatron Core's tests: their errors are taken to be the same."""
 MAX_TREND = 5.0
 """A coefficient that changes by more each year is no coefficient."""
 
@@ -48,7 +47,7 @@ def _packaged(framework: str) -> Calibration:
     if names[0] == framework and found.num_memory_runs:
         return found
     memory = found.memory if names[0] == framework else MemoryCoefficients()
-    if framework in KIN_OF_MEGATRON_CI:
+    if framework in SAME_MEMORY_CODE:
         memory = replace(memory, log_errors=_read_default("megatron-ci").memory.log_errors)
     origin = f"{found.origin}; memory: not fitted"
     return replace(found, framework=framework, memory=memory, origin=origin, num_memory_runs=0)
@@ -65,20 +64,11 @@ def _default_file(name: str) -> Traversable:
 def load_calibration(path: Path) -> Calibration:
     """Read a calibration file."""
     try:
-        with open_regular(Path(os.path.realpath(path))) as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise _no_calibration(str(path), f"is larger than {MAX_BYTES // MIB} MiB")
-        data = json.loads(content.decode("utf-8-sig"))
+        data = json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))
     except OSError as error:
-        raise UsageError(
-            f"calibration {str(path)!r} cannot be read ({error.strerror})", hint="check the path"
-        ) from None
-    except RecursionError:
-        raise _no_calibration(str(path), "is not JSON: nested too deeply") from None
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
+        problem = f"calibration {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(problem, hint="check the path") from None
+    except (ValueError, RecursionError) as error:
         raise _no_calibration(str(path), f"is not JSON: {' '.join(str(error).split())}") from None
     return _from_json(data, str(path))
 

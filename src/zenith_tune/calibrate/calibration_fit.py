@@ -1,15 +1,15 @@
-"""One calibration fitted to measured runs, with all that tells how far to trust it."""
+"""Calibrations fitted to measured runs, of one framework or of all, with what shows how far to trust them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zenith_tune.calibrate.holdout import FEW, interval, time_residuals
+from zenith_tune.calibrate.holdout import FEW, families_of, interval, time_residuals
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
 from zenith_tune.calibrate.memory_fit import usable as usable_memory
@@ -18,14 +18,19 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RELEASE, RunTable, TimeFit, unusable, with_default_batch
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
+from zenith_tune.estimate.calibration import Calibration, TimeCalibration, TimeCoefficients
 from zenith_tune.estimate.workload import FloatArray
 
 LEAST_RUNS = 3
 """Fewer say less than what is known without them."""
 LEAST_MEMORY_RUNS = 5
-"""Three numbers and a spread cannot be told from fewer."""
+"""Fewer do not determine three numbers and a spread."""
 LEAST_MOVE = 0.01
+FALLBACK = "megatron"
+"""Whose speed stands for frameworks that have too few runs of their own."""
+LEAST_LANDSCAPES = 2
+"""Of fewer none can be left out, and what a fit says of other models and clusters is not known."""
+MAX_SOURCES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,33 +86,32 @@ def fit_calibration(
     name = load_framework(framework).name
     family = family_of(name)
     reasons = [_reason(run, family) for run in runs]
-    says_memory = [run.framework == name and _says_memory(run) for run in runs]
+    states_memory = [run.framework == name and _states_memory(run) for run in runs]
     timed = [with_default_batch(run) for run, reason in zip(runs, reasons, strict=True) if reason is None]
-    memory_runs = [run for run, says in zip(runs, says_memory, strict=True) if says]
+    memory_runs = [run for run, states in zip(runs, states_memory, strict=True) if states]
     if len(timed) < LEAST_RUNS and len(memory_runs) < LEAST_MEMORY_RUNS:
         raise _too_few(name, len(timed), Counter(filter(None, reasons)))
-    before = start.time if start else TimeCalibration(coefficients=family.start, release=RELEASE)
+    known = start or Calibration(time=TimeCalibration(coefficients=family.start, release=RELEASE))
+    has_memory = len(memory_runs) >= LEAST_MEMORY_RUNS
     fit = CalibrationFit(
         calibration=Calibration(
             framework=name,
-            time=before,
-            memory=_memory(memory_runs, name, start),
+            time=known.time,
+            memory=fit_memory(memory_runs, load_framework(name)) if has_memory else known.memory,
             origin=origin,
             date=date,
-            num_memory_runs=_num_memory_runs(memory_runs, start),
-            num_runs=sum(reason is None or says for reason, says in zip(reasons, says_memory, strict=True)),
+            num_memory_runs=len(memory_runs) if has_memory else known.num_memory_runs,
+            num_runs=sum(reason is None or states for reason, states in zip(reasons, states_memory, strict=True)),
         ),
-        before=before.coefficients,
-        num_memory_runs=len(memory_runs) if len(memory_runs) >= LEAST_MEMORY_RUNS else 0,
+        before=known.time.coefficients,
+        num_memory_runs=len(memory_runs) if has_memory else 0,
         left_out=Counter(filter(None, reasons)),
     )
-    return _with_time(fit, family, timed, before, refines=start is not None) if len(timed) >= LEAST_RUNS else fit
+    return _with_time(fit, family, timed, refines=start is not None) if len(timed) >= LEAST_RUNS else fit
 
 
-def _with_time(
-    fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun], before: TimeCalibration, *, refines: bool
-) -> CalibrationFit:
-    framework = load_framework(family.name)
+def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun], *, refines: bool) -> CalibrationFit:
+    framework, before = load_framework(family.name), fit.calibration.time
     table = RunTable.of(runs, framework)
     time_fit = TimeFit(family, table, framework, start=before)
     residuals = time_residuals(time_fit, folds(table.landscapes))
@@ -132,19 +136,7 @@ def _blended(ends: tuple[float, float], known: tuple[float, float], count: int) 
     return low, high
 
 
-def _memory(runs: list[MeasuredRun], framework: str, start: Calibration | None) -> MemoryCoefficients:
-    if len(runs) < LEAST_MEMORY_RUNS:
-        return start.memory if start else MemoryCoefficients()
-    return fit_memory(runs, load_framework(framework))
-
-
-def _num_memory_runs(runs: list[MeasuredRun], start: Calibration | None) -> int:
-    if len(runs) < LEAST_MEMORY_RUNS:
-        return start.num_memory_runs if start else 0
-    return len(runs)
-
-
-def _says_memory(run: MeasuredRun) -> bool:
+def _states_memory(run: MeasuredRun) -> bool:
     # What the allocator reserves is more than what is in use, and by how much depends on the run.
     allocated = bool(run.memory_bytes) and run.memory_kind != "reserved"
     return allocated and usable_memory(run) and not is_low_precision(run)
@@ -160,15 +152,70 @@ def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:
 
 def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
     why = "; ".join(f"{number} {reason}" for reason, number in left_out.most_common(3))
-    problem = (
-        f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed, but got {count}"
-    )
-    return UsageError(
-        f"{problem}{(f' (left out: {why})' if why else '')}", hint="give more runs, or another --framework"
-    )
+    problem = f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed"
+    got = f"{count} (left out: {why})" if why else str(count)
+    return UsageError(f"{problem}, but got {got}", hint="give more runs, or another --framework")
 
 
 def _shift(move: Move) -> float:
     if move.before <= 0 or move.after <= 0:
         return math.inf if move.before != move.after else 0.0
     return abs(math.log(move.after / move.before))
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun], *, framework: str, origin: str, date: str, start: Calibration | None = None
+) -> Calibration:
+    """Return the calibration of a framework that `runs` show; `start` is refined where it is given."""
+    return fit_calibration(runs, framework=framework, origin=origin, date=date, start=start).calibration
+
+
+def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[CalibrationFit]:
+    """Fit every framework from scratch, the one that others fall back to first."""
+    trusted = {family.name for family, members in families_of(list(runs)) if _is_trusted(family, members)}
+    if FALLBACK not in trusted:
+        raise UsageError(f"--all needs runs of {FALLBACK}, whose speed others fall back to, but there are too few")
+    first = _fit_one(runs, FALLBACK, date)
+    yield first
+    for name in sorted((trusted | _with_memory(runs)) - {FALLBACK}):
+        fit = _fit_one(runs, name, date)
+        yield fit if name in trusted else _with_time_of(first, fit)
+
+
+def most_measured(runs: Sequence[MeasuredRun]) -> str:
+    """Return the family of frameworks with the most usable runs."""
+    sizes = {family.name: len(members) for family, members in families_of(list(runs)) if family.fitted}
+    if not sizes:
+        found = Counter(unusable(run) or f"no family for {run.framework}" for run in runs).most_common(3)
+        reasons = "; ".join(f"{count} of them: {reason}" for reason, count in found)
+        problem = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
+        raise UsageError(f"{problem} ({reasons})", hint="give other rows")
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def sources_of(runs: Sequence[MeasuredRun], framework: str) -> str:
+    """Return where the runs of a framework come from, in one line."""
+    members = family_of(load_framework(framework).name).frameworks
+    used = [run for run in runs if run.framework in members and (unusable(run) is None or usable_memory(run))]
+    sources = [name for name, _ in Counter(run.source for run in used if run.step_s or run.memory_bytes).most_common()]
+    rest = len(sources) - MAX_SOURCES
+    return ", ".join(sources[:MAX_SOURCES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _fit_one(runs: Sequence[MeasuredRun], framework: str, date: str) -> CalibrationFit:
+    return fit_calibration(runs, framework=framework, origin=sources_of(runs, framework), date=date)
+
+
+def _with_time_of(other: CalibrationFit, fit: CalibrationFit) -> CalibrationFit:
+    calibration = replace(fit.calibration, time=other.calibration.time)
+    return replace(fit, calibration=calibration, before=other.before, num_time_runs=0, residuals=other.residuals[:0])
+
+
+def _is_trusted(family: TimeFamily, runs: list[MeasuredRun]) -> bool:
+    landscapes = set(RunTable.of(runs, load_framework(family.name)).landscapes)
+    return bool(family.fitted) and len(landscapes) >= LEAST_LANDSCAPES
+
+
+def _with_memory(runs: Sequence[MeasuredRun]) -> set[str]:
+    counts = Counter(run.framework for run in runs if run.memory_bytes and usable_memory(run))
+    return {name for name, count in counts.items() if count >= LEAST_MEMORY_RUNS}

@@ -75,7 +75,7 @@ def predict(runs: Sequence[MeasuredRun], coefficients: MemoryCoefficients, frame
     usable_bytes = np.array([usable_memory(run) for run in runs])
     fullest, risk = layout_risk(rows.workload, rows.layouts, spec, c, usable_bytes)
     reasons = [forbidden(run) for run in runs]
-    columns = (_floats(part) for part in (printed, low, high, 1.0 - risk, fullest.device_bytes))
+    columns = (part.tolist() for part in (printed, low, high, 1.0 - risk, fullest.device_bytes))
     names = ("run", "predicted_bytes", "low_bytes", "high_bytes", "fits_probability", "device_bytes", "cannot_run")
     return [HeldOutMemory(**dict(zip(names, row, strict=True))) for row in zip(runs, *columns, reasons, strict=True)]
 
@@ -110,10 +110,6 @@ def _folds(runs: Sequence[MeasuredRun]) -> list[set[tuple[str, str]]]:
     landscapes = sorted({run.landscape for run in runs})
     step = min(len(landscapes), MAX_FOLDS)
     return [set(landscapes[start::step]) for start in range(step)]
-
-
-def _floats(values: FloatArray) -> list[float]:
-    return [float(value) for value in values]
 
 
 TAIL = 0.05
@@ -196,7 +192,7 @@ def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[J
 
 
 def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -> list[Judged]:
-    """Judge the runs behind the first `num_fitted`, which alone are fitted to and tell the interval."""
+    """Judge the runs behind the first `num_fitted`, which alone are fitted to and give the interval."""
     ours = np.arange(num_fitted)
     ends = interval(time_residuals(fit, parts, ours)[ours])
     predicted = fit.predict(fit.fit(ours))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zenith_tune.calibrate.measured_run import MeasuredRun, measured_model, number
+from zenith_tune.calibrate.measured_run import MeasuredRun, figure, measured_model, number, recompute_kind
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
-from zenith_tune.study.files import open_regular
+from zenith_tune.estimate.model_flops import forward_flops_per_token
+from zenith_tune.layouts.layout_batch import RECOMPUTE_UNIFORM
+from zenith_tune.study.files import read_regular
 from zenith_tune.units import GIB, MIB
 
 MAX_BYTES = 256 * MIB
@@ -29,7 +29,7 @@ def csv_files(place: Path) -> list[Path]:
         if not place.is_dir():
             return [place]
         folders = (place, place / "published", place / "h200")
-        return [path for at in folders for path in sorted(at.glob("*.csv")) if not path.name.startswith("_")]
+        return [path for folder in folders for path in sorted(folder.glob("*.csv")) if not path.name.startswith("_")]
     except (OSError, ValueError) as error:
         raise UsageError(f"measured runs {str(place)!r} cannot be looked up ({error})", hint="check the path") from None
 
@@ -41,31 +41,23 @@ def csv_rows(path: Path) -> Iterator[Mapping[str, str]]:
         for row in rows:
             yield defaultdict(str, {name: value or "" for name, value in row.items() if name is not None})
     except csv.Error as error:
-        raise UsageError(f"{path}, line {rows.line_num} must be CSV, but {error}: mend or remove it") from None
+        raise UsageError(f"{path}, line {rows.line_num} must be CSV, but {error}", hint="fix or remove it") from None
 
 
 def _text(path: Path) -> str:
     try:
-        with open_regular(Path(os.path.realpath(path))) as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"measured runs {str(path)!r} cannot be read ({reason})", hint="check the path") from None
-    if len(data) > MAX_BYTES:
-        problem = f"a file of measured runs must be of at most {MAX_BYTES // MIB} MiB"
-        raise UsageError(f"{problem}, but {path} is larger", hint="split it")
-    return data.decode("utf-8-sig", errors="replace")
+        return read_regular(path, MAX_BYTES).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        problem = f"measured runs {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(problem, hint="check the path") from None
 
 
 def step_from_rate(
     row: Mapping[str, str], model: ModelSpec, batch_tokens: float, num_gpus: int, peak_flops: float
 ) -> float | None:
     """Return the step time that a stated TFLOP/s/GPU or MFU stands for, or None where neither is stated."""
-    stated, utilization = row.get("tflops_per_gpu") or "", row.get("mfu_pct") or ""
-    try:
-        rate = float(stated) * 1e12 if stated else float(utilization) / 100 * peak_flops if utilization else 0.0
-    except ValueError:
-        return None
+    stated = row.get("tflops_per_gpu")
+    rate = figure(row, "tflops_per_gpu") * 1e12 if stated else figure(row, "mfu_pct") / 100 * peak_flops
     if not 0 < rate < math.inf:
         return None
     # The papers on Megatron-LM of 2021 count the forward pass that is run again as work done.
@@ -74,28 +66,11 @@ def step_from_rate(
     return passes * forward_flops_per_token(model, float(row["seq_len"])) * batch_tokens / (rate * num_gpus)
 
 
-def forward_flops_per_token(model: ModelSpec, seq_len: float) -> float:
-    """Return the operations of one token's forward pass, every score counted.
-
-    For a dense GPT it is eq. 2 of Narayanan et al. 2021 (arXiv 2104.04473), 24*l*h^2*(1 + s/6h + V/12lh) a token.
-
-    >>> gpt3 = ModelSpec(name="gpt3", num_layers=96, hidden=12288, ffn_hidden=49152, num_heads=96, num_kv_heads=96,
-    ...                  head_dim=128, vocab=51200, gated_mlp=False, tied_embeddings=True)
-    >>> ours, theirs = forward_flops_per_token(gpt3, 2048), 24*96*12288**2*(1 + 2048/6/12288 + 51200/12/96/12288)
-    >>> abs(ours / theirs - 1) < 1e-3
-    True
-    """
-    active = model.num_active_params - model.num_positions * model.hidden
-    tables = model.embedding_params * (0 if model.tied_embeddings else 1)
-    scores = 2 * seq_len * (model.query_size + model.value_size) * model.num_layers
-    return 2 * (active - tables) + scores
-
-
 FLASH_YEAR = 2023
 """Runs of earlier years had neither flash attention nor, unless they say so, sequence parallelism."""
 YES, NO = frozenset({"yes", "true", "1", "on"}), frozenset({"no", "false", "0", "off"})
-DOUBTS = ("FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?")
-"""Words in the notes by which a source's rows are marked as no fair comparison."""
+FLAGS = ("FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?")
+"""Marks in the notes of rows that are no fair comparison."""
 FRAMEWORKS = (
     ("nanotron", "nanotron"),
     ("accelerate", "hf-accelerate"),
@@ -123,16 +98,14 @@ GB_UNITS = ("GB as printed", "memory GB")
 FLEX_SOURCES = ("megatron_bridge", "dgxc", "mbridge", "mcore_moe_report", "moe_modelzoo", "nemo")
 """NVIDIA's own recipes, whose experts have exchanged their tokens by DeepEP or HybridEP since 2025."""
 FAMILIES = ("megatron_bridge", "megascale", "megatron_sc21", "moe_folding", "korthikanti2022", "nemo_", "llama3_")
-"""Sources that are told apart by version or table, but are one kind of data."""
+"""Sources with several versions or tables that are one kind of data."""
 
 
 def read_measured(place: Path) -> list[MeasuredRun]:
     """Read every row of one CSV file, or of every CSV file in a folder, its `published` and its `h200`."""
     runs = [run for path in csv_files(place) for run in read_rows(path)]
     if not runs:
-        problem = (
-            f"{str(place)!r} must hold measured runs, one per row with at least source_id and model, but holds none"
-        )
+        problem = f"{str(place)!r} must hold measured runs, one per row with source_id and model, but holds none"
         raise UsageError(problem, hint="give a CSV file, or a folder with CSV files or published/*.csv")
     return runs
 
@@ -170,13 +143,13 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         memory_bytes=memory,
         memory_kind=kind,
         out_of_memory=row.get("outcome") == "oom",
-        doubts=tuple(word for word in DOUBTS if word in text),
+        flags=tuple(flag for flag in FLAGS if flag in text),
         notes=notes,
     )
 
 
 def _notes(text: str) -> dict[str, str]:
-    """Split notes into words and key=value pairs; a word stands for itself."""
+    """Split notes into key=value pairs; what has no value is its own key."""
     pairs = [part.strip().partition("=") for part in re.split(r"[;,:]\s*", text) if part.strip()]
     return {key.strip(): value.strip() for key, _, value in pairs}
 
@@ -189,7 +162,7 @@ def _framework(row: Mapping[str, str]) -> str:
     name = row["framework"].lower()
     if "mcore_ci" in row["source_id"]:
         return "megatron-ci"
-    found = next((ours for words, ours in FRAMEWORKS if words in name), "megatron")
+    found = next((ours for part, ours in FRAMEWORKS if part in name), "megatron")
     old = found == "megatron" and (number(row, "year") or FLASH_YEAR) < FLASH_YEAR
     return "megatron-legacy" if old or (row["source_id"].startswith("megascale") and found == "megatron") else found
 
@@ -246,12 +219,10 @@ def _zero(text: str, row: Mapping[str, str]) -> int:
 
 def _recompute(row: Mapping[str, str]) -> tuple[int, int]:
     text = row.get("recompute") or row.get("recompute_granularity") or ""
-    method, layers = row.get("recompute_method") or text, number(row, "recompute_num_layers") or 1
     if row.get("gradient_checkpointing") == "1":
         return RECOMPUTE_UNIFORM, 1
-    if text.startswith("full"):
-        return (RECOMPUTE_BLOCK if "block" in method else RECOMPUTE_UNIFORM), layers
-    return (RECOMPUTE_SELECTIVE if text.startswith("selective") else RECOMPUTE_NONE), 0
+    layers = (number(row, "recompute_num_layers") or 1) if text.startswith("full") else 0
+    return recompute_kind(text, row.get("recompute_method") or text), layers
 
 
 def _memory(row: Mapping[str, str]) -> tuple[float | None, str]:
@@ -260,7 +231,7 @@ def _memory(row: Mapping[str, str]) -> tuple[float | None, str]:
     memory = _float(row, "mem_per_gpu_gib")
     if memory is None:
         return None, ""
-    in_gb = any(words in row.get("notes", "") for words in GB_UNITS)
+    in_gb = any(unit in row.get("notes", "") for unit in GB_UNITS)
     return memory * (1e9 if in_gb and row["source_id"] != "ultrascale_playbook" else GIB), "allocated"
 
 
@@ -289,8 +260,5 @@ def _peak_flops(gpu: str) -> float | None:
 
 
 def _float(row: Mapping[str, str], key: str) -> float | None:
-    try:
-        value = float(row.get(key) or "nan")
-    except ValueError:
-        return None
+    value = figure(row, key)
     return value if 1 / MAX_VALUE <= value <= MAX_VALUE else None

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
+from zenith_tune.layouts.layout_batch import (
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_NONE,
+    RECOMPUTE_SELECTIVE,
+    RECOMPUTE_UNIFORM,
+    LayoutBatch,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,7 @@ class MeasuredRun:
     memory_kind: str = ""
     """allocated, reserved or device: what the figure counts."""
     out_of_memory: bool = False
-    doubts: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     """Why the row is no fair comparison: marks of its source such as FLAG or PROXY."""
     notes: dict[str, str] = field(default_factory=dict)
     """What else the source says, by name."""
@@ -86,10 +93,32 @@ UNGATED = ("gpt", "bloom", "mpt", "nemotron", "bert", "t5", "megatron", "opt")
 """Families whose feed-forward part has two matrices; the others have three (SwiGLU)."""
 GATED_ALL_THE_SAME = ("gpt oss", "gpt-oss", "gpt_oss")
 CLOSE = 0.01
-"""How near a count of parameters must come to the stated one to tell tied embeddings from untied."""
+"""How near a count of parameters must come to the stated one to decide whether embeddings are tied."""
 MAX_COUNT = 10**9
 """No model or cluster has more of anything."""
 TIED = ("gpt3", "gpt 1", "gpt 3", "gpt 5", "gpt 7", "bloom", "mpt", "bert", "t5")
+
+
+DEFAULT_COLUMNS: dict[str, int | bool] = {
+    **dict.fromkeys(("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs"), 1),
+    **dict.fromkeys(("zero", "recompute", "recompute_layers"), 0),
+    "sequence_parallel": True,
+    "flash_attention": True,
+}
+"""What a layout has where its source does not state it."""
+
+
+def recompute_kind(granularity: str, method: str) -> int:
+    """Return the column of Megatron's --recompute-granularity and --recompute-method."""
+    if granularity.startswith("full"):
+        return RECOMPUTE_BLOCK if "block" in method else RECOMPUTE_UNIFORM
+    return RECOMPUTE_SELECTIVE if granularity.startswith("selective") else RECOMPUTE_NONE
+
+
+def stack_layouts(layouts: Iterable[Mapping[str, int | bool]]) -> LayoutBatch:
+    """Return layouts, as far as they are stated, as one batch."""
+    rows = [DEFAULT_COLUMNS | dict(layout) for layout in layouts]
+    return LayoutBatch.of(**{name: [row[name] for row in rows] for name in DEFAULT_COLUMNS})
 
 
 def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpec | None:
@@ -155,19 +184,21 @@ def _layers_from_params(row: Mapping[str, str], hidden: int) -> int | None:
 
 
 def _stated_params(row: Mapping[str, str]) -> float:
-    try:
-        stated = float(row.get("params_b") or 0) * 1e9
-    except ValueError:
-        return 0.0
+    stated = figure(row, "params_b") * 1e9
     return stated if math.isfinite(stated) else 0.0
+
+
+def figure(row: Mapping[str, str], key: str) -> float:
+    """Return a number of a row, or nan where it is blank or none."""
+    try:
+        return float(row.get(key) or "nan")
+    except ValueError:
+        return math.nan
 
 
 def number(row: Mapping[str, str], key: str) -> int | None:
     """Return a whole number of a row, or None where it is blank or no count."""
-    try:
-        value = float((row.get(key) or "").strip() or "nan")
-    except ValueError:
-        return None
+    value = figure(row, key)
     return int(value) if 0 <= value <= MAX_COUNT else None
 
 
@@ -178,15 +209,15 @@ def _note(notes: Mapping[str, str], key: str) -> int | None:
 
 def _is_gated(row: Mapping[str, str], notes: Mapping[str, str]) -> bool:
     name = row["model"].lower()
-    if "swiglu" in notes or any(word in name for word in GATED_ALL_THE_SAME):
+    if "swiglu" in notes or any(part in name for part in GATED_ALL_THE_SAME):
         return True
-    return not any(word in name for word in UNGATED)
+    return not any(part in name for part in UNGATED)
 
 
 def _is_tied(row: Mapping[str, str], notes: Mapping[str, str]) -> bool:
     if "untied" in notes:
         return False
-    return "tied-embeddings" in notes or any(word in row["model"].lower() for word in TIED)
+    return "tied-embeddings" in notes or any(part in row["model"].lower() for part in TIED)
 
 
 def _default_vocab(row: Mapping[str, str]) -> int | None:

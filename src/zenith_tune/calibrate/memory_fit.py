@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.calibrate.robust_fit import folds, robust_fit
 from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
 from zenith_tune.describe.job_spec import JobSpec
@@ -46,7 +46,7 @@ class MemoryRows:
     workload: Workload
     layouts: LayoutBatch
     measured_on: npt.NDArray[np.str_]
-    """The pipeline rank that was measured, in words: "first", "last", or "" for the fullest."""
+    """The pipeline rank that was measured: "first", "last", or "" for the fullest."""
     probed_stage: FloatArray
     """Its number where a probe says it, else not a number."""
 
@@ -55,15 +55,11 @@ class MemoryRows:
         """Take the runs as they are; each must be `usable`."""
         jobs = [(run, JobSpec(seq_len=run.seq_len or 1, framework=framework)) for run in runs]
         workloads = [Workload.of(run.model, job) for run, job in jobs if run.model is not None]
-        columns = [layout_columns(run) for run in runs]
-        names = sorted({name for column in columns for name in column})
-        defaults = {"gbs": 1, "vp": 1, "ep": 1, "etp": 1, "cp": 1, "tp": 1, "pp": 1, "dp": 1, "mbs": 1}
-        arrays = {name: [column.get(name, defaults.get(name, 0)) for column in columns] for name in names}
         return cls(
             runs=list(runs),
             framework=framework,
             workload=Workload.stack(workloads),
-            layouts=LayoutBatch.of(**arrays),
+            layouts=stack_layouts(map(layout_columns, runs)),
             measured_on=np.array([MEASURED_ON.get(run.source, "") for run in runs]),
             probed_stage=np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs]),
         )
@@ -100,7 +96,7 @@ def usable(run: MeasuredRun) -> bool:
     """Tell whether a run says something of memory, states enough for an estimate, and is a fair comparison."""
     if run.memory_bytes is None and not run.out_of_memory:
         return False
-    stated = run.model is not None and run.seq_len and run.layout.get("mbs") and not run.doubts
+    stated = run.model is not None and run.seq_len and run.layout.get("mbs") and not run.flags
     return bool(stated) and run.model_name.partition("/")[0] not in LEFT_OUT
 
 
@@ -108,7 +104,7 @@ def layout_columns(run: MeasuredRun) -> dict[str, int | bool]:
     """Return the columns of a run's layout, what its source leaves out filled in as its framework would.
 
     The test suite of Megatron Core runs on nodes of eight; its long-term container of 2025 had no deterministic flash
-    attention. Experts are split by tp where nothing else is said, and nanotron states its micro-batches.
+    attention. Experts are split by tp where nothing else is stated, and nanotron states its micro-batches.
     """
     columns = dict(run.layout)
     tp, split = columns.get("tp", 1), columns.get("tp", 1) * columns.get("pp", 1) * columns.get("cp", 1)
@@ -141,8 +137,8 @@ def forbidden(run: MeasuredRun) -> str | None:
     model = run.model
     if model is None or run.framework != "nanotron":
         return None
-    at = layout_columns(run)
-    pp, micro_batches = at.get("pp", 1), at["gbs"] // (at["mbs"] * at["dp"])
+    layout = layout_columns(run)
+    pp, micro_batches = layout.get("pp", 1), layout["gbs"] // (layout["mbs"] * layout["dp"])
     cost = float(model.attention_params + model.dense_mlp_params)
     dealt = check_filled_stages(model.num_layers, layer_cost=cost, head_cost=float(model.embedding_params), pp=pp)
     return check_micro_batches(micro_batches, pp=pp) or dealt
@@ -155,7 +151,7 @@ LEAST_LANDSCAPES = 3
 INNER_FOLDS = 5
 """Parts in which landscapes are left out to see how far a fit is off on others."""
 APART = 0.1
-"""Logarithmic distance from which framework and variant are told apart."""
+"""Logarithmic distance from which framework and variant count as different."""
 LEAST_ERROR = 0.002
 """Half of the least interval: what the allocator's rounding alone makes."""
 
@@ -211,7 +207,7 @@ def shortest_half(values: FloatArray) -> float:
 
 def is_low_precision(run: MeasuredRun) -> bool:
     """Tell whether weights and activations are kept in 8 bits or fewer, of which the account knows nothing."""
-    return any(word in run.precision for word in ("fp8", "float8", "fp4"))
+    return any(kind in run.precision for kind in ("fp8", "float8", "fp4"))
 
 
 def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:

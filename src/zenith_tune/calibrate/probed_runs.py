@@ -15,13 +15,13 @@ from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.study.trial_log import clean_line
 from zenith_tune.units import MIB
 
 FILE_NAME = "probe.json"
 MAX_BYTES = 64 * MIB
-MOST_LETTERS = 40
+MAX_NAME_LENGTH = 40
 MOST = 10**6
 """No count or size of a model or a layout is larger, but these:"""
 MOST_OF = {"num_layers": 10**4, "zero": 3, "seq_len": 10**7, "global_batch": 10**7}
@@ -35,9 +35,7 @@ def read_probes(place: Path) -> list[MeasuredRun]:
     """Read the stages that trained from a probe's file, or from the folder that holds it."""
     path = place / FILE_NAME if place.is_dir() else place
     try:
-        with open_regular(path) as file:
-            stored = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
-        return list(_runs(stored))
+        return list(_runs(json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))))
     except OSError as error:
         problem = f"probes must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="give the folder that a probe wrote") from None
@@ -59,7 +57,7 @@ def _runs(stored: Json) -> Iterator[MeasuredRun]:
 
 
 def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> MeasuredRun:
-    planned_for, ran_on = clean_line(_text(stored, "gpu"), MOST_LETTERS), match_gpu(_text(stage, "gpu"))
+    planned_for, ran_on = clean_line(_text(stored, "gpu"), MAX_NAME_LENGTH), match_gpu(_text(stage, "gpu"))
     gpu = ran_on or planned_for
     allocated, reserved = (_measured(stage[name], is_memory) for name in ("allocated_bytes", "reserved_bytes"))
     return MeasuredRun(
@@ -125,11 +123,11 @@ def _count(value: object, least: int = 1, most: int = MOST) -> int:
     return value
 
 
-def _measured(value: object, is_believable: Callable[[float], bool]) -> float | None:
+def _measured(value: object, is_plausible: Callable[[float], bool]) -> float | None:
     """Return a measured figure, or None where nothing was measured."""
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not is_believable(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not is_plausible(value):
         raise ValueError("no measurement")
     return float(value)
 

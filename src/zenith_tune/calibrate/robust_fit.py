@@ -1,7 +1,7 @@
 """Fit a handful of coefficients to measurements, some of which are wrong: damped Gauss-Newton under Huber's loss.
 
 Huber, "Robust Estimation of a Location Parameter", Ann. Math. Statist. 35 (1964); Levenberg-Marquardt damping. A prior
-pulls each coefficient toward its start, so that what the data does not tell stays as it was.
+pulls each coefficient toward its start, so that what the data does not determine stays as it was.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def folds(places: Sequence[Hashable], most: int = MAX_FOLDS) -> list[BoolArray]:
     units: Sequence[Hashable] = range(len(places)) if is_one_place(places) else places
     kinds = list(dict.fromkeys(units))
     number = {kind: i % most for i, kind in enumerate(kinds)}
-    at = np.array([number[unit] for unit in units])
-    return [at == fold for fold in range(min(len(kinds), most))]
+    fold_of = np.array([number[unit] for unit in units])
+    return [fold_of == fold for fold in range(min(len(kinds), most))]
 
 
 def is_one_place(places: Sequence[Hashable]) -> bool:

@@ -9,19 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_run import MeasuredRun, recompute_kind
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.layouts.layout_batch import (
-    RECOMPUTE_BLOCK,
-    RECOMPUTE_NAMES,
-    RECOMPUTE_NONE,
-    RECOMPUTE_SELECTIVE,
-    RECOMPUTE_UNIFORM,
-)
 from zenith_tune.shell import CommandLine
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.units import MIB
 
 FILE_NAME = "study.json"
@@ -64,8 +57,7 @@ def read_study(folder: Path, job: StudiedJob) -> list[MeasuredRun]:
 def _load(folder: Path) -> Json:
     path = folder / FILE_NAME
     try:
-        with open_regular(path) as file:
-            study = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
+        study = json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))
     except OSError as error:
         problem = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="give the folder of a finished study, OUTPUT_DIR/STUDY") from None
@@ -124,13 +116,13 @@ def _layout(trial: Json, job: StudiedJob, gbs: int) -> dict[str, int | bool]:
 def _recompute(params: Json) -> dict[str, int | bool]:
     if isinstance(stated := params.get("recompute"), str):
         kind = stated.rstrip("0123456789")
-        known = RECOMPUTE_NAMES.index(kind) if kind in RECOMPUTE_NAMES else RECOMPUTE_NONE
-        return {"recompute": known, "recompute_layers": _count(stated[len(kind) :]) or 0}
-    granularity = params.get("recompute_granularity")
-    if granularity != "full":
-        return {"recompute": RECOMPUTE_SELECTIVE if granularity == "selective" else RECOMPUTE_NONE}
-    method = RECOMPUTE_BLOCK if params.get("recompute_method") == "block" else RECOMPUTE_UNIFORM
-    return {"recompute": method, "recompute_layers": _count(params.get("recompute_num_layers")) or 1}
+        return {"recompute": recompute_kind(kind, kind), "recompute_layers": _count(stated[len(kind) :]) or 0}
+    granularity = str(params.get("recompute_granularity"))
+    layers = (_count(params.get("recompute_num_layers")) or 1) if granularity == "full" else 0
+    return {
+        "recompute": recompute_kind(granularity, str(params.get("recompute_method"))),
+        "recompute_layers": layers,
+    }
 
 
 def _from_command(trial: Json, job: StudiedJob, sizes: Mapping[str, int]) -> dict[str, int | bool]:

@@ -1,4 +1,4 @@
-"""Which frameworks share coefficients of time, which coefficients their runs can tell, and how far those may move."""
+"""Which frameworks share coefficients of time, which coefficients their runs determine, and how far those may move."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TimeFamily:
     by_release: tuple[str, ...] = ()
     """Coefficients that may change with the framework's releases."""
     pools: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """GPUs that are alike, so that one of them tells of the others: a name and its members."""
+    """GPUs that are alike, so that what one of them shows holds for the others: a name and its members."""
     gpu_prior: float = 0.3
     """How far one GPU differs from what is common to those that it is pooled with."""
     factor_prior: float = 0.3

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.calibrate.robust_fit import robust_fit
 from zenith_tune.calibrate.time_family import TimeFamily
 from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -22,13 +22,7 @@ from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 OTHER_JOBS = ("sft", "lora", "peft", "finetun")
-"""Words in the name of a run that does not train the whole model from scratch."""
-DEFAULTS: dict[str, int | bool] = {
-    **dict.fromkeys(("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs"), 1),
-    **dict.fromkeys(("zero", "recompute", "recompute_layers"), 0),
-    "sequence_parallel": True,
-    "flash_attention": True,
-}
+"""Parts of the name of a run that does not train the whole model from scratch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +43,11 @@ class RunTable:
         """Build the table of runs that are all `usable`."""
         models = [run.model for run in runs if run.model is not None]
         jobs = [_job(run, framework) for run in runs]
-        columns: dict[str, list[int | bool]] = defaultdict(list)
-        for run in map(with_default_batch, runs):
-            for name, value in (DEFAULTS | run.layout).items():
-                columns[name].append(value)
         return cls(
             runs=runs,
             workload=Workload.stack([Workload.of(model, job) for model, job in zip(models, jobs, strict=True)]),
             machine=Machine.stack([Machine.of(run_cluster(run), run.precision) for run in runs]),
-            layouts=LayoutBatch.of(**columns),
+            layouts=stack_layouts(with_default_batch(run).layout for run in runs),
             step_s=np.array([run.step_s or np.nan for run in runs]),
             probed_stage=np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs]),
         )
@@ -91,13 +81,13 @@ def unusable(run: MeasuredRun) -> str | None:
     layout = run.layout
     if run.out_of_memory or not run.step_s:
         return "no speed measured"
-    if run.doubts:
-        return "marked by its source: " + ", ".join(run.doubts)
+    if run.flags:
+        return "marked by its source: " + ", ".join(run.flags)
     if run.model is None:
         return "shape of the model not stated"
     if not run.num_gpus or not run.seq_len:
         return "number of GPUs or sequence length not stated"
-    if any(word in run.model_name.lower() for word in OTHER_JOBS) or "SFT Performance" in run.notes:
+    if any(part in run.model_name.lower() for part in OTHER_JOBS) or "SFT Performance" in run.notes:
         return "fine-tuning"
     if run.framework == "jax":
         return "a framework without a model here"

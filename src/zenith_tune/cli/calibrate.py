@@ -112,9 +112,8 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
 
 def _fits(options: Options) -> Iterator[CalibrationFit]:
     framework, runs = _runs(options)
-    from zenith_tune.calibrate.calibrate import calibrate_all, most_measured, sources_of
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.calibrate.calibration_fit import fit_calibration
+    from zenith_tune.calibrate.calibration_fit import calibrate_all, fit_calibration, most_measured, sources_of
 
     today = datetime.now(UTC).date().isoformat()
     if options["fit_all"]:

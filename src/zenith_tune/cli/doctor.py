@@ -81,7 +81,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
 
 def _run(target: Path | None, command: tuple[str, ...], options: Options) -> tuple[DiagnosedRun, str]:
     """Return the run, its nodes linked as --topology says, and how large that lets tensor parallelism be."""
-    from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
+    from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
     from zenith_tune.doctor.diagnosed_run import RunHints
     from zenith_tune.doctor.studied_run import find_run
     from zenith_tune.shell import CommandLine

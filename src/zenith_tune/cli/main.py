@@ -279,7 +279,7 @@ def _tune_args(options: dict[str, Any]) -> dict[str, str]:
         return args
     if "topology" in args:
         raise UsageError("--topology and --args topology= say the same", hint="give one of them")
-    from zenith_tune.describe.tensor_island import read_topology
+    from zenith_tune.describe.topology import read_topology
 
     read_topology(topology)  # a mistake is told before anything runs
     return {**args, "topology": str(topology)}

@@ -79,7 +79,7 @@ def pairs(options: Options, *examples: str) -> dict[str, str]:
     """Return the values that --args names."""
     from zenith_tune.registry import parse_pairs
 
-    return parse_pairs(",".join(options["args"]), "--args", *examples) if options["args"] else {}
+    return parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
 
 
 def calibration_of(options: Options) -> Calibration | None:
@@ -93,7 +93,7 @@ def linked(cluster: ClusterSpec, options: Options) -> ClusterSpec:
     """Return the cluster with its nodes linked as the file of --topology says."""
     if (path := options["topology"]) is None:
         return cluster
-    from zenith_tune.describe.tensor_island import read_topology, with_topology
+    from zenith_tune.describe.topology import read_topology, with_topology
 
     return with_topology(cluster, read_topology(path), path.name)
 

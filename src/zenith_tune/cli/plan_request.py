@@ -43,7 +43,7 @@ class PlanRequest:
 
     def within_island(self, topology: Topology | None, *, is_bounded: bool) -> Self:
         """Keep tensor parallelism inside what NVLink joins, unless a size is given, which is meant."""
-        from zenith_tune.describe.tensor_island import tensor_reason
+        from zenith_tune.describe.topology import tensor_reason
 
         reason = tensor_reason(self.cluster, topology)
         if is_bounded:
@@ -112,7 +112,7 @@ def _linked(request: PlanRequest, options: Options) -> PlanRequest:
     """Return the request with tensor parallelism bounded by how the nodes are linked, where that is known."""
     path, topology = options["topology"], None
     if path is not None:
-        from zenith_tune.describe.tensor_island import read_topology, with_topology
+        from zenith_tune.describe.topology import read_topology, with_topology
 
         topology = read_topology(path)
         request = replace(request, cluster=with_topology(request.cluster, topology, path.name))

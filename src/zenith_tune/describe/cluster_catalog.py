@@ -1,8 +1,7 @@
 """Clusters by name: so many GPUs of a kind that the catalog knows, the machine itself, or a file.
 
-A cluster in a file: TOML or JSON, or what nvidia-smi says of a machine.
-
-A TOML file, or JSON of the same form; what is left out is taken from the machine that the GPU usually comes in:
+A file is TOML, or JSON of the same form, or what nvidia-smi prints on a machine; what is left out is taken from the
+machine that the GPU usually comes in:
 
     gpu = "h100"                                                  # of the catalog, or a table as below
     num_gpus = 64
@@ -23,9 +22,7 @@ A machine's file is written by `(nvidia-smi -L; nvidia-smi topo -m) > FILE`.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import reprlib
 import tomllib
@@ -36,7 +33,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec, LinkSpec, ev
 from zenith_tune.describe.gpu_catalog import LINKS, find_gpu, gpu_name, gpu_spec, known_gpus, node_fields
 from zenith_tune.describe.machine import is_machine, listed_gpus, local_cluster, machine_cluster
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.units import GIB
 
 MAX_BYTES = 2**20
@@ -61,11 +58,6 @@ def read_cluster(path: Path) -> ClusterSpec:
     return cluster_from_table(_table(text, path), str(path), default_name=path.stem)
 
 
-def is_node_file(path: Path) -> bool:
-    """Tell whether a file lists the GPUs of one machine, as nvidia-smi does."""
-    return bool(listed_gpus(_text(path)))
-
-
 def cluster_from_table(table: Table, source: str, default_name: str) -> ClusterSpec:
     """Return the cluster that a table of the form above describes."""
     _refuse_unknown(table, KEYS, "cluster key")
@@ -80,7 +72,7 @@ def cluster_from_table(table: Table, source: str, default_name: str) -> ClusterS
 
 
 def _gpu(value: object, source: str) -> GpuSpec:
-    table = _subtable(value, "gpu", source)
+    table = _checked(value, "gpu", source)
     _refuse_unknown(table, GPU_KEYS, "GPU key")
     _refuse_missing(table, ["name", "memory_gib", *GPU_RATES], f"{source}: gpu")
     rates = {key: _number(table[key], key, source) for key in GPU_KEYS[2:] if key in table}
@@ -89,7 +81,7 @@ def _gpu(value: object, source: str) -> GpuSpec:
 
 
 def _link(value: object, name: str, source: str) -> LinkSpec:
-    table = _subtable(value, name, source)
+    table = _checked(value, name, source)
     _refuse_unknown(table, LINK_KEYS, f"key of {name}")
     _refuse_missing(table, LINK_KEYS, f"{source}: {name}")
     return LinkSpec(**{key: _number(table[key], f"{name}.{key}", source) for key in LINK_KEYS})
@@ -109,7 +101,7 @@ def _number(value: object, key: str, source: str) -> float:
     return float(value)
 
 
-def _subtable(value: object, key: str, source: str) -> Table:
+def _checked(value: object, key: str, source: str) -> Table:
     if not isinstance(value, dict):
         raise UsageError(f"{source}: {key} must be a table, but got {reprlib.repr(value)}", hint="change it")
     return value
@@ -129,16 +121,12 @@ def _refuse_missing(table: Table, needed: list[str] | tuple[str, ...], source: s
 
 def _text(path: Path) -> str:
     try:
-        with open_regular(Path(os.path.realpath(path))) as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES // 2**20} MiB")
-        return data.decode("utf-8-sig")
+        return read_regular(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"cluster file {str(path)!r} must be text in UTF-8, but is not", hint="save it so") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cluster file {str(path)!r} cannot be read ({reason})", hint="check the path") from None
+    except OSError as error:
+        problem = f"cluster file {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(problem, hint="check the path") from None
 
 
 def _table(text: str, path: Path) -> Table:
@@ -148,8 +136,8 @@ def _table(text: str, path: Path) -> Table:
     except (ValueError, RecursionError) as error:
         kind = "JSON" if is_json else "TOML, or what `nvidia-smi -L` and `nvidia-smi topo -m` print"
         reason = " ".join(str(error).split())
-        raise UsageError(f"cluster file {str(path)!r} must be {kind}, but is not ({reason}): mend it") from None
-    return _subtable(table, "the cluster", str(path))
+        raise UsageError(f"cluster file {str(path)!r} must be {kind}, but is not ({reason})", hint="fix it") from None
+    return _checked(table, "the cluster", str(path))
 
 
 LOCAL = "local"
@@ -182,7 +170,7 @@ def names_one_node(text: str) -> bool:
     """Tell whether `text` is a file with what nvidia-smi says of one machine and its GPUs."""
     name = text.strip()
     path = None if name.lower() == LOCAL or _spelled(name.lower()) else _path(name)
-    return path is not None and is_node_file(path)
+    return path is not None and bool(listed_gpus(_text(path)))
 
 
 def catalog_cluster(gpu: str, num_gpus: int) -> ClusterSpec:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import reprlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import ModelConfigError
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
+from zenith_tune.units import MIB
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 QUERY_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
@@ -22,7 +21,7 @@ OTHER_PARTS = ("vision", "visual", "vit", "image", "img", "video", "audio", "spe
 """A nested config whose name holds one of these is not the language model."""
 SUB_PARTS = ("attn_config", "ffn_config")
 FILE_NAME = "config.json"
-MAX_MIB = 16
+MAX_BYTES = 16 * MIB
 """The longest configs there are hold some hundred kilobytes; weights that are given by mistake hold gigabytes."""
 MAX_COUNT = 10**9
 """No model has more of anything; beyond, sums of bytes would leave what floats can hold."""
@@ -38,11 +37,11 @@ class ConfigJson:
     source: str
     """The file, or the Hugging Face id."""
     otherwise: str
-    """What to do where the config cannot be mended."""
+    """What to do where the config cannot be fixed."""
 
     def refuse(self, problem: str) -> ModelConfigError:
-        """Return the error for a config that breaks `law`."""
-        return ModelConfigError(f"{self.source}{problem}: mend it, {self.otherwise}")
+        """Return the error for a config with this problem."""
+        return ModelConfigError(f"{self.source}{problem}", hint=f"fix it, {self.otherwise}")
 
     def language_part(self) -> ConfigJson | None:
         """Return the nested config that describes the language model, or this one where it does."""
@@ -51,7 +50,8 @@ class ConfigJson:
 
     def count(self, *keys: str) -> int | None:
         """Return the first of `keys` that the config has, or None; a value that is no count is an error."""
-        for scope in (self.values, *(self.values[name] for name in SUB_PARTS if self._is_part(name))):
+        parts = (self.values.get(name) for name in SUB_PARTS)
+        for scope in (self.values, *(part for part in parts if isinstance(part, dict))):
             for key in keys:
                 if scope.get(key) is not None:
                     return self._checked(key, scope[key])
@@ -77,7 +77,7 @@ class ConfigJson:
         if multi_query and self.values.get("new_decoder_architecture") is False:
             return 1  # Falcon 7B also writes a number of key and value heads, which its code ignores
         groups = self.count(*QUERY_GROUPS)
-        # StarCoder says in words that all heads share one key and value head.
+        # StarCoder has a flag for all heads sharing one key and value head.
         return 1 if groups is None and multi_query else groups
 
     def num_experts(self) -> int | None:
@@ -87,14 +87,10 @@ class ConfigJson:
         num_experts = replace(self, values={**self.values, **dense}).count(*EXPERTS)
         return None if num_experts == 1 else num_experts
 
-    def _is_part(self, name: str) -> bool:
-        return isinstance(self.values.get(name), dict)
-
     def _checked(self, key: str, value: object) -> int:
-        if type(value) is not int or value < 1:
-            raise self.refuse(f": {key} must be a whole number from 1, but got {reprlib.repr(value)}")
-        if value > MAX_COUNT:
-            raise self.refuse(f": {key} must be at most {MAX_COUNT}, but got {reprlib.repr(value)}")
+        if type(value) is not int or not 1 <= value <= MAX_COUNT:
+            problem = f"{key} must be a whole number from 1 to {MAX_COUNT}"
+            raise self.refuse(f": {problem}, but got {reprlib.repr(value)}")
         return value
 
 
@@ -130,7 +126,7 @@ def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
     """Read a config.json."""
     empty = ConfigJson(values={}, source=source, otherwise=otherwise)
     try:
-        values = json.loads(_content(path).decode("utf-8-sig"))
+        values = json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         problem = f"model folder {str(path.parent)!r} has no config.json"
         raise ModelConfigError(problem, hint=f"add it, {otherwise}") from None
@@ -154,15 +150,6 @@ def _not_json(config: ConfigJson, reason: str) -> ModelConfigError:
     return config.refuse(f" must be a config.json in JSON, but is not ({reason})")
 
 
-def _content(path: Path) -> bytes:
-    # The hub's cache is made of links, so these are followed; a pipe or a device would never end.
-    with open_regular(Path(os.path.realpath(path))) as file:
-        data = file.read(MAX_MIB * 2**20 + 1)
-    if len(data) > MAX_MIB * 2**20:
-        raise OSError(errno.EFBIG, f"larger than {MAX_MIB} MiB")
-    return data
-
-
 def _language_part(config: Json) -> Json | None:
     nested = {name: value for name, value in config.items() if isinstance(value, dict)}
     for name in LANGUAGE_PARTS:
@@ -170,7 +157,7 @@ def _language_part(config: Json) -> Json | None:
             return part
     if any(config.get(key) is not None for key in LAYERS):
         return config
-    others = [value for name, value in nested.items() if not any(word in name.lower() for word in OTHER_PARTS)]
+    others = [value for name, value in nested.items() if not any(part in name.lower() for part in OTHER_PARTS)]
     parts = [part for value in others if (part := _language_part(value)) is not None]
-    # Two candidates and no telling name: a guess could be the wrong one.
+    # Two candidates and no known name: a guess could be the wrong one.
     return parts[0] if len(parts) == 1 else None

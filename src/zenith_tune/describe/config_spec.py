@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zenith_tune.describe.catalog import read_catalog
 from zenith_tune.describe.config_json import HEADS, LAYERS, ConfigJson, too_deep
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 
@@ -15,7 +17,7 @@ class Family:
     """Hold a family's parts; the defaults are Llama's."""
 
     gated_mlp: bool | None = True
-    """None where the activation tells."""
+    """None where the activation decides."""
     tied_embeddings: bool = False
     """Where the config has no tie_word_embeddings, which is written only where it differs from the family's."""
     norm_bias: bool = False
@@ -35,75 +37,6 @@ class Family:
     """What a dense layer's width is called where experts are many."""
 
 
-LLAMA = Family()
-QWEN2 = Family(qkv_bias=True)
-QWEN2_MOE = Family(qkv_bias=True, shared_gate=True)
-QWEN3 = Family(qk_norm=True)
-GEMMA = Family(tied_embeddings=True)
-GPT2 = Family(
-    gated_mlp=False,
-    tied_embeddings=True,
-    norm_bias=True,
-    linear_bias=True,
-    learned_positions=True,
-    ffn_ratio=4,
-)
-BLOOM = replace(GPT2, learned_positions=False, embedding_norm=True)
-NEOX = replace(GPT2, learned_positions=False, tied_embeddings=False, ffn_ratio=0)
-UNKNOWN = Family(gated_mlp=None)
-
-FAMILIES = {
-    "baichuan": LLAMA,
-    "bloom": BLOOM,
-    "chatglm": QWEN2,
-    "cohere": GEMMA,
-    "dbrx": LLAMA,
-    "deepseek_v2": LLAMA,
-    "deepseek_v3": LLAMA,
-    # Falcon has a key for its biases, and its wide layers are 4 h as in GPT.
-    "falcon": replace(GPT2, learned_positions=False, linear_bias=False),
-    "gemma": GEMMA,
-    "gemma2": GEMMA,
-    "gemma3_text": replace(GEMMA, qk_norm=True),
-    "glm4": LLAMA,
-    "glm4_moe": LLAMA,
-    "gpt2": GPT2,
-    "gpt_bigcode": GPT2,
-    "gpt_neo": GPT2,
-    "gpt_neox": NEOX,
-    "gpt_oss": Family(linear_bias=True, attention_sinks=True, router_bias=True),
-    "granite": LLAMA,
-    "internlm2": LLAMA,
-    "kimi_k2": LLAMA,
-    "llama": LLAMA,
-    "llama4_text": Family(shared_expert=True, dense_ffn_key="intermediate_size_mlp"),
-    "mistral": LLAMA,
-    "mixtral": LLAMA,
-    "mpt": replace(GPT2, linear_bias=False, norm_bias=False, learned_positions=False),
-    "nemotron": Family(gated_mlp=False, norm_bias=True),
-    "olmo": LLAMA,
-    "olmo2": QWEN3,
-    "olmoe": QWEN3,
-    "opt": GPT2,
-    "phi": NEOX,
-    "phi3": LLAMA,
-    "phimoe": Family(norm_bias=True, qkv_bias=True),
-    "qwen2": QWEN2,
-    "qwen2_5_omni_text": QWEN2,
-    "qwen2_5_vl": QWEN2,
-    "qwen2_5_vl_text": QWEN2,
-    "qwen2_moe": QWEN2_MOE,
-    "qwen2_vl": QWEN2,
-    "qwen2_vl_text": QWEN2,
-    "qwen3": QWEN3,
-    "qwen3_moe": QWEN3,
-    "qwen3_omni_moe_text": QWEN3,
-    "qwen3_vl_moe_text": QWEN3,
-    "qwen3_vl_text": QWEN3,
-    "stablelm": Family(norm_bias=True),
-    "starcoder2": replace(GPT2, learned_positions=False, ffn_ratio=0),
-}
-
 KEYS = {
     "tied_embeddings": ("tie_word_embeddings",),
     "linear_bias": ("use_bias", "bias"),
@@ -114,7 +47,7 @@ KEYS = {
 
 GATED = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
 PLAIN = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "squared_relu")
-"""Activations that tell, in a family that is not listed, whether the feed-forward part has three matrices or two."""
+"""Activations by which a family that is not listed has three matrices in its feed-forward part, or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +139,7 @@ POSITIONS = ("n_positions", "max_position_embeddings", "max_seq_len")
 ACTIVATION = ("hidden_act", "activation_function", "hidden_activation", "activation")
 OTHERWISE = "or name a model of the catalog, such as llama3-8b"
 OTHER_LAYERS = ("mamba", "ssm_", "linear_num_", "hybrid_", "lru_", "time_mix", "state_size", "rwkv")
-"""Beginnings of keys that tell of layers which are neither attention nor feed-forward."""
+"""Beginnings of keys of layers that are neither attention nor feed-forward."""
 
 
 def model_spec_from_config(config: dict[str, Any], source: str, otherwise: str = OTHERWISE) -> ModelSpec:
@@ -259,13 +192,20 @@ def _attention_fields(keys: NeededKeys, hidden: int) -> dict[str, Any]:
 
 def _family(config: ConfigJson) -> Family:
     """Return the family's parts, with what the config itself says of them."""
-    family = FAMILIES.get(str(config.values.get("model_type")), UNKNOWN)
-    said: dict[str, Any] = {
+    family = _known_families().get(str(config.values.get("model_type")), Family(gated_mlp=None))
+    stated: dict[str, Any] = {
         part: value for part, keys in KEYS.items() if (value := _first_flag(config, keys)) is not None
     }
-    if said.get("qkv_bias") and config.flag("mlp_bias"):
-        said["linear_bias"] = True
-    return replace(family, **(said | _mpt_parts(config)))
+    if stated.get("qkv_bias") and config.flag("mlp_bias"):
+        stated["linear_bias"] = True
+    return replace(family, **(stated | _mpt_parts(config)))
+
+
+@functools.cache
+def _known_families() -> dict[str, Family]:
+    """Return the families of the catalog by model type."""
+    entries = [dict(entry) for entry in read_catalog("config_families").values()]
+    return {name: Family(**entry) for entry in entries for name in entry.pop("model_types")}
 
 
 def _first_flag(config: ConfigJson, keys: tuple[str, ...]) -> bool | None:
@@ -273,7 +213,7 @@ def _first_flag(config: ConfigJson, keys: tuple[str, ...]) -> bool | None:
 
 
 def _mpt_parts(config: ConfigJson) -> dict[str, Any]:
-    """Return what MPT says in words of its own: that it has biases, and positions that are neither ALiBi nor rotary."""
+    """Return what MPT says by keys of its own: that it has biases, and positions that are neither ALiBi nor rotary."""
     biases = {"linear_bias": True, "norm_bias": True} if config.flag("no_bias") is False else {}
     attention = config.values.get("attn_config")
     learned = isinstance(attention, dict) and attention.get("alibi") is False and not attention.get("rope")

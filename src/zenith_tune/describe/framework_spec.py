@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import Any
 
+from zenith_tune.describe.catalog import read_catalog
 from zenith_tune.errors import UnknownNameError
 
 
@@ -108,8 +107,6 @@ class FrameworkSpec:
     head: HeadBytes = field(default_factory=HeadBytes)
 
 
-Entry = dict[str, Any]
-
 _ABOUT = ("aliases", "like")
 
 
@@ -141,10 +138,8 @@ def _framework(name: str) -> FrameworkSpec:
     return replace(base, name=name, **values | tables)
 
 
-@functools.cache
-def _entries() -> dict[str, Entry]:
-    text = resources.files("zenith_tune.describe").joinpath("catalog/frameworks.toml").read_text(encoding="utf-8")
-    entries: dict[str, Entry] = tomllib.loads(text)["frameworks"]
+def _entries() -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = read_catalog("frameworks")["frameworks"]
     return entries
 
 

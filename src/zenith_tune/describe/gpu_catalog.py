@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
-from importlib import resources
 from typing import Any
 
+from zenith_tune.describe.catalog import read_catalog
 from zenith_tune.describe.cluster_spec import GpuSpec, LinkSpec
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.units import GIB
-
-Entry = dict[str, Any]
 
 LINKS = ("fast_link", "node_link", "network")
 
 
 def known_gpus() -> list[str]:
     """Return the names of the GPUs in the catalog, without aliases."""
-    return list(_catalog()["gpus"])
+    return list(_entries())
 
 
 def find_gpu(text: str) -> str | None:
@@ -45,14 +42,14 @@ def match_gpu(driver_name: str) -> str | None:
     >>> match_gpu("NVIDIA A100-SXM4-40GB"), match_gpu("Voodoo 2")
     ('a100-40', None)
     """
-    words = set(re.split(r"[^a-z0-9]+", driver_name.lower()))
-    entries = _catalog()["gpus"].items()
-    return next((name for name, entry in entries if {word.lower() for word in entry["matches"]} <= words), None)
+    parts = set(re.split(r"[^a-z0-9]+", driver_name.lower()))
+    entries = _entries().items()
+    return next((name for name, entry in entries if {part.lower() for part in entry["matches"]} <= parts), None)
 
 
 def gpu_spec(name: str) -> GpuSpec:
     """Return the catalog's GPU of this very name."""
-    entry = _catalog()["gpus"][name]
+    entry = _entries()[name]
     rates = {key: float(entry[key]) for key in entry if key.endswith("_flops") or key == "memory_bytes_per_s"}
     return GpuSpec(name=name, memory_bytes=round(entry["memory_gib"] * GIB), **rates)
 
@@ -63,7 +60,7 @@ def has_bf16(name: str) -> bool:
     >>> has_bf16("v100-32"), has_bf16("a100-80")
     (False, True)
     """
-    return not _catalog()["gpus"].get(name, {}).get("lacks_bf16", False)
+    return not _entries().get(name, {}).get("lacks_bf16", False)
 
 
 def num_nvlinks(name: str) -> int:
@@ -72,7 +69,7 @@ def num_nvlinks(name: str) -> int:
     >>> num_nvlinks("h100"), num_nvlinks("l40s"), num_nvlinks("mine")
     (18, 0, 0)
     """
-    return int(_catalog()["gpus"].get(name, {}).get("nvlinks", 0))
+    return int(_entries().get(name, {}).get("nvlinks", 0))
 
 
 def nvlink_bytes_per_s(name: str, nvlinks: int) -> float:
@@ -81,25 +78,22 @@ def nvlink_bytes_per_s(name: str, nvlinks: int) -> float:
     >>> nvlink_bytes_per_s("h100", 16)
     400000000000.0
     """
-    entry = _catalog()["gpus"].get(name, {})
-    return float(min(nvlinks, num_nvlinks(name)) * entry.get("nvlink_bytes_per_s", 0.0))
+    rate = _entries().get(name, {}).get("nvlink_bytes_per_s", 0.0)
+    return float(min(nvlinks, num_nvlinks(name)) * rate)
 
 
 def node_fields(name: str) -> dict[str, Any]:
     """Return the fields of ClusterSpec that a GPU's usual machine decides."""
-    catalog = _catalog()
-    node = catalog["nodes"][catalog["gpus"][name]["node"]]
+    node = read_catalog("clusters")["nodes"][_entries()[name]["node"]]
     return {**node, **{link: LinkSpec(**node[link]) for link in LINKS}}
 
 
-@functools.cache
-def _catalog() -> dict[str, dict[str, Entry]]:
-    text = resources.files("zenith_tune.describe").joinpath("catalog/clusters.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def _entries() -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = read_catalog("clusters")["gpus"]
+    return entries
 
 
 @functools.cache
 def _names() -> dict[str, str]:
     """Return every spelling in lower case, with the catalog's name for it."""
-    entries = _catalog()["gpus"].items()
-    return {spelling: name for name, entry in entries for spelling in (name, *entry.get("aliases", ()))}
+    return {spelling: name for name, entry in _entries().items() for spelling in (name, *entry.get("aliases", ()))}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 
 _HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?=\s|#|$)", re.ASCII)
 _MAX_SLOTS = 999_999
@@ -16,9 +15,7 @@ _MAX_BYTES = 1 << 20
 
 def read_hostfile(path: str) -> dict[str, int]:
     """Return the slots of each host, in the order of the file; raises OSError where it cannot be read."""
-    with open_regular(Path(os.path.realpath(path))) as file:
-        text = file.read(_MAX_BYTES).decode("utf-8", errors="replace")
-    return parse_hostfile(text, path)
+    return parse_hostfile(read_regular(Path(path), _MAX_BYTES).decode("utf-8", errors="replace"), path)
 
 
 def parse_hostfile(text: str, path: str) -> dict[str, int]:
@@ -37,10 +34,8 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
             problem = "a hostfile must have one line `name slots=8` for each host"
             raise UsageError(f"{problem}, but line {number} of {path} is {entry[:80]!r}: correct it")
         if match[1] in found:
-            problem = "a hostfile must name each host once"
-            raise UsageError(
-                f"{problem}, but line {number} of {path} is a duplicate of {match[1][:80]!r}", hint="take one out"
-            )
+            problem = f"a hostfile must name each host once, but line {number} of {path} is a duplicate of"
+            raise UsageError(f"{problem} {match[1][:80]!r}", hint="take one out")
         if len(match[2]) > len(str(_MAX_SLOTS)):
             problem = f"a host must have at most {_MAX_SLOTS} slots"
             raise UsageError(f"{problem}, but line {number} of {path} gives {match[2][:40]}: correct it")

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from zenith_tune.describe.config_json import FILE_NAME
 from zenith_tune.errors import ModelConfigError
 
 TIMEOUT_VARIABLE = "ZENITHTUNE_HUB_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 3.0
-FILE_NAME = "config.json"
 HINT = "give a local path as model=, or leave model out and give num_layers= and num_query_groups="
 
 
@@ -26,7 +26,7 @@ def fetch_config(model_id: str, hint: str = HINT) -> Path:
     """Return the path of a model's config.json, fetched from the hub or taken from the hub's cache on this machine.
 
     HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and tokens count as everywhere; ZENITHTUNE_HUB_TIMEOUT_S is the deadline.
-    `cure` says what else the caller takes.
+    `hint` says what else the caller takes.
     """
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -35,24 +35,22 @@ def fetch_config(model_id: str, hint: str = HINT) -> Path:
         raise ModelConfigError(f"{problem}: pip install 'zenith-tune[hub]', or {hint}") from None
     timeout_s = _timeout_s()
     _refuse_id(model_id, hint)
-    if (reason := _refused()) is not None:
-        cached = try_to_load_from_cache(model_id, FILE_NAME)
-        if isinstance(cached, str):
-            return Path(cached)
-        raise ModelConfigError(f"{_unreachable(model_id)} ({reason})", hint=f"go online, or {hint}")
     trouble: list[str] = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _within(timeout_s, model_id, trouble)
+        if (reason := _refused()) is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _within(timeout_s, model_id, trouble)
+        failure = ModelConfigError(f"{_unreachable(model_id)} ({reason})", hint=f"go online, or {hint}")
     except queue.Empty:
         # A hub that cannot be reached is retried for over a minute before the cache is looked at.
-        cached = try_to_load_from_cache(model_id, FILE_NAME)
-        if isinstance(cached, str):
-            return Path(cached)
-        raise _too_slow(model_id, timeout_s, trouble, hint) from None
+        failure = _too_slow(model_id, timeout_s, trouble, hint)
     except Exception as error:  # the hub's own errors, and whatever its HTTP library raises
         raise ModelConfigError(_explain(error, model_id, hint)) from error
+    cached = try_to_load_from_cache(model_id, FILE_NAME)
+    if isinstance(cached, str):
+        return Path(cached)
+    raise failure
 
 
 def _refuse_id(model_id: str, hint: str) -> None:

@@ -12,20 +12,11 @@ import reprlib
 import signal
 import subprocess
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
-from zenith_tune.describe.gpu_catalog import (
-    gpu_spec,
-    known_gpus,
-    match_gpu,
-    node_fields,
-    num_nvlinks,
-    nvlink_bytes_per_s,
-)
-from zenith_tune.describe.topology import Topology, cut_gpus, parse_topology
+from zenith_tune.describe.gpu_catalog import gpu_spec, known_gpus, match_gpu, node_fields
+from zenith_tune.describe.topology import cut_gpus, links_of, parse_topology
 from zenith_tune.errors import UsageError
 
 SAVE = "(nvidia-smi -L; nvidia-smi topo -m) > FILE"
@@ -55,47 +46,18 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
         raise UsageError(f"{problem}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
     gpu = _one_kind(names, source)
     # The list is left out of what is parsed as a matrix; a machine with one GPU needs none.
-    topology = _topology(_LISTED.sub("", text), source) if len(names) > 1 else None
+    topology = parse_topology(_LISTED.sub("", text), source) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
         problem = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
         raise UsageError(f"{problem}, but has {topology.num_gpus}", hint=f"save it anew with `{SAVE}`")
     usual = node_fields(gpu)
-    fields = {**usual, **_links(gpu, topology)}
+    alone = {"gpus_per_node": 1, "fast_domain": 1, "fast_link": usual["node_link"]}
+    fields = {**usual, **(links_of(gpu, topology, usual) if topology else alone)}
     name = f"{gpu}x{len(names)}"
     if topology is not None and fields != usual:
         # By its plain name it would be taken for the catalog's wherever its number of GPUs is changed.
         name += f" as {Path(source).name}"
     return ClusterSpec(name=name, gpu=gpu_spec(gpu), num_gpus=len(names), **fields)
-
-
-def _topology(text: str, source: str) -> Topology:
-    try:
-        return parse_topology(text)
-    except UsageError as error:
-        raise UsageError(f"{source}: {error}") from None
-
-
-def _links(gpu: str, topology: Topology | None) -> dict[str, Any]:
-    """Return what the matrix says of the machine, in place of what is usual for its GPU."""
-    usual = node_fields(gpu)
-    if topology is None:
-        return {"gpus_per_node": 1, "fast_domain": 1, "fast_link": usual["node_link"]}
-    return links_of(gpu, topology, usual)
-
-
-def links_of(gpu: str, topology: Topology, usual: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of ClusterSpec that a node's matrix decides, beside those that are usual for it."""
-    if topology.fast_domain == 1:
-        return {"gpus_per_node": topology.num_gpus, "fast_domain": 1, "fast_link": usual["node_link"]}
-    nvlinks = topology.nvlinks_per_gpu(num_nvlinks(gpu))
-    rate = nvlink_bytes_per_s(gpu, nvlinks) or usual["fast_link"].bytes_per_s
-    # A rack of nodes that NVLink joins shows each of them its own GPUs alone.
-    is_rack = usual["fast_domain"] > usual["gpus_per_node"] and len(topology.islands) == 1
-    return {
-        "gpus_per_node": topology.num_gpus,
-        "fast_domain": usual["fast_domain"] if is_rack else topology.fast_domain,
-        "fast_link": replace(usual["fast_link"], bytes_per_s=rate),
-    }
 
 
 def _one_kind(names: list[str], source: str) -> str:
@@ -122,16 +84,16 @@ def local_cluster(timeout_s: float = TIMEOUT_S) -> ClusterSpec:
     """Return this machine's GPUs and their links."""
     listed = nvidia_smi("-L", timeout_s=timeout_s)
     if not listed_gpus(listed):
-        raise _refusal(f"must have a GPU, but nvidia-smi lists none ({_words(listed)})")
+        raise _refusal(f"must have a GPU, but nvidia-smi lists none ({_message(listed)})")
     matrix = nvidia_smi("topo", "-m", timeout_s=timeout_s) if len(listed_gpus(listed)) > 1 else ""
     return machine_cluster(f"{listed}\n{matrix}", "this machine")
 
 
 def nvidia_smi(*args: str, timeout_s: float) -> str:
-    """Return what nvidia-smi says; raises UsageError where it is missing, fails or does not answer in time."""
+    """Return what nvidia-smi prints; raise UsageError where it is missing, fails or does not answer in time."""
     command = " ".join(["nvidia-smi", *args])
     try:
-        status, said = _run(["nvidia-smi", *args], timeout_s)
+        status, output = _run(["nvidia-smi", *args], timeout_s)
     except FileNotFoundError:
         raise _refusal("must have nvidia-smi on its PATH, but has not") from None
     except OSError as error:
@@ -139,12 +101,12 @@ def nvidia_smi(*args: str, timeout_s: float) -> str:
     except subprocess.TimeoutExpired:
         raise _refusal(f"must answer `{command}` within {timeout_s:g} s, but does not") from None
     if status:
-        raise _refusal(f"must answer `{command}`, but it failed with status {status} ({_words(said)})")
-    return said
+        raise _refusal(f"must answer `{command}`, but it failed with status {status} ({_message(output)})")
+    return output
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
-    """Run a command and return its status and what it said; one that is too late is killed with all its children."""
+    """Run a command and return its status and output; one that is too late is killed with all its children."""
     # A file and not a pipe: a child that outlives the command would hold a pipe open for ever.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -161,9 +123,9 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
         return status, output.read().decode("utf-8", errors="replace")
 
 
-def _words(said: str) -> str:
-    """Return the beginning of what a command said, in one line."""
-    return " ".join(said.split())[:200] or "no message"
+def _message(output: str) -> str:
+    """Return the beginning of a command's output in one line."""
+    return " ".join(output.split())[:200] or "no message"
 
 
 def _refusal(problem: str) -> UsageError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.catalog import read_catalog
 from zenith_tune.describe.config_json import (
     FILE_NAME,
     HEADS,
@@ -26,8 +25,6 @@ from zenith_tune.describe.config_spec import OTHERWISE, model_spec_from_config
 from zenith_tune.describe.hub import fetch_config
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UnknownNameError
-
-Entry = dict[str, Any]
 
 HINT = f"give the path of a config.json, {OTHERWISE}"
 
@@ -82,10 +79,9 @@ def published_params(name: str) -> int | None:
 
 
 @functools.cache
-def _entries() -> dict[str, Entry]:
-    """Read the catalog, once; each entry holds its family's fields too."""
-    text = resources.files("zenith_tune.describe").joinpath("catalog/models.toml").read_text(encoding="utf-8")
-    catalog = tomllib.loads(text)
+def _entries() -> dict[str, dict[str, Any]]:
+    """Return the catalog's entries, each with its family's fields."""
+    catalog = read_catalog("models")
     return {name: {**catalog["families"][entry["family"]], **entry} for name, entry in catalog["models"].items()}
 
 
@@ -132,29 +128,24 @@ class ModelConfig:
 def read_model_config(model: str) -> ModelConfig:
     """Read the config of `model`: a folder that holds config.json, a path to one, a catalog's name, or a hub's id."""
     path = find_local(model, WITHOUT_MODEL)
-    if path is None:
-        # Not at the top: a preset without a model needs no catalog.
-        if model in known_models():
-            return _of_catalog(catalog_model(model))
-    else:
-        path = config_path(path)
-        return _describe(read_config(path, str(path), WITHOUT_MODEL))
+    if path is not None:
+        return _config_in(config_path(path), str(config_path(path)))
+    if model in known_models():
+        known = catalog_model(model)
+        return ModelConfig(
+            num_layers=known.num_layers,
+            num_query_groups=known.num_kv_heads,
+            num_attention_heads=known.num_heads,
+            num_experts=known.num_experts or None,
+            is_vision_language=False,
+            source=model,
+        )
     refuse_missing_path(model, WITHOUT_MODEL)
-    return _describe(read_config(fetch_config(model), model, WITHOUT_MODEL))
+    return _config_in(fetch_config(model), model)
 
 
-def _of_catalog(model: ModelSpec) -> ModelConfig:
-    return ModelConfig(
-        num_layers=model.num_layers,
-        num_query_groups=model.num_kv_heads,
-        num_attention_heads=model.num_heads,
-        num_experts=model.num_experts or None,
-        is_vision_language=False,
-        source=model.name,
-    )
-
-
-def _describe(config: ConfigJson) -> ModelConfig:
+def _config_in(path: Path, source: str) -> ModelConfig:
+    config = read_config(path, source, WITHOUT_MODEL)
     try:
         return _model_config(config)
     except RecursionError:

@@ -1,15 +1,20 @@
-"""How the GPUs of one machine are linked, as `nvidia-smi topo -m` prints it."""
+"""How the GPUs of a machine are linked, as `nvidia-smi topo -m` prints it, and how far tensor parallelism may reach."""
 
 from __future__ import annotations
 
 import enum
 import itertools
 import math
+import pathlib
 import re
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from zenith_tune.describe.cluster_spec import ClusterSpec, refuse_counts
+from zenith_tune.describe.gpu_catalog import find_gpu, num_nvlinks, nvlink_bytes_per_s
 from zenith_tune.errors import UsageError
+from zenith_tune.study.files import read_regular
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
@@ -114,14 +119,23 @@ class Topology:
         return max(max(row) for row in self.paths)
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str, source: str = "") -> Topology:
     """Read the matrix that `nvidia-smi topo -m` prints, after the list of `nvidia-smi -L` or without one.
+
+    Errors name the `source`, where there is one.
 
     >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
     [[0, 1]]
     """
-    cells = _cells(plain_text(text))
-    for gpu in cut_gpus(text):
+    try:
+        return _parsed(plain_text(text), cut_gpus(text))
+    except ValueError as error:
+        raise UsageError(f"{source + ': ' if source else ''}topology: {error}", hint=HINT) from None
+
+
+def _parsed(text: str, cut: list[int]) -> Topology:
+    cells = _cells(text)
+    for gpu in cut:
         # An instance has no way to another but through the host's memory, whatever links its GPU has.
         for a, b in [(gpu, b) for b in range(len(cells)) if gpu < len(cells) and gpu != b]:
             cells[a][b] = cells[b][a] = Path.SYS.name
@@ -131,7 +145,7 @@ def parse_topology(text: str) -> Topology:
     for a in size:
         for b in size:
             if (paths[a][b], nvlinks[a][b]) != (paths[b][a], nvlinks[b][a]) or (a == b) != (paths[a][b] is Path.SELF):
-                raise _refusal(f"GPU{a} to GPU{b} must be as GPU{b} to GPU{a}, and X on the diagonal alone, but is not")
+                raise ValueError(f"GPU{a} to GPU{b} must be as GPU{b} to GPU{a}, with X on the diagonal alone")
     return Topology(paths=paths, nvlinks=nvlinks)
 
 
@@ -152,38 +166,38 @@ def cut_gpus(text: str) -> list[int]:
 
 def _cells(text: str) -> list[list[str]]:
     """Return the cells between GPUs; network cards and affinities stand behind them and are left out."""
-    lines = [words for line in text.splitlines() if (words := line.split()) and _BEGIN.match(words[0])]
+    lines = [cells for line in text.splitlines() if (cells := line.split()) and _BEGIN.match(cells[0])]
     if not lines:
-        raise _refusal("the matrix must have a line that begins with GPU0, but has none")
+        raise ValueError("the matrix must have a line that begins with GPU0, but has none")
     header = _titles(lines[0])
     if len(header) > MAX_GPUS:
-        raise _refusal(f"the matrix must have at most {MAX_GPUS} GPUs, but has {len(header)}")
+        raise ValueError(f"the matrix must have at most {MAX_GPUS} GPUs, but has {len(header)}")
     if header != [f"GPU{number}" for number in range(len(header))]:
-        raise _refusal(
+        raise ValueError(
             f"the GPUs of the header must be GPU0 to GPU{len(header) - 1}, but are not, or not in that order"
         )
     rows = _links_alone(header, lines[1:])
     if [row[0] for row in rows] != header:
-        raise _refusal(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(rows)}")
-    cells = [row[1 : len(header) + 1] for row in rows]
-    short = next((row[0] for row, line in zip(rows, cells, strict=True) if len(line) < len(header)), None)
+        raise ValueError(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(rows)}")
+    found = [row[1 : len(header) + 1] for row in rows]
+    short = next((row[0] for row, line in zip(rows, found, strict=True) if len(line) < len(header)), None)
     if short:
-        raise _refusal(f"{short} must have {len(header)} cells, but its line is shorter")
-    return cells
+        raise ValueError(f"{short} must have {len(header)} cells, but its line is shorter")
+    return found
 
 
-def _titles(words: list[str]) -> list[str]:
+def _titles(cells: list[str]) -> list[str]:
     """Return the GPUs that a header names."""
-    match = _TITLES.match(" ".join(words))
+    match = _TITLES.match(" ".join(cells))
     return _GPU.findall(match[0]) if match else []
 
 
 def _links_alone(header: list[str], lines: list[list[str]]) -> list[list[str]]:
     """Return the rows of the first matrix where all that follows is a matrix of peer access."""
-    again = next((i for i, words in enumerate(lines) if i and _titles(words) == header and words[1:2] != ["X"]), None)
+    again = next((i for i, cells in enumerate(lines) if i and _titles(cells) == header and cells[1:2] != ["X"]), None)
     if again is None:
         return lines
-    others = [words[1 : len(header) + 1] for words in lines[again:] if _titles(words) != header or words[1:2] == ["X"]]
+    others = [cells[1 : len(header) + 1] for cells in lines[again:] if _titles(cells) != header or cells[1:2] == ["X"]]
     return lines[:again] if _PEER_ACCESS.issuperset(itertools.chain(*others)) else lines
 
 
@@ -196,11 +210,98 @@ def _path(cell: str) -> Path:
     if _num_nvlinks(cell):
         return Path.NVLINK
     if cell not in _CELLS:
-        raise _refusal(
+        raise ValueError(
             f"a cell must be X, NV1 to NV999 or one of PIX, PXB, PHB, NODE, SYS, but is {reprlib.repr(cell)}"
         )
     return _CELLS[cell]
 
 
-def _refusal(problem: str) -> UsageError:
-    return UsageError(f"topology: {problem}", hint=HINT)
+MAX_BYTES = 2**20
+MAX_SHOWN = 8
+"""Islands that are written out; more are only counted."""
+WAYS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the PCIe host bridge",
+    "NODE": "the host bridges of a socket",
+    "SYS": "the link between sockets",
+}
+
+
+def read_topology(path: pathlib.Path) -> Topology:
+    """Read what `nvidia-smi topo -m` printed on one node, after `nvidia-smi -L` or without it."""
+    try:
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise UsageError(f"--topology {str(path)!r} cannot be read ({error.strerror})", hint="check the path") from None
+    return parse_topology(text, source=str(path))
+
+
+def with_topology(cluster: ClusterSpec, topology: Topology, source: str) -> ClusterSpec:
+    """Return a cluster whose nodes are linked as the matrix of one of them says."""
+    node = topology.first(cluster.num_gpus)
+    usual = {name: getattr(cluster, name) for name in ("gpus_per_node", "fast_domain", "fast_link", "node_link")}
+    fields = links_of(find_gpu(cluster.gpu.name) or "", node, usual)
+    counts = {name: fields[name] for name in ("gpus_per_node", "fast_domain")}
+    refuse_counts(f"cluster {cluster.name!r} with nodes as {source}", num_gpus=cluster.num_gpus, **counts)
+    return replace(cluster, name=f"{cluster.name} as {source}", **fields)
+
+
+def links_of(gpu: str, topology: Topology, usual: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of ClusterSpec that a node's matrix decides, beside those that are usual for it."""
+    if topology.fast_domain == 1:
+        return {"gpus_per_node": topology.num_gpus, "fast_domain": 1, "fast_link": usual["node_link"]}
+    nvlinks = topology.nvlinks_per_gpu(num_nvlinks(gpu))
+    rate = nvlink_bytes_per_s(gpu, nvlinks) or usual["fast_link"].bytes_per_s
+    # A rack of nodes that NVLink joins shows each of them its own GPUs alone.
+    is_rack = usual["fast_domain"] > usual["gpus_per_node"] and len(topology.islands) == 1
+    return {
+        "gpus_per_node": topology.num_gpus,
+        "fast_domain": usual["fast_domain"] if is_rack else topology.fast_domain,
+        "fast_link": replace(usual["fast_link"], bytes_per_s=rate),
+    }
+
+
+def tensor_reason(cluster: ClusterSpec, topology: Topology | None = None) -> str:
+    """Say in a line how many GPUs tensor parallelism may span at most, `cluster.fast_domain`, and why."""
+    if cluster.num_gpus == 1:
+        return "with one GPU there is nothing to spread: tensor, pipeline and data parallelism stay at 1"
+    size, of_node = cluster.fast_domain, cluster.gpus_per_node
+    if size < of_node or size == 1:
+        return node_reason(size, topology)
+    if cluster.num_gpus < of_node:
+        return f"NVLink joins the {cluster.num_gpus} GPUs: tensor parallelism may span all of them"
+    what = f"all {size} GPUs of a node" if size == of_node else f"{size} GPUs of several nodes"
+    return f"NVLink joins {what}: tensor parallelism stays within {size}; pipeline and data parallelism go across"
+
+
+def node_reason(size: int, topology: Topology | None) -> str:
+    """Return why tensor parallelism stays within `size` GPUs of a node, where that is not all of them."""
+    if size == 1:
+        return f"{_unjoined(topology)}: tensor parallelism is avoided, in favour of pipeline and data parallelism"
+    within = f"tensor parallelism stays within {size}, the other ways are slower{_order(topology)}"
+    return f"NVLink joins {size} GPUs{_islands(topology)}: {within}"
+
+
+def _unjoined(topology: Topology | None) -> str:
+    if topology is None or topology.num_gpus == 1:
+        return "no NVLink joins the GPUs"
+    if any(len(island) > 1 for island in topology.islands):
+        return f"NVLink joins some GPUs but not all alike{_islands(topology)}, so that no group of two fits everywhere"
+    slowest = topology.slowest_path.name
+    return f"no NVLink joins the GPUs (the slowest way is {slowest}, {WAYS[slowest]})"
+
+
+def _islands(topology: Topology | None) -> str:
+    if topology is None:
+        return " at a time"
+    shown = " | ".join(" ".join(map(str, island)) for island in topology.islands[:MAX_SHOWN])
+    more = " | ..." if len(topology.islands) > MAX_SHOWN else ""
+    return f" ({shown}{more})"
+
+
+def _order(topology: Topology | None) -> str:
+    """Return how to number the GPUs where neighbours by number are not in one island."""
+    if topology is None or topology.device_order == list(range(topology.num_gpus)):
+        return ""
+    return f"; set CUDA_VISIBLE_DEVICES={','.join(map(str, topology.device_order))} so that neighbours are joined"

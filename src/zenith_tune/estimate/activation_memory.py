@@ -1,4 +1,4 @@
-"""What layers keep of the forward pass for the backward pass, and what the backward pass of one layer needs beside it.
+"""What layers and the loss keep of the forward pass, and what the backward pass of one layer needs beside it.
 
 Korthikanti et al. 2022 (arXiv 2205.05198) count 34*s*b*h + 5*a*s^2*b bytes for a GPT layer without parallelism
 (equation 1), s*b*h*(10 + 24/t + 5as/(ht)) with tensor parallelism (2), everything over t with sequence parallelism (4),
@@ -6,10 +6,7 @@ and no score terms with selective recomputation (6). Here the same is counted wi
 grouped queries, gated feed-forward parts, experts, and frameworks that keep more or less: FrameworkSpec.saved has the
 bytes of each width.
 
-Legend: q/kv/v widths of queries, of keys and values together, and of the attention's output.
-
-What the output layer and the loss need: logits, their copies in fp32, and the gradient of both.
-
+The output layer and the loss need logits, their copies in fp32, and the gradient of both.
 Megatron's vocab-parallel cross entropy (tensor_parallel/cross_entropy.py) keeps the half-precision logits and one fp32
 copy that becomes softmax and gradient in place: 6 bytes per logit, going forward and backward. torch's cross entropy
 holds three fp32 tensors going backward (log-softmax, its gradient, that of the logits): 12 bytes.
@@ -62,10 +59,10 @@ class _Layer:
 
 def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec, imbalance: float) -> ActivationMemory:
     """Return the activations of a stage by moment."""
-    f, at = framework, stage.layouts
+    f, layouts = framework, stage.layouts
     kept = _layer(workload, stage, f, f.saved, imbalance)
     work = _layer(workload, stage, f, f.working, imbalance)
-    selective = at.recompute == RECOMPUTE_SELECTIVE
+    selective = layouts.recompute == RECOMPUTE_SELECTIVE
     whole = kept.attention + kept.core + kept.mlp
     selected, returned = _selected(f, kept, whole)
     layer = np.where(selective, selected, whole)
@@ -76,13 +73,11 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
     saved += _boundary(workload, stage, f)
     saved += stage.mtp_layers * (np.where(recomputed > 0, checkpoint, layer + tables) + _joined(workload, stage))
-    again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + selective * returned
-    attention_work = again - kept.mlp + work.attention + work.core
-    mlp_work = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint + work.mlp
+    again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint
     return ActivationMemory(
         saved=saved,
-        attention_peak=attention_work,
-        mlp_peak=mlp_work,
+        attention_peak=again + selective * returned - kept.mlp + work.attention + work.core,
+        mlp_peak=again + work.mlp,
         one_layer=whole + np.maximum(work.mlp, work.attention + work.core - kept.mlp),
     )
 
@@ -126,11 +121,11 @@ def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, Floa
 
 def _mlp(w: Workload, stage: Stage, per: LayerBytes, imbalance: float) -> FloatArray:
     """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts."""
-    at = stage.layouts
+    layouts = stage.layouts
     ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated)
     hidden = per.mlp_hidden * w.hidden / stage.sequence_split
     dense: Number = ffn * w.ffn_hidden / stage.tp
-    routed = per.expert_hidden * w.hidden * at.etp + ffn * w.moe_ffn_hidden
+    routed = per.expert_hidden * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
     experts = (w.top_k * imbalance * routed + per.router * w.num_experts) / stage.sequence_split
     experts = experts + ffn * w.shared_ffn_hidden / stage.tp
     share = stage.moe_layers / np.maximum(stage.layers, 1.0)
@@ -140,18 +135,18 @@ def _mlp(w: Workload, stage: Stage, per: LayerBytes, imbalance: float) -> FloatA
 
 def _recomputed(stage: Stage) -> tuple[FloatArray, FloatArray]:
     """Return how many layers are recomputed, and how many of them at once."""
-    at = stage.layouts
-    full = (at.recompute >= RECOMPUTE_UNIFORM) * 1.0
-    block = at.recompute == RECOMPUTE_BLOCK
-    recomputed = np.where(block, np.minimum(at.recompute_layers * at.vp, stage.layers), stage.layers) * full
+    layouts = stage.layouts
+    full = (layouts.recompute >= RECOMPUTE_UNIFORM) * 1.0
+    block = layouts.recompute == RECOMPUTE_BLOCK
+    recomputed = np.where(block, np.minimum(layouts.recompute_layers * layouts.vp, stage.layers), stage.layers) * full
     # With blocks the last layer, which goes backward first, is recomputed only where all layers are.
-    at_once = np.where(block, (recomputed >= stage.layers) * 1.0, np.clip(at.recompute_layers, 1.0, stage.layers))
+    at_once = np.where(block, (recomputed >= stage.layers) * 1.0, np.clip(layouts.recompute_layers, 1.0, stage.layers))
     return recomputed, at_once * full
 
 
 def _checkpoints(stage: Stage, recomputed: FloatArray) -> FloatArray:
-    at = stage.layouts
-    per = np.where(at.recompute == RECOMPUTE_UNIFORM, np.maximum(at.recompute_layers, 1), 1)
+    layouts = stage.layouts
+    per = np.where(layouts.recompute == RECOMPUTE_UNIFORM, np.maximum(layouts.recompute_layers, 1), 1)
     result: FloatArray = np.ceil(recomputed / per)
     return result
 
@@ -206,8 +201,8 @@ CHANGING = ("gradients", "casts", "activations", "working", "logits", "step")
 
 def buffers(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> FloatArray:
     """Return what stays allocated beside weights and optimizer."""
-    at = stage.layouts
-    scores = np.where(at.flash_attention, 0.0, f.score_buffer * w.num_heads * w.seq_len * stage.tokens / stage.tp)
+    layouts = stage.layouts
+    scores = np.where(layouts.flash_attention, 0.0, f.score_buffer * w.num_heads * w.seq_len * stage.tokens / stage.tp)
     gathered = np.where(stage.sequence_split > 1, f.gather_bytes * w.hidden * stage.tokens, 0.0)
     return c.fixed_bytes + scores + gathered + state.buckets
 

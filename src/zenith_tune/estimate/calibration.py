@@ -157,7 +157,7 @@ class MemoryCoefficients:
         return float(np.interp(level, levels, self.log_errors))
 
 
-KIN = {
+SIMILAR_GPU = {
     "h200": "h100",
     "a800": "a100-80",
     "a100-40": "a100-80",
@@ -165,7 +165,7 @@ KIN = {
     "gb200": "b200",
     "gb300": "gb200",
 }
-"""Of what other GPU one that was never measured is taken to be a kind."""
+"""The measured GPU whose coefficients stand for one that was never measured."""
 
 
 def precision_class(precision: str) -> str:
@@ -216,8 +216,8 @@ class TimeCalibration:
         return replace(self.coefficients, **values)
 
     def _known_gpu(self, gpu: str) -> str:
-        while f"gpu:{gpu}" not in self.factors and gpu in KIN:
-            gpu = KIN[gpu]
+        while f"gpu:{gpu}" not in self.factors and gpu in SIMILAR_GPU:
+            gpu = SIMILAR_GPU[gpu]
         return gpu
 
 

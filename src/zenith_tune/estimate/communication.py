@@ -29,7 +29,7 @@ from zenith_tune.layouts.layout_batch import LayoutBatch
 
 BF16 = 2.0
 ALL_TO_ALL = 0.5
-"""Share of the network that a plain all-to-all reaches: an assumption, for no run at hand tells it by itself."""
+"""Share of the network that a plain all-to-all reaches: an assumption, since no run at hand shows it by itself."""
 
 
 def gather_time(

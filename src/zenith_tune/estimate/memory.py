@@ -138,8 +138,4 @@ def _chosen(best: npt.NDArray[np.intp], name: str, found: list[Parts]) -> FloatA
 
 
 def _total(parts: Parts) -> FloatArray:
-    values = list(parts.values())
-    total = values[0].copy()
-    for value in values[1:]:
-        total = total + value
-    return total
+    return reduce(np.add, parts.values())

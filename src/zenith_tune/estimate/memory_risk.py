@@ -1,12 +1,10 @@
-"""How sure an estimate of memory is: its interval, and the probability that it does not fit.
+"""How sure an estimate of memory is: its interval, the probability that it does not fit, and what a tight fit costs.
 
 The distribution of measured over estimated is that of the runs it was calibrated on, kept as quantiles; it is not taken
 for normal, since measured memory has a long upper tail.
 
-What a layout pays for all but filling its memory.
-
-Measured: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33 TFLOP/s (Megatron-LM PR 6311), since
-the allocator frees and claims blocks again and again.
+A layout that all but fills its memory is slow: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33
+TFLOP/s (Megatron-LM PR 6311), since the allocator frees and claims blocks again and again.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.estimate.compute import tokens_per_rank
 from zenith_tune.estimate.workload import FloatArray, Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.stages import (
@@ -64,7 +65,7 @@ class Stage:
             moe_layers=layers - dense,
             mtp_layers=is_last * workload.num_mtp_layers,
             in_flight=micro_batches_in_flight(layouts, rank),
-            tokens=workload.seq_len * layouts.mbs / layouts.cp,
+            tokens=tokens_per_rank(workload, layouts),
             tp=tp,
             sequence_split=np.where(layouts.sequence_parallel, tp, 1.0),
             padded_vocab=np.ceil(workload.vocab / (tp * multiple)) * multiple,
@@ -134,14 +135,11 @@ class StageLoads:
 
 def stage_loads(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec) -> StageLoads:
     """Return the loads of every layout under the framework's way of cutting a model."""
-    w, pp = workload, layouts.pp.astype(np.float64)
-    last = pp - 1
+    last = layouts.pp.astype(np.float64) - 1
     if framework.pipeline_split == "cost":
-        cost, head = w.attention_params + w.dense_mlp_params, w.embedding_params
-        stages = [np.zeros_like(pp), np.minimum(last, 1.0), last]
-        layers = [cost_stage_layers(w.num_layers, cost, head, pp, stage) for stage in stages]
+        stages = [np.zeros_like(last), np.minimum(last, 1.0), last]
     else:
         # The second is the fullest but where it is the last: of two stages the first may have a layer more.
-        stages = [np.where(pp > 2, 1.0, 0.0), last]
-        layers = [even_stage_layers(w.num_layers, layouts, stage) for stage in stages]
+        stages = [np.where(last > 1, 1.0, 0.0), last]
+    layers = [_layers(workload, layouts, framework, stage) for stage in stages]
     return StageLoads(np.maximum.reduce(layers), layers[-1])

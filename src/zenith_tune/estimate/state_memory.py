@@ -55,7 +55,7 @@ class StateMemory:
 
 def stage_params(workload: Workload, stage: Stage) -> StageParams:
     """Count the parameters on one rank of a stage."""
-    w, at, tp = workload, stage.layouts, stage.tp
+    w, layouts, tp = workload, stage.layouts, stage.tp
     has_experts = np.asarray(w.num_moe_layers) > 0
     dense_layers = stage.dense_layers + np.where(has_experts, 0.0, stage.mtp_layers)
     moe_layers = stage.moe_layers + np.where(has_experts, stage.mtp_layers, 0.0)
@@ -65,7 +65,7 @@ def stage_params(workload: Workload, stage: Stage) -> StageParams:
     moe = moe_layers * ((attention + w.shared_params) / tp + whole + w.num_experts * w.hidden)
     return StageParams(
         matrices=dense + moe + stage.is_last * w.norm_params + _joins(w, stage),
-        experts=moe_layers * (w.num_experts * w.expert_params / (at.ep * at.etp)),
+        experts=moe_layers * (w.num_experts * w.expert_params / (layouts.ep * layouts.etp)),
         embedding=_embedding(w, stage),
         head=stage.is_last * (stage.padded_vocab * w.hidden),
     )
@@ -91,18 +91,19 @@ def _joins(w: Workload, stage: Stage) -> FloatArray:
 
 def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> StateMemory:
     """Return what a rank of a stage keeps between steps, by kind."""
-    f, params, at = framework, stage_params(workload, stage), stage.layouts
+    f, params, layouts = framework, stage_params(workload, stage), stage.layouts
     dense, experts = params.dense, params.experts
-    shard, expert_shard = at.dp * at.cp, np.maximum(at.edp, 1)
+    shard, expert_shard = layouts.dp * layouts.cp, np.maximum(layouts.edp, 1)
     whole = dense + experts
     sharded = dense / shard + experts / expert_shard
-    updated = np.where(at.zero >= 1, sharded, whole)
+    updated = np.where(layouts.zero >= 1, sharded, whole)
+    gathered = f.weight_bytes * sharded + _gathered(stage, params)
     return StateMemory(
-        weights=np.where(at.zero >= 3, f.weight_bytes * sharded + _gathered(stage, params), f.weight_bytes * whole),
-        gradients=f.gradient_bytes * np.where(at.zero >= 2, sharded, whole),
+        weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole),
+        gradients=f.gradient_bytes * np.where(layouts.zero >= 2, sharded, whole),
         optimizer=f.optimizer_bytes * updated,
-        step=f.step_bytes * updated + np.where(at.zero >= 1, f.sync_bytes * whole, 0.0),
-        buckets=np.where((at.zero == 0) & (shard > 1), f.bucket_bytes * whole, 0.0),
+        step=f.step_bytes * updated + np.where(layouts.zero >= 1, f.sync_bytes * whole, 0.0),
+        buckets=np.where((layouts.zero == 0) & (shard > 1), f.bucket_bytes * whole, 0.0),
         layer_casts=f.cast_bytes * (params.matrices + experts),
         head_casts=f.cast_bytes * params.head,
     )

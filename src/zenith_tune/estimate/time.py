@@ -1,10 +1,4 @@
-"""How long a training step takes: layers, traffic between ranks, the pipeline and what comes once per step.
-
-How long one pipeline stage computes in a step, had it never to wait for another rank.
-
-It is what a single rank of a layout does when every message is left out: the layers, the loss on the last stage, the
-optimizer's step, and what the host takes for them.
-"""
+"""How long a training step takes: layers, traffic between ranks, the pipeline and what comes once per step."""
 
 from __future__ import annotations
 
@@ -23,7 +17,7 @@ from zenith_tune.estimate.communication import (
     local_params,
     tensor_time,
 )
-from zenith_tune.estimate.compute import head_time, layer_time
+from zenith_tune.estimate.compute import LayerTime, head_time, layer_time
 from zenith_tune.estimate.stage import Stage, stage_loads
 from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import (
@@ -81,20 +75,32 @@ def estimate_time(
 
 def _layer(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> dict[str, FloatArray]:
     """Return the seconds of an average layer per micro-batch by cause."""
-    w = workload
-    moe = w.num_moe_layers / w.num_layers
+    w, moe = workload, workload.num_moe_layers / workload.num_layers
     time = layer_time(w, machine, layouts, c)
-    compute = time.dense_s + moe * (time.expert_s - time.dense_s)
+    compute = _mean_compute(w, time)
     tensor = tensor_time(w, machine, layouts, c)
     context = context_time(w, machine, layouts, c, time.attention_s)
     experts = moe * expert_exchange_time(w, machine, layouts, c)
     again = recomputed_share(w, layouts)
-    selective = layouts.recompute == RECOMPUTE_SELECTIVE
-    recompute = FORWARD * (again * (compute + tensor + experts) + selective * time.attention_s)
+    recompute = _recompute(layouts, again, compute + tensor + experts, time)
     work = compute + tensor + context + experts + recompute
     floor = launch_time(w, machine, layouts, c) * (1 + FORWARD * again)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
     return {**parts, "overhead": joint_time(work, floor) - work}
+
+
+def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
+    """Return the seconds that an average layer computes, over those with experts and those without."""
+    moe = workload.num_moe_layers / workload.num_layers
+    mean: FloatArray = time.dense_s + moe * (time.expert_s - time.dense_s)
+    return mean
+
+
+def _recompute(layouts: LayoutBatch, again: FloatArray, work: FloatArray, time: LayerTime) -> FloatArray:
+    """Return the seconds of the forward passes that run twice: of whole layers, or of the attention kernel alone."""
+    selective = layouts.recompute == RECOMPUTE_SELECTIVE
+    seconds: FloatArray = FORWARD * (again * work + selective * time.attention_s)
+    return seconds
 
 
 def joint_time(work: FloatArray, floor: FloatArray) -> FloatArray:
@@ -118,13 +124,17 @@ def optimizer_time(
 def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
     """Return the least time of a layer and micro-batch, whatever its size: the host's, and waits between ranks."""
     tp = layouts.tp.astype(np.float64)
-    moe = workload.num_moe_layers / workload.num_layers
     spread = (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain) & (layouts.tp > 1)
     outside = np.maximum(tp - machine.fast_domain, 0.0)
     waits = spread * c.stage_wait_s * tp + outside * c.network_wait_s * (1 + 2 * (layouts.pp > 1))
-    experts = workload.num_experts / layouts.ep
-    least: FloatArray = c.layer_launch_s + moe * (c.expert_launch_s + experts * c.expert_product_s) + waits
-    return least
+    return _host_time(workload, layouts, c) + waits
+
+
+def _host_time(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return how long the host takes to launch a layer."""
+    moe, experts = workload.num_moe_layers / workload.num_layers, workload.num_experts / layouts.ep
+    seconds: FloatArray = c.layer_launch_s + moe * (c.expert_launch_s + experts * c.expert_product_s)
+    return seconds
 
 
 def recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
@@ -175,18 +185,17 @@ def stage_time(
     coefficients: TimeCoefficients,
     rank: FloatArray,
 ) -> FloatArray:
-    """Return the seconds per step of pipeline rank `rank` of each layout, without any communication."""
+    """Return the seconds per step of pipeline rank `rank` of each layout, had it never to wait for another rank.
+
+    It is what a single rank does when every message is left out: the layers, the loss on the last stage, the
+    optimizer's step, and what the host takes for them.
+    """
     w, c = workload, coefficients
     stage = Stage.of(w, layouts, framework, rank)
-    moe = w.num_moe_layers / w.num_layers
-    time = layer_time(w, machine, layouts, c)
-    compute = time.dense_s + moe * (time.expert_s - time.dense_s)
-    again = recomputed_share(w, layouts)
-    selective = layouts.recompute == RECOMPUTE_SELECTIVE
-    work = compute + FORWARD * (again * compute + selective * time.attention_s)
-    experts = w.num_experts / layouts.ep
-    launches = c.layer_launch_s + moe * (c.expert_launch_s + experts * c.expert_product_s)
-    layer_s = joint_time(work, launches * (1 + FORWARD * again))
+    time, again = layer_time(w, machine, layouts, c), recomputed_share(w, layouts)
+    compute = _mean_compute(w, time)
+    work = compute + _recompute(layouts, again, compute, time)
+    layer_s = joint_time(work, _host_time(w, layouts, c) * (1 + FORWARD * again))
     head_s = head_time(w, machine, layouts, c) + stage.mtp_layers * layer_s
     layers_s = stage.layers * layer_s + stage.is_last * head_s
     once = optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c) + c.step_overhead_s

@@ -23,7 +23,10 @@ Number = float | npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Hold the sizes of one model and job; each field is a number, or an array with one number per layout."""
+    """Hold the sizes of one model and job; each field is a number, or an array with one number per layout.
+
+    Fields that ModelSpec has too are the same there.
+    """
 
     seq_len: Number
     hidden: Number
@@ -63,35 +66,16 @@ class Workload:
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
         """Take the sizes of one model and job."""
-        return cls(
-            seq_len=float(job.seq_len),
-            hidden=float(model.hidden),
-            vocab=float(model.vocab),
-            num_layers=float(model.num_layers),
-            num_moe_layers=float(model.num_moe_layers),
-            num_heads=float(model.num_heads),
-            attention_params=float(model.attention_params),
-            query_size=float(model.query_size),
-            kv_size=float(model.kv_size),
-            value_size=float(model.value_size),
-            dense_mlp_params=float(model.dense_mlp_params),
-            ffn_hidden=float(model.ffn_hidden),
-            gated=float(model.gated_mlp),
-            num_experts=float(model.num_experts),
-            top_k=float(model.top_k),
-            expert_params=float(model.expert_params),
-            moe_ffn_hidden=float(model.moe_ffn_hidden),
-            shared_params=float(model.shared_expert_params),
-            shared_ffn_hidden=float(model.shared_ffn_hidden),
-            embedding_params=float(model.embedding_params),
-            tied=float(model.tied_embeddings),
-            norm_params=float(model.norm_params),
-            num_mtp_layers=float(model.num_mtp_layers),
-            position_params=float(model.num_positions * model.hidden),
-            whole_attention_params=float(model.whole_attention_params),
-            qk_norm=float(model.qk_norm),
-            fused_dispatch=float(job.dispatcher == "flex"),
-        )
+        values = {
+            "seq_len": job.seq_len,
+            "gated": model.gated_mlp,
+            "shared_params": model.shared_expert_params,
+            "tied": model.tied_embeddings,
+            "position_params": model.num_positions * model.hidden,
+            "fused_dispatch": job.dispatcher == "flex",
+        }
+        values |= {field.name: getattr(model, field.name) for field in fields(cls) if field.name not in values}
+        return cls(**{name: float(value) for name, value in values.items()})
 
     @classmethod
     def stack(cls, workloads: list[Self]) -> Self:

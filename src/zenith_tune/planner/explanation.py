@@ -49,7 +49,7 @@ class Explanation:
 
     layout: Layout
     broken: tuple[str, ...]
-    """The rules that it breaks, in words; the estimate is then of a run that the framework would refuse."""
+    """A line for each rule that it breaks; the estimate is then of a run that the framework would refuse."""
     planned: PlannedLayout | None
     """None where its sizes do not even multiply to the GPUs; with room where it does not fit."""
     verdict: str

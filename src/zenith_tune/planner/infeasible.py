@@ -1,11 +1,11 @@
 """What to say where no layout is left: which rule leaves nothing, and what is nearest to what was asked for.
 
-No arrays are used here, so that a mistake is told before the heavy parts are loaded.
+No arrays are used here, so that a mistake is reported before the heavy parts are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,63 +23,6 @@ DEPENDS = ("world", "expert_world", "batch", "interleaved_batches", "sequence_pa
 """Rules that hold or break by what is not given, or that the search makes hold."""
 PIPELINE = ("pipeline", "interleaving")
 SEQUENCE = ("sequence_chunks", "expert_sequence")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedValues:
-    """Hold values that are given, and what they are given for."""
-
-    model: ModelSpec
-    job: JobSpec
-    num_gpus: int
-    global_batch: int
-    pinned: Mapping[str, int | str]
-
-    def reason(self) -> str | None:
-        """Return the first rule that they break by themselves."""
-        return next(self._reasons(), None)
-
-    def _reasons(self) -> Iterator[str]:
-        layout = self._mildest()
-        rules = [rule for name, rule in RULES.items() if self._judges(name)]
-        reasons = [self._product("n_gpus", self.num_gpus, "tp", "pp", "cp", "dp")]
-        reasons += [rule.explain(self.model, self.job, layout) for rule in rules]
-        reasons += [self._product("n_gpus", self.num_gpus, "etp", "ep", "pp")]
-        reasons += [self._product("gbs", self.global_batch, "dp", "mbs")]
-        yield from filter(None, reasons)
-
-    def _product(self, name: str, value: int, *factors: str) -> str | None:
-        given = [factor for factor in factors if factor in self.pinned]
-        return check_multiple(name, value, "*".join(given), *(self._size(factor) for factor in given))
-
-    def _judges(self, rule: str) -> bool:
-        """Tell whether a rule looks at given values alone."""
-        if rule in PIPELINE:
-            return "pp" in self.pinned or "vp" not in self.pinned
-        if rule in SEQUENCE:
-            return "sp" in self.pinned
-        return rule not in DEPENDS
-
-    def _mildest(self) -> Layout:
-        kind = str(self.pinned.get("recompute", "none"))
-        layers = self._size("recompute_layers", 1 if kind.startswith("full") else 0)
-        if "recompute" not in self.pinned and layers:
-            kind = "full/uniform"
-        sizes: dict[str, Any] = {name: self._size(name) for name in ("tp", "pp", "cp", "vp", "ep", "etp")}
-        return Layout(
-            num_gpus=self.num_gpus,
-            global_batch=self.global_batch,
-            zero=self._size("zero", 0),
-            recompute=kind,
-            recompute_layers=layers,
-            sequence_parallel=bool(self._size("sp", 0)),
-            **sizes,
-        )
-
-    def _size(self, name: str, otherwise: int = 1) -> int:
-        return int(self.pinned.get(name, otherwise))
-
-
 MAX_TRIED = 24
 
 
@@ -121,14 +64,44 @@ class DeadEnd:
         return UsageError(f"{what}: {self._reason()}", hint=hint)
 
     def _pinned_reason(self) -> str | None:
-        at = PinnedValues(
-            model=self.model,
-            job=self.job,
+        """Return the first rule that the fixed values break by themselves."""
+        layout = self._mildest()
+        reasons = [self._product("n_gpus", self.num_gpus, "tp", "pp", "cp", "dp")]
+        reasons += [rule.explain(self.model, self.job, layout) for name, rule in RULES.items() if self._judges(name)]
+        reasons += [self._product("n_gpus", self.num_gpus, "etp", "ep", "pp")]
+        reasons += [self._product("gbs", self.global_batch, "dp", "mbs")]
+        return next(filter(None, reasons), None)
+
+    def _product(self, name: str, value: int, *factors: str) -> str | None:
+        given = [factor for factor in factors if factor in self.space.pinned]
+        return check_multiple(name, value, "*".join(given), *(self._size(factor) for factor in given))
+
+    def _judges(self, rule: str) -> bool:
+        """Tell whether a rule looks at given values alone."""
+        if rule in PIPELINE:
+            return "pp" in self.space.pinned or "vp" not in self.space.pinned
+        if rule in SEQUENCE:
+            return "sp" in self.space.pinned
+        return rule not in DEPENDS
+
+    def _mildest(self) -> Layout:
+        kind = str(self.space.pinned.get("recompute", "none"))
+        layers = self._size("recompute_layers", 1 if kind.startswith("full") else 0)
+        if "recompute" not in self.space.pinned and layers:
+            kind = "full/uniform"
+        sizes: dict[str, Any] = {name: self._size(name) for name in ("tp", "pp", "cp", "vp", "ep", "etp")}
+        return Layout(
             num_gpus=self.num_gpus,
             global_batch=self.global_batch,
-            pinned=self.space.pinned,
+            zero=self._size("zero", 0),
+            recompute=kind,
+            recompute_layers=layers,
+            sequence_parallel=bool(self._size("sp", 0)),
+            **sizes,
         )
-        return at.reason()
+
+    def _size(self, name: str, otherwise: int = 1) -> int:
+        return int(self.space.pinned.get(name, otherwise))
 
     def _reason(self) -> str:
         if (pinned := self._pinned_reason()) is not None:

@@ -1,9 +1,8 @@
-"""How large a batch and a sequence may be to be planned for."""
+"""How large a batch and a sequence may be to be planned for, and how much risk a plan takes by default."""
 
 from __future__ import annotations
 
 MAX_BATCH, MAX_SEQ = 10_000_000, 100_000_000
 """Larger than any job has; beyond, whole numbers of 32 bits run over."""
-
-
 RISK = 0.3
+"""A layout is taken to fit if its probability of running out of memory is below this."""

@@ -105,8 +105,8 @@ def memory_misses(
     for miss in (miss.with_room() for miss in misses):
         gain = math.inf if best is None else best.step_s / miss.step_s - 1
         if gain > LEAST_GAIN:
-            hint = _memory_hint(miss, evaluate_neighbours(miss.layout), risk)
-            found.append(_miss(miss, Obstacle.MEMORY, gain, memory_reason(miss), hint))
+            hint, reason = _memory_hint(miss, evaluate_neighbours(miss.layout), risk), memory_reason(miss)
+            found.append(NearMiss(planned=miss, obstacle=Obstacle.MEMORY, gain=gain, reason=reason, hint=hint))
     return found
 
 
@@ -118,7 +118,8 @@ def batch_misses(misses: list[PlannedLayout], best: PlannedLayout | None, global
         if gain > LEAST_GAIN:
             speed = f"{miss.tokens_per_s_per_gpu:,.0f} tok/s/GPU with batch {miss.layout.global_batch}"
             reason = f"{speed}; {global_batch} does not go into its ranks"
-            found.append(_miss(miss, Obstacle.BATCH, gain, reason, f"take batch {miss.layout.global_batch}"))
+            hint = f"take batch {miss.layout.global_batch}"
+            found.append(NearMiss(planned=miss, obstacle=Obstacle.BATCH, gain=gain, reason=reason, hint=hint))
     return found
 
 
@@ -140,11 +141,7 @@ def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -
 
 
 def _more(miss: PlannedLayout) -> str:
-    """Return what makes a layout fit as it is: memory where it has too little, else the nerve."""
+    """Return what makes a layout fit as it is: more memory where it has too little, else a higher risk."""
     if miss.headroom_bytes < 0:
         return f"needs {format_bytes(-miss.headroom_bytes)} more per GPU"
     return f"--risk {min(math.floor(miss.oom_probability * 100) + 1, 100) / 100:g} takes it"
-
-
-def _miss(planned: PlannedLayout, obstacle: Obstacle, gain: float, reason: str, hint: str) -> NearMiss:
-    return NearMiss(planned=planned, obstacle=obstacle, gain=gain, reason=reason, hint=hint)

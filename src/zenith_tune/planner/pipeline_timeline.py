@@ -20,7 +20,7 @@ from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout
 
 MAX_BARS = 1000
-"""More are not told apart by an eye."""
+"""An eye does not see more."""
 ONCE = ("dp", "optimizer")
 """Parts of a step that come after the last micro-batch."""
 
@@ -28,7 +28,7 @@ Work = tuple[bool, int, int]
 """Whether it is a forward pass, the chunk, and the micro-batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bar:
     """Hold one pass of one micro-batch through one chunk."""
 
@@ -92,14 +92,14 @@ def simulate(forward_s: Sequence[float], backward_s: Sequence[float], *, chunks:
     """
     p = len(forward_s)
     plans = [_order(p, stage, chunks, micro_batches) for stage in range(p)]
-    at, free_s = [0] * p, [0.0] * p
+    done, free_s = [0] * p, [0.0] * p
     ended: dict[tuple[bool, int, int], float] = {}
     bars: list[Bar] = []
     while len(bars) < sum(map(len, plans)):
         before = len(bars)
         for stage in range(p):
-            while at[stage] < len(plans[stage]):
-                is_forward, chunk, micro_batch = plans[stage][at[stage]]
+            while done[stage] < len(plans[stage]):
+                is_forward, chunk, micro_batch = plans[stage][done[stage]]
                 place = chunk * p + stage
                 ready_s = _ready(ended, is_forward, place, p * chunks, micro_batch)
                 if ready_s is None:
@@ -107,17 +107,8 @@ def simulate(forward_s: Sequence[float], backward_s: Sequence[float], *, chunks:
                 start_s = max(ready_s, free_s[stage])
                 seconds = (forward_s if is_forward else backward_s)[stage] / chunks
                 free_s[stage] = ended[is_forward, place, micro_batch] = start_s + seconds
-                bars.append(
-                    Bar(
-                        stage=stage,
-                        chunk=chunk,
-                        micro_batch=micro_batch,
-                        is_forward=is_forward,
-                        start_s=start_s,
-                        end_s=start_s + seconds,
-                    )
-                )
-                at[stage] += 1
+                bars.append(Bar(stage, chunk, micro_batch, is_forward, start_s, start_s + seconds))
+                done[stage] += 1
         if len(bars) == before:
             return []
     return sorted(bars, key=lambda bar: (bar.start_s, bar.stage))
@@ -153,10 +144,8 @@ def _shown(layout: Layout) -> int:
 
 def _pass_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> tuple[list[float], list[float]]:
     """Return the seconds of a forward and of a backward pass of one micro-batch through each stage."""
-    whole, plain = (
-        _micro_batch_times(subject, calibration, layout),
-        _micro_batch_times(subject, calibration, _without_recompute(layout)),
-    )
+    whole = _micro_batch_times(subject, calibration, layout)
+    plain = _micro_batch_times(subject, calibration, replace(layout, recompute="none", recompute_layers=0))
     forward = [FORWARD * seconds for seconds in plain]
     return forward, [seconds - first for seconds, first in zip(whole, forward, strict=True)]
 
@@ -177,7 +166,3 @@ def _step_times(subject: PlanSubject, calibration: Calibration, layout: Layout) 
     layouts, ranks = batch_of([layout] * layout.pp), np.arange(layout.pp, dtype=np.float64)
     workload, machine = Workload.of(subject.model, job), Machine.of(cluster, job.precision)
     return [float(s) for s in stage_time(workload, machine, layouts, job.framework, coefficients, ranks)]
-
-
-def _without_recompute(layout: Layout) -> Layout:
-    return replace(layout, recompute="none", recompute_layers=0)

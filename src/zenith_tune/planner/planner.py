@@ -149,7 +149,9 @@ class Planner:
         candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
         if not candidates.count:
             raise dead_end.error()
-        search = self._search(candidates, max(top, 1), risk)
+        search = Search(best=BestLayouts(max(top, 1)))
+        for piece in candidates.batches():
+            self._look(search, piece, risk)
         self._refine(search, space, risk)
         best = self.evaluate_batch(search.best.layouts)
         return Plan(
@@ -164,7 +166,12 @@ class Planner:
             num_considered=search.num_considered,
             num_not_fitting=search.num_not_fitting,
             cuts=tuple(candidates.cuts),
-            left_out=tuple(self._left_out(space)),
+            left_out=tuple(
+                space.left_out(
+                    has_experts=bool(self.model.num_experts),
+                    layout_strings=limits_of(self.job.framework.name).layout_strings,
+                )
+            ),
         )
 
     def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
@@ -238,14 +245,8 @@ class Planner:
         return [self._planned(layouts, estimates, memory, row) for row in range(len(layouts))]
 
     def estimate(self, layouts: LayoutBatch) -> Estimate:
-        """Return what the model of memory and time says."""
+        """Estimate memory and time of a batch."""
         return estimate(self.model, self.cluster, self.job, layouts, self.calibration)
-
-    def _search(self, candidates: Candidates, top: int, risk: float) -> Search:
-        search = Search(best=BestLayouts(top))
-        for piece in candidates.batches():
-            self._look(search, piece, risk)
-        return search
 
     def _look(self, search: Search, piece: LayoutBatch, risk: float) -> None:
         found = self.estimate(piece)
@@ -267,16 +268,10 @@ class Planner:
         for layout in [layout_at(search.best.layouts, row) for row in range(len(search.best))]:
             chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
             if chunk - 1 > space.max_block_steps:
-                blocks = [replace(layout, recompute="full/block", recompute_layers=n) for n in range(1, chunk)]
-                self._look_again(search, batch_of(blocks), risk)
-
-    def _look_again(self, search: Search, blocks: LayoutBatch, risk: float) -> None:
-        found = self.estimate(blocks)
-        search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
-
-    def _left_out(self, space: SearchSpace) -> list[str]:
-        strings = limits_of(self.job.framework.name).layout_strings
-        return space.left_out(has_experts=bool(self.model.num_experts), layout_strings=strings)
+                numbers = range(1, chunk)
+                blocks = batch_of([replace(layout, recompute="full/block", recompute_layers=n) for n in numbers])
+                found = self.estimate(blocks)
+                search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)

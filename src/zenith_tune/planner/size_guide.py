@@ -20,7 +20,7 @@ Legend: L layers, h hidden size, N parameters, V vocabulary. Llama-2 and GPT-3 h
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zenith_tune.describe.model_catalog import catalog_model
 from zenith_tune.describe.model_spec import ModelSpec
@@ -33,7 +33,7 @@ SEQ_LEN = 2048
 GPU = "a100"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GuideRow:
     """Hold one row of the table."""
 
@@ -45,17 +45,13 @@ class GuideRow:
     micro_batches: int
 
 
-def _row(billions: float, num_gpus: int, tp: int, pp: int, dp: int, micro_batches: int) -> GuideRow:
-    return GuideRow(billions=billions, num_gpus=num_gpus, tp=tp, pp=pp, dp=dp, micro_batches=micro_batches)
-
-
 TABLE = (
-    _row(7, 8, 1, 1, 8, 1),
-    _row(13, 8, 2, 1, 4, 1),
-    _row(20, 16, 4, 1, 4, 1),
-    _row(40, 32, 4, 2, 4, 4),
-    _row(70, 64, 8, 2, 4, 8),
-    _row(175, 128, 8, 4, 4, 16),
+    GuideRow(7, 8, 1, 1, 8, 1),
+    GuideRow(13, 8, 2, 1, 4, 1),
+    GuideRow(20, 16, 4, 1, 4, 1),
+    GuideRow(40, 32, 4, 2, 4, 4),
+    GuideRow(70, 64, 8, 2, 4, 8),
+    GuideRow(175, 128, 8, 4, 4, 16),
 )
 
 
@@ -80,7 +76,7 @@ def guide_row(billions: float) -> GuideRow:
     last, factor = TABLE[-1], 1
     while last.billions * factor < billions:
         factor *= 2
-    return _row(last.billions * factor, last.num_gpus * factor, last.tp, last.pp * factor, last.dp, last.micro_batches)
+    return replace(last, billions=last.billions * factor, num_gpus=last.num_gpus * factor, pp=last.pp * factor)
 
 
 def size_guide(billions: float, *, num_gpus: int | None, island: int, global_batch: int | None) -> SizeGuide:
@@ -225,7 +221,7 @@ class GuideComparison:
         for name in differ[:MAX_REASONS]:
             before, after = old.get(name, 0.0), new.get(name, 0.0)
             if abs(before - after) >= LEAST_SHARE * self.planned.step_s:
-                word = "because" if after < before else "although"
+                link = "because" if after < before else "although"
                 times = f"{format_seconds(before)} to {format_seconds(after)} a step"
-                found.append(f"{word} {CAUSES.get(name, name)} goes from {times}")
+                found.append(f"{link} {CAUSES.get(name, name)} goes from {times}")
         return found

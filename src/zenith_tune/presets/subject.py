@@ -19,7 +19,7 @@ def job_cluster(named: str | None, num_gpus: int, topology: str | None = None) -
     """
     if topology is None:
         return _sized(named, num_gpus)
-    from zenith_tune.describe.tensor_island import read_topology, with_topology
+    from zenith_tune.describe.topology import read_topology, with_topology
 
     node = read_topology(Path(topology))
     # A file that lists its GPUs as well tells their kind.

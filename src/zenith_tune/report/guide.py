@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from zenith_tune.describe.tensor_island import tensor_reason
+from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
 from zenith_tune.report.plan.json import planned_object

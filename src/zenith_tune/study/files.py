@@ -106,3 +106,15 @@ def open_regular(path: Path, *, writable: bool = False) -> BinaryIO:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "r+b" if writable else "rb")
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return what a regular file holds, also behind a link; raise OSError for anything else, and for a larger one."""
+    try:
+        with open_regular(Path(os.path.realpath(path))) as file:
+            data = file.read(max_bytes + 1)
+    except ValueError as error:  # a path with a NUL in it
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes / 2**20:g} MiB", str(path))
+    return data

@@ -47,16 +47,15 @@ def test_without_transformer_engine_it_is_another_framework_and_attention_is_unf
 @pytest.mark.parametrize(
     ("kind", "dispatcher"), [("allgather", "alltoall"), ("alltoall", "alltoall"), ("flex", "flex")]
 )
-def test_flex_is_the_dispatcher_that_is_told_apart(kind: str, dispatcher: str) -> None:
+def test_flex_is_a_dispatcher_of_its_own(kind: str, dispatcher: str) -> None:
     found = args(f"--seq-length 4096 --moe-token-dispatcher-type {kind}")
     assert job_from_args(found).dispatcher == dispatcher
     assert job_from_args(args("--seq-length 4096")).dispatcher == "alltoall"
 
 
 def test_a_command_without_a_sequence_length_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="--seq-length"):
         job_from_args(args("--bf16"))
-    assert str(caught.value) == "the command must tell the sequence length, but has no --seq-length: add it"
     assert job_from_args(args("--encoder-seq-length 512")).seq_len == 512
 
 

@@ -119,40 +119,21 @@ def test_experts_stand_in_the_layers_that_the_pattern_says(options: str, num_den
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "shown"),
     [
-        (
-            "--hidden-size 64",
-            "the command must tell the model's shape, but has no --num-layers, --num-attention-heads: "
-            "add them to the command",
-        ),
-        (
-            "--use-checkpoint-args --load x",
-            "the command must tell the model's shape, but has no --num-layers, --hidden-size, --num-attention-heads: "
-            "add them to the command",
-        ),
-        (
-            f"{SMALL} --hidden-size 65",
-            "--hidden-size must be divisible by --num-attention-heads where --kv-channels is not given, "
-            "but 65 % 8 != 0: correct it in the command",
-        ),
-        (
-            f"{SMALL} --hybrid-layer-pattern M-M-",
-            "a model must have layers of attention and feed-forward parts alone, all alike, but the command has "
-            "--hybrid-layer-pattern: tune it by --preset megatron, which knows no shapes",
-        ),
-        (
-            "--num-layers '$(layers)' --hidden-size 64",
-            "--num-layers must be a whole number for a plan to be made, but is '$(layers)': "
-            "write the number in its place",
-        ),
-        (f"{SMALL} --num-layers 0", "--num-layers must be at least 1, but is 0: correct it in the command"),
+        ("--hidden-size 64", ["--num-layers", "--num-attention-heads"]),
+        ("--use-checkpoint-args --load x", ["--num-layers", "--hidden-size", "--num-attention-heads"]),
+        (f"{SMALL} --hidden-size 65", ["--hidden-size", "--num-attention-heads", "--kv-channels", "65 % 8"]),
+        (f"{SMALL} --hybrid-layer-pattern M-M-", ["--hybrid-layer-pattern", "--preset megatron"]),
+        ("--num-layers '$(layers)' --hidden-size 64", ["--num-layers", "'$(layers)'"]),
+        (f"{SMALL} --num-layers 0", ["--num-layers", "at least 1", "0"]),
     ],
 )
-def test_a_shape_that_cannot_be_told_is_refused_in_one_line(options: str, message: str) -> None:
+def test_a_shape_that_is_not_stated_is_refused_in_one_line(options: str, shown: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         read(options)
-    assert str(caught.value) == message
+    message = str(caught.value)
+    assert "\n" not in message and [part for part in shown if part not in message] == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The options that a command gives to Megatron-LM, by their kind: counts, words and switches."""
+"""The options that a command gives to Megatron-LM, by their kind: counts, texts and switches."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class MegatronArgs:
     line: CommandLine
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> MegatronArgs:
-        """Read the words that follow a pretrain script."""
-        return cls(CommandLine.from_argv(["python", "pretrain_gpt.py", *words]))
+    def of(cls, arguments: Sequence[str]) -> MegatronArgs:
+        """Read the arguments of a pretrain script."""
+        return cls(CommandLine.from_argv(["python", "pretrain_gpt.py", *arguments]))
 
     def has(self, option: str) -> bool:
         """Tell whether the option is there."""

@@ -123,17 +123,17 @@ def model_from_args(args: MegatronArgs, hint: str = HINT) -> ModelSpec:
 
 
 def vocab_from_args(args: MegatronArgs) -> int:
-    """Return the vocabulary as it is padded without tensor parallelism, or 0 where the options do not tell."""
+    """Return the vocabulary as it is padded without tensor parallelism, or 0 where the options do not state it."""
     if padded := args.count("--padded-vocab-size"):
         return padded
     vocab = args.count("--vocab-size") or TOKENIZER_VOCAB.get(args.text("--tokenizer-type") or "", 0)
     multiple = args.count("--make-vocab-size-divisible-by")
-    # Where it is not said, the estimates pad by Megatron's own 128, for each size of tensor parallelism.
+    # Where it is not stated, the estimates pad by Megatron's own 128, for each size of tensor parallelism.
     return -(-vocab // multiple) * multiple if multiple else vocab
 
 
 def model_name(model: ModelSpec) -> str:
-    """Return the name of the catalog's model of this shape, or a few words on it.
+    """Return the name of the catalog's model of this shape, or a short description of it.
 
     >>> model_name(replace(catalog_model("llama3-8b"), name="", vocab=128_512))
     'llama3-8b'
@@ -149,7 +149,7 @@ def model_name(model: ModelSpec) -> str:
 
 
 def _shape(model: ModelSpec) -> ModelSpec:
-    """Return a model without what tells two of one shape apart; a bias on all matrices is one on queries too."""
+    """Return a model without what may differ between two of one shape; a bias on all matrices is one on queries too."""
     has_bias = model.qkv_bias or model.linear_bias
     return replace(model, name="", vocab=0, num_mtp_layers=0, qkv_bias=has_bias)
 
@@ -220,7 +220,7 @@ def _latent(args: MegatronArgs, heads: int) -> dict[str, Any]:
 
 
 def _learned_positions(args: MegatronArgs) -> int:
-    """Return the rows of the table of positions; Megatron learns them unless it is told of another kind."""
+    """Return the rows of the table of positions; Megatron learns them unless an option names another kind."""
     others = args.first("--no-position-embedding", "--use-rotary-position-embeddings")
     if others or args.text("--position-embedding-type") not in (None, "learned_absolute"):
         return 0

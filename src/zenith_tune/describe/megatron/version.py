@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.shell.script import PretrainRun
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 
 Release = tuple[int, int]
 OLDEST: Release = (0, 7)
 NEWEST: Release = (0, 20)
 """The releases whose rules are known: those from the first to the second."""
 PACKAGE_INFO = Path("megatron", "core", "package_info.py")
-NUMBERS = ("MAJOR", "MINOR", "PATCH")
 MAX_BYTES = 1 << 16
-MOST, MOST_LETTERS = 9_999, 20
+_NUMBER = re.compile(r"^(MAJOR|MINOR|PATCH)\b[^=\n]*=[ \t]*([0-9]{1,4})[ \t\r]*(?:#.*)?$", re.ASCII | re.MULTILINE)
+_PRE_RELEASE = re.compile(r"^PRE_RELEASE\b[^=\n]*=[ \t]*['\"]([A-Za-z0-9]{1,20})['\"]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,38 +67,14 @@ def _has_core(folder: Path) -> bool:
 def read_version(folder: Path) -> MegatronVersion | None:
     """Return the version of the tree in a folder; None where there is none, or none that can be read."""
     try:
-        with open_regular(Path(os.path.realpath(folder / PACKAGE_INFO))) as file:
-            source = file.read(MAX_BYTES + 1)
-        found = _constants(source) if len(source) <= MAX_BYTES else {}
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        source = read_regular(folder / PACKAGE_INFO, MAX_BYTES).decode("utf-8", errors="replace")
+    except OSError:
         return None
-    numbers = [found.get(name) for name in NUMBERS]
-    if not all(type(number) is int and 0 <= number <= MOST for number in numbers):
+    numbers = {name.lower(): int(number) for name, number in _NUMBER.findall(source)}
+    if len(numbers) < 3:
         return None
-    major, minor, patch = (number for number in numbers if isinstance(number, int))
-    label = found.get("PRE_RELEASE", "")
-    return MegatronVersion(
-        major=major,
-        minor=minor,
-        patch=patch,
-        pre_release=label[:MOST_LETTERS] if isinstance(label, str) and label.isalnum() else "",
-        folder=folder,
-    )
-
-
-def _constants(source: bytes) -> dict[str, object]:
-    """Return what a module sets its names to by plain values."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = ast.parse(source)
-    found: dict[str, object] = {}
-    for node in module.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            found |= {target.id: node.value.value for target in targets if isinstance(target, ast.Name)}
-    return found
+    label = _PRE_RELEASE.search(source)
+    return MegatronVersion(**numbers, pre_release=label[1] if label else "", folder=folder)
 
 
 PYTHONS = re.compile(r"python[0-9.]*|torchrun")
@@ -121,7 +95,7 @@ def _folders(run: PretrainRun, environment: Mapping[str, str]) -> Iterator[Path]
     if path := run.variables.get("PYTHONPATH", environment.get("PYTHONPATH", "")):
         entries = (_placed(entry, run.folder) for entry in path.split(os.pathsep)[:MAX_ENTRIES])
         yield from (entry for entry in entries if entry is not None)
-    python = next((word for word in run.launcher if PYTHONS.fullmatch(word.rpartition("/")[2])), None)
+    python = next((part for part in run.launcher if PYTHONS.fullmatch(part.rpartition("/")[2])), None)
     if python is not None and (start := _started(python, run, environment)) is not None:
         # A link to another Python is not followed: an environment's packages are beside the link.
         for packages in PACKAGES:

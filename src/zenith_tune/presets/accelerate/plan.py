@@ -78,14 +78,14 @@ def tensor_island(
     # A machine with fewer GPUs than the job takes of each, such as a login node, is not where it runs.
     if machines is None or not machines.fast_domain < job.gpus_per_machine <= machines.gpus_per_node:
         return None
-    from zenith_tune.describe.tensor_island import tensor_reason
+    from zenith_tune.describe.topology import tensor_reason
 
     return TensorIsland(size=machines.fast_domain, reason=tensor_reason(machines))
 
 
 def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
     """Return what a file tells of each machine, whatever GPUs it has."""
-    from zenith_tune.describe.tensor_island import node_reason, read_topology
+    from zenith_tune.describe.topology import node_reason, read_topology
 
     whole = read_topology(path)
     if whole.num_gpus < job.gpus_per_machine:

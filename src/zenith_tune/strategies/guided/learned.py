@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from zenith_tune.calibrate.calibrate import calibrate
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
+from zenith_tune.calibrate.calibration_fit import calibrate
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError

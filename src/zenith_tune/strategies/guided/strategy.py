@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zenith_tune.describe.tensor_island import tensor_reason
+from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.planner.plan import CAUSES

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
-from zenith_tune.describe.tensor_island import read_topology, tensor_reason, with_topology
 from zenith_tune.describe.topology import Path as Way
+from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.what_if import resized
 
@@ -73,7 +73,7 @@ def test_a_saved_machine_is_a_cluster(
 
 @pytest.mark.parametrize(("name", "gpu"), [("a100_mig", 0), ("b200_one_mig", 2)])
 def test_a_gpu_that_is_cut_into_instances_is_no_whole_one(name: str, gpu: int) -> None:
-    with pytest.raises(UsageError, match=f"must have whole GPUs to train on, but GPU {gpu} is cut into MIG") as caught:
+    with pytest.raises(UsageError, match=f"GPU {gpu} .*MIG") as caught:
         read_cluster(file(name))
     assert "\n" not in str(caught.value) and f"nvidia-smi -i {gpu} -mig 0" in str(caught.value)
 
@@ -110,49 +110,49 @@ def test_a_job_of_fewer_gpus_has_the_first_ones_of_the_node() -> None:
 
 
 def test_gpus_that_fill_no_nodes_of_that_kind_are_refused() -> None:
-    with pytest.raises(UsageError, match="must fill nodes of 6, or be less than one of them, but got 16: take 12"):
+    with pytest.raises(UsageError, match="16: take 12"):
         with_topology(load_cluster("a100x16"), read_topology(file("a40_nvlink_and_pix")), "a40")
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "shown"),
     [
-        ("h100_nvswitch", "NVLink joins all 8 GPUs of a node: tensor parallelism stays within 8; pipeline and data"),
-        ("a100_pcie_pairs", "NVLink joins 2 GPUs (0 1 | 2 3): tensor parallelism stays within 2"),
-        ("rtx3090_crossed_pairs", "set CUDA_VISIBLE_DEVICES=0,2,1,3 so that neighbours are joined"),
-        ("l40s_pcie", "no NVLink joins the GPUs (the slowest way is SYS, the link between sockets): tensor"),
-        ("rtx4090_two_sockets", "is avoided, in favour of pipeline and data parallelism"),
-        ("a40_nvlink_and_pix", "joins some GPUs but not all alike (0 1 | 2 3 | 4 | 5), so that no group of two fits"),
+        ("h100_nvswitch", "all 8 GPUs of a node"),
+        ("a100_pcie_pairs", "2 GPUs (0 1 | 2 3)"),
+        ("rtx3090_crossed_pairs", "CUDA_VISIBLE_DEVICES=0,2,1,3"),
+        ("l40s_pcie", "no NVLink joins the GPUs (the slowest way is SYS"),
+        ("rtx4090_two_sockets", "is avoided"),
+        ("a40_nvlink_and_pix", "(0 1 | 2 3 | 4 | 5)"),
         ("a100_mig", "no NVLink joins the GPUs (the slowest way is SYS"),
-        ("h200_single", "with one GPU there is nothing to spread"),
+        ("h200_single", "one GPU"),
     ],
 )
-def test_the_reason_is_told_in_one_line(name: str, words: str) -> None:
+def test_the_reason_is_one_line(name: str, shown: str) -> None:
     topology = read_topology(file(name))
     cluster = with_topology(replace(load_cluster("h100x8"), num_gpus=topology.num_gpus), topology, name)
     reason = tensor_reason(cluster, topology)
-    assert words in reason and "\n" not in reason
+    assert shown in reason and "\n" not in reason
 
 
 def test_the_reason_of_a_named_cluster_needs_no_matrix() -> None:
-    assert "with one GPU there is nothing to spread" in tensor_reason(load_cluster("h200x1"))
-    assert "NVLink joins 72 GPUs of several nodes" in tensor_reason(load_cluster("gb200x72"))
-    assert tensor_reason(load_cluster("l40sx8")).startswith("no NVLink joins the GPUs: tensor parallelism is avoided")
+    assert "one GPU" in tensor_reason(load_cluster("h200x1"))
+    assert "72 GPUs of several nodes" in tensor_reason(load_cluster("gb200x72"))
+    assert tensor_reason(load_cluster("l40sx8")).startswith("no NVLink")
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "shown"),
     [
-        (b"", "box.txt: topology: the matrix must have a line that begins with GPU0, but has none"),
-        (b"\xff\xfe\x00", "must have a line that begins with GPU0"),
-        (b"#" * (2**20 + 1), "must be a matrix of some kilobytes, but is over 1 MiB"),
-        (None, "cannot be read (No such file or directory)"),
+        (b"", "GPU0"),
+        (b"\xff\xfe\x00", "GPU0"),
+        (b"#" * (2**20 + 1), "1 MiB"),
+        (None, "No such file or directory"),
     ],
 )
-def test_a_file_that_is_no_matrix_is_refused_in_one_line(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_no_matrix_is_refused_in_one_line(tmp_path: Path, content: bytes | None, shown: str) -> None:
     path = tmp_path / "box.txt"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         read_topology(path)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert "box.txt" in str(caught.value) and shown in str(caught.value) and "\n" not in str(caught.value)

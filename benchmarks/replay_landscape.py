@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from scoreboard_choice import LEAST_LAYOUTS, PLAYBOOK
+
 from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_measured
-from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
 from zenith_tune.calibrate.memory_fit import MEASURED_ON, forbidden, layout_columns
-from zenith_tune.calibrate.time_fit import DEFAULTS, run_cluster
+from zenith_tune.calibrate.time_fit import run_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
@@ -21,13 +23,10 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.units import MIB
 
-PLAYBOOK = "ultrascale_playbook"
 SOURCES = (PLAYBOOK, "h200_")
 """How the names of sources begin that measured whole landscapes."""
-LEAST_LAYOUTS = 3
-"""Fewer layouts that ran are no landscape to search."""
 AXES = ("tp", "pp", "vp", "cp", "ep", "etp", "zero", "mbs")
-"""What a layout is told apart by, besides its recomputation; data parallelism follows from them."""
+"""What distinguishes a layout, besides its recomputation; data parallelism follows from them."""
 START_UP_S, NUM_STEPS = 60.0, 15
 """Of a trial whose duration was not recorded: Megatron-LM on one H200 takes 45 to 75 s, most of it to start."""
 EXTRAS = ("trial_wall_s", "max_reserved_mib")
@@ -121,7 +120,7 @@ def _key(params: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
 def _is_whole(run: MeasuredRun) -> bool:
     stated = run.model is not None and run.seq_len and run.num_gpus and run.layout.keys() >= {"dp", "mbs"}
     known = run.cluster is not None or find_gpu(run.gpu) is not None
-    return bool(stated) and known and not run.doubts and (run.out_of_memory or bool(run.step_s))
+    return bool(stated) and known and not run.flags and (run.out_of_memory or bool(run.step_s))
 
 
 def _num_ran(landscape: Landscape) -> int:
@@ -148,7 +147,7 @@ def _landscape(runs: list[MeasuredRun]) -> Landscape:
 
 
 def _recorded(runs: list[MeasuredRun]) -> list[Recorded]:
-    """Return one item per layout, in the order of the record, told apart by what differs between them."""
+    """Return one item per layout, in the order of the record, with what differs between them."""
     batch = _common_batch(runs)
     repeats: dict[tuple[Value, ...], list[MeasuredRun]] = defaultdict(list)
     for run in runs:
@@ -162,7 +161,7 @@ def _recorded(runs: list[MeasuredRun]) -> list[Recorded]:
 
 
 def _choices(run: MeasuredRun) -> Params:
-    columns = DEFAULTS | layout_columns(run)
+    columns = DEFAULT_COLUMNS | layout_columns(run)
     layers = columns["recompute_layers"]
     way = RECOMPUTE_NAMES[columns["recompute"]] + (f" of {layers} layers" if layers > 1 else "")
     return {**{name: int(columns[name]) for name in AXES}, "recompute": way}
@@ -178,7 +177,7 @@ def _common_batch(runs: list[MeasuredRun]) -> int | None:
 
 
 def _item(repeats: list[MeasuredRun], point: Params, batch: int | None) -> Recorded:
-    columns = DEFAULTS | layout_columns(repeats[0])
+    columns = DEFAULT_COLUMNS | layout_columns(repeats[0])
     if batch is not None:
         columns["gbs"] = batch * columns["dp"]
     micro_batches = 1 if batch is None else batch // columns["mbs"]
@@ -208,7 +207,7 @@ def _layout(columns: Mapping[str, int | bool], num_gpus: int) -> Layout:
 
 
 def _peak(run: MeasuredRun) -> float | None:
-    """Return what a log would tell of the fullest rank, where the record has it: some sources print another rank's."""
+    """Return what a log would show of the fullest rank, where the record has it: some sources print another rank's."""
     if reserved := run.notes.get("max_reserved_mib"):
         return float(reserved) * MIB
     is_fullest = run.source not in MEASURED_ON or run.layout.get("pp", 1) == 1
