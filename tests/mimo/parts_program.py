@@ -10,14 +10,14 @@ import torch
 
 from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.colocated_bridge import ColocatedBridge
-from zenith_tune.mimo.comm.grid import HyperCommGrid
-from zenith_tune.mimo.model.modules import build_module
-from zenith_tune.mimo.model.tensor_parallel import TensorParallel
+from zenith_tune.mimo.colocated_bridge import ColocatedBridge
+from zenith_tune.mimo.grid import HyperCommGrid
 from zenith_tune.mimo.model_config import MimoConfig
 from zenith_tune.mimo.module_layout import lane_partners
-from zenith_tune.mimo.module_work import stage_layers
+from zenith_tune.mimo.modules import build_module
 from zenith_tune.mimo.samples import collate, random_samples
+from zenith_tune.mimo.tensor_parallel import TensorParallel
+from zenith_tune.mimo.work import stage_layers
 
 
 def grid(offset: int = 0, **dims: int) -> HyperCommGrid:

@@ -104,46 +104,38 @@ class MimoPreset(TuningPreset):
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
-        read, at = self.space.read, self.space.candidate(params)
-        options = {_placeholder(name): (name, value) for name, value in read.options(at).items()}
+        read, candidate = self.space.read, self.space.candidate(params)
+        options = {_placeholder(name): (name, value) for name, value in read.options(candidate).items()}
         derived = {name: options[name][1] for name in DERIVED}
         text, filled = fill_placeholders(command, {**params, **derived})
         left = {option: value for name, (option, value) in options.items() if name not in filled}
         line = CommandLine(text).set(left)
-        for switch, is_on in read.switches(at).items():
+        for switch, is_on in read.switches(candidate).items():
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
         return line.text
 
     def label(self, params: Mapping[str, Value]) -> str:
-        """Return the layout in a few words; a point whose ranks cannot be filled by its values."""
+        """Return the layout in short; a point whose ranks cannot be filled by its values."""
         try:
             return self.space.candidate(params).label
         except UsageError:
             return super().label(params)
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.planner.mimo.search import MimoSearch
         from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy
 
-        space, top = self.space, self.top
-        points = MimoPoints(
-            search=lambda: MimoSearch(space.read.job, space.plan_for, top=top, measures=space.read.measures),
-            point=space.point,
-            candidate=space.candidate,
-            num_planned=len(space.plan.ranked),
-        )
+        space = self.space
+        points = MimoPoints(plan=space.plan, top=self.top, point=space.point, candidate=space.candidate)
         return MimoRankedStrategy.of(points)
 
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-        from zenith_tune.presets.mimo.evaluator import MimoEvaluator
 
         if self._bound is None:
             return MegatronEvaluator()
         read = self._bound.read
-        kind = MimoEvaluator if read.measures else MegatronEvaluator
-        return kind(gbs=read.job.global_batch, seq=read.seq_length or None)
+        return MegatronEvaluator(gbs=read.job.global_batch, seq=read.seq_length or None)
 
     def notes(self, command: str) -> list[str]:
         plan = self.space.plan

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import TransformerConfig
-from zenith_tune.mimo.module_work import stage_layers
+from zenith_tune.mimo.work import stage_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.grid import HyperCommGrid
+from zenith_tune.mimo.grid import HyperCommGrid
 
 
 class ColocatedBridge:

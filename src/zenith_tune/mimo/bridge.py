@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.grid import HyperCommGrid
-from zenith_tune.mimo.comm.topology import ModuleRole
-from zenith_tune.mimo.model.modules import MimoModel
+from zenith_tune.mimo.grid import HyperCommGrid
 from zenith_tune.mimo.module_layout import LANGUAGE, lane_partners
+from zenith_tune.mimo.modules import MimoModel
+from zenith_tune.mimo.topology import ModuleRole
 
 MAX_DIMS = 4
 
