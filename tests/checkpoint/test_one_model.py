@@ -88,7 +88,7 @@ def test_a_head_of_another_width_than_the_layers_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("stage", "part", "law"),
+    ("stage", "part", "problem"),
     [
         (0, "word_embeddings", "a model with 'output_layer.weight' must have 'embedding.word_embeddings.weight'"),
         (1, "final_layernorm", "a model with 'embedding.word_embeddings.weight' must have a final norm"),
@@ -156,7 +156,7 @@ SPEC = ModelSpec(name="m", num_layers=4, hidden=8, ffn_hidden=8, num_heads=4, nu
 
 
 @pytest.mark.parametrize(
-    ("other", "law"),
+    ("other", "problem"),
     [
         ({"ffn": 12}, "must have 8 columns, the feed-forward width, but is BF16 [8, 12]: check --model"),
         ({"groups": 4}, "has 24 rows for 8 of queries, which do not go with the heads told"),
@@ -189,7 +189,7 @@ def write_unknown(folder: Path, name: str, tp: int, dims: tuple[int, ...] = (4, 
     return folder
 
 
-@pytest.mark.parametrize(("name", "law"), UNKNOWN)
+@pytest.mark.parametrize(("name", "problem"), UNKNOWN)
 def test_a_matrix_that_no_rule_knows_is_not_called_split(tmp_path: Path, name: str, problem: str) -> None:
     folder = write_unknown(tmp_path / "old", name, 1)
     with pytest.raises(UsageError) as error:

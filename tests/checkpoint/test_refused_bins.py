@@ -50,7 +50,7 @@ def test_a_truncated_bin_is_refused(tmp_path: Path, kept: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "law"),
+    ("content", "problem"),
     [
         (lambda torch: [torch.zeros(1)], "must hold a state_dict, but holds a list"),
         (lambda torch: {"w": torch.zeros(2, 3).t()}, "as a view that is not contiguous"),

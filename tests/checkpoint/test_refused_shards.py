@@ -65,7 +65,7 @@ def test_a_whole_stage_that_is_missing_is_found_by_the_number_of_layers(folder: 
 
 
 @pytest.mark.parametrize(
-    ("name", "law"),
+    ("name", "problem"),
     [
         ("pytorch_model_tp_2_pp_0.safetensors", "must hold 3 x 2 = 6 shards (TP x PP), but has 5"),
         ("pytorch_model_tp_999999999_pp_0.safetensors", "shards (TP x PP), but has 5"),
@@ -105,7 +105,7 @@ def test_bytes_behind_the_last_tensor_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "law"),
+    ("header", "problem"),
     [
         ("[]", "no JSON object"),
         ("{", "is not JSON"),
@@ -154,7 +154,7 @@ def other(array: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("edit", "law"),
+    ("edit", "problem"),
     [
         (
             lambda w: w.update({UP: w[UP][:-2]}),
@@ -241,7 +241,7 @@ def test_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "law"),
+    ("shape", "problem"),
     [
         (ModelShape(vocab=13), "the vocabulary has 13 entries, but the shards hold only 12 rows"),
         (ModelShape(vocab=8), "12 rows of a vocabulary of 8, more than padding to a multiple of 2 x TP 2 explains"),
@@ -256,7 +256,7 @@ def test_a_shape_that_is_not_the_shards_own_is_refused(folder: Path, shape: Mode
 
 
 @pytest.mark.parametrize(
-    ("target", "shape", "law"),
+    ("target", "shape", "problem"),
     [
         (
             Target(tp=8, pp=1, vocab_divisor=2),

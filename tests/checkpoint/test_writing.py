@@ -75,7 +75,7 @@ def run_limited(code: str, *args: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from zenith_tune.checkpoint import bin_file, joined_model, merge, new_layout, reshard, safetensors_file
+from zenith_tune.checkpoint import bin_file, joined_model, merge, reshard, safetensors_shards
 def size(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) * 1024
@@ -202,7 +202,7 @@ def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, fold
 
 
 @pytest.mark.parametrize(
-    ("name", "law"),
+    ("name", "problem"),
     [
         ("one.pt", "must end in .safetensors or .bin"),
         ("nowhere/one.bin", "is no folder; make it first"),
