@@ -295,21 +295,22 @@ def _notes(left_out: set[str]) -> tuple[str, ...]:
     return (f"left out: {count(len(left_out), 'entry').replace('entrys', 'entries')}, no weights ({shown}{dots})",)
 
 
-def with_vocab(model: JoinedModel, num_rows: int) -> dict[str, JoinedTensor]:
-    """Return the weights with a vocabulary of so many rows."""
-    return {
+def with_vocab(model: JoinedModel, num_rows: int) -> JoinedModel:
+    """Return the model with a vocabulary of so many rows."""
+    tensors = {
         name: tensor.with_rows(num_rows) if tensor.split is Split.VOCABULARY else tensor
         for name, tensor in model.tensors.items()
     }
+    return replace(model, tensors=tensors)
 
 
-def with_tied_head(model: JoinedModel, tensors: dict[str, JoinedTensor]) -> dict[str, JoinedTensor]:
+def with_tied_head(model: JoinedModel) -> dict[str, JoinedTensor]:
     """Return the weights with the copy of the embedding that the last of several stages holds."""
-    name, embedding = next((pair for pair in tensors.items() if pair[0].endswith(EMBEDDING)), (None, None))
-    if name is None or embedding is None or not model.is_tied:
+    embedding, tensors = model.embedding, model.tensors
+    if embedding is None or not model.is_tied:
         return tensors
     is_old = any(".query_key_value." in other for other in tensors)
-    head_name = TIED_HEAD if is_old else name.removesuffix(EMBEDDING) + HEAD
-    is_flat = len(embedding.key_parts) == 1
-    key_parts = (head_name.count(".") + 1,) if is_flat else (1,) * (head_name.count(".") + 1)
+    head_name = TIED_HEAD if is_old else embedding.name.removesuffix(EMBEDDING) + HEAD
+    num_parts = head_name.count(".") + 1
+    key_parts = (num_parts,) if len(embedding.key_parts) == 1 else (1,) * num_parts
     return {**tensors, head_name: replace(embedding, name=head_name, key_parts=key_parts, home=Home.LAST)}
