@@ -158,7 +158,7 @@ SPEC = ModelSpec(name="m", num_layers=4, hidden=8, ffn_hidden=8, num_heads=4, nu
     ("other", "problem"),
     [
         ({"ffn": 12}, "must have 8 columns, the feed-forward width, but is BF16 [8, 12]: check --model"),
-        ({"groups": 4}, "has 24 rows for 8 of queries, which do not go with the heads told"),
+        ({"groups": 4}, "has 24 rows for 8 of queries, which do not fit the heads given"),
     ],
 )
 def test_a_named_model_of_another_width_or_other_groups_is_refused(

@@ -244,9 +244,9 @@ def test_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
     [
         (ModelShape(vocab=13), "the vocabulary has 13 entries, but the shards hold only 12 rows"),
         (ModelShape(vocab=8), "12 rows of a vocabulary of 8, more than padding to a multiple of 2 x TP 2 explains"),
-        (ModelShape(kv_heads=3), "which do not go with the heads told"),
-        (ModelShape(heads=4, kv_heads=4), "which do not go with the heads told"),
-        (ModelShape(head_dim=3), "which do not go with the heads told"),
+        (ModelShape(kv_heads=3), "which do not fit the heads given"),
+        (ModelShape(heads=4, kv_heads=4), "which do not fit the heads given"),
+        (ModelShape(head_dim=3), "which do not fit the heads given"),
         (ModelShape(hidden=16), "must have 16 columns, but has [12, 8]"),
     ],
 )

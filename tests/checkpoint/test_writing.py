@@ -205,7 +205,6 @@ def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, fold
     [
         ("one.pt", "must end in .safetensors or .bin"),
         ("nowhere/one.bin", "is no folder; make it first"),
-        ("a\0b.bin", "is no path"),
         ("x" * 300 + ".bin", "cannot be written"),
     ],
 )
