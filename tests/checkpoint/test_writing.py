@@ -145,7 +145,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_what_has_no_room_is_refused_before_it_is_written(tmp_path: Path, small_disk: Path) -> None:
     source = write_large(tmp_path / "old", 2, 2)
-    with pytest.raises(DiskFullError, match=r"but the disk has 0\.0 GiB left: nothing was written"):
+    with pytest.raises(DiskFullError, match=r"0\.0 GiB left"):
         merge(source, small_disk / "one.safetensors")
     with pytest.raises(DiskFullError, match="nothing was written"):
         reshard(source, small_disk / "new", Target(tp=1, pp=1))
@@ -160,7 +160,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(tmp_path: Path, na
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))
     try:
-        with pytest.raises(DiskFullError, match="no space left while writing"):
+        with pytest.raises(DiskFullError, match="no space left"):
             merge(source, tmp_path / name)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(tmp_path: Path, na
 def test_what_exists_is_replaced_only_by_force(tmp_path: Path, folder: Path) -> None:
     output = tmp_path / "one.safetensors"
     output.write_bytes(b"mine")
-    with pytest.raises(UsageError, match="exists: give another file, or --force"):
+    with pytest.raises(UsageError, match=r"exists.*--force"):
         merge(folder, output)
     assert output.read_bytes() == b"mine"
     merge(folder, output, force=True)
@@ -180,12 +180,12 @@ def test_what_exists_is_replaced_only_by_force(tmp_path: Path, folder: Path) -> 
 def test_a_folder_of_shards_is_replaced_only_by_force_and_others_never(tmp_path: Path, folder: Path) -> None:
     output, target = tmp_path / "new", Target(tp=1, pp=1, vocab_divisor=2)
     reshard(folder, output, Target(tp=2, pp=4, vocab_divisor=2))
-    with pytest.raises(UsageError, match="holds shards: give another folder, or --force"):
+    with pytest.raises(UsageError, match=r"holds shards.*--force"):
         reshard(folder, output, target)
     reshard(folder, output, target, force=True)
     assert [path.name for path in output.iterdir()] == ["pytorch_model_tp_0_pp_0.safetensors"]
     (output / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="which is no shard"):
+    with pytest.raises(UsageError, match=r"notes\.txt"):
         reshard(folder, output, target, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
 
@@ -203,8 +203,8 @@ def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, fold
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("one.pt", "must end in .safetensors or .bin"),
-        ("nowhere/one.bin", "is no folder; make it first"),
+        ("one.pt", ".safetensors or .bin"),
+        ("nowhere/one.bin", "nowhere is no folder"),
         ("x" * 300 + ".bin", "cannot be written"),
     ],
 )

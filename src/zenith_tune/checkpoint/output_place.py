@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +157,4 @@ class Written:
 
     def as_object(self) -> dict[str, Any]:
         """Return what a program reads."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "paths": [str(path) for path in self.paths],
-            "num_tensors": self.num_tensors,
-            "num_layers": self.num_layers,
-            "num_bytes": self.num_bytes,
-            "notes": list(self.notes),
-        }
+        return {**asdict(self), "paths": [str(path) for path in self.paths]}

@@ -41,8 +41,8 @@ class FileSlice:
         if first >= last or start >= stop:
             return None
         offset = self.offset + (first - self.top) * self.stride + start - self.left
-        place = {"top": first - top, "left": start - left, "num_rows": last - first, "width": stop - start}
-        return replace(self, offset=offset, **place)
+        size = {"num_rows": last - first, "width": stop - start}
+        return FileSlice(path=self.path, offset=offset, stride=self.stride, top=first - top, left=start - left, **size)
 
     def read_into(self, matrix: Bytes) -> None:
         """Fill its place in the matrix."""

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
-from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, TransformerConfig
 from zenith_tune.mimo.work import encoder_work, language_work
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import started_gpus
-from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks
+from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
 from zenith_tune.shell import CommandLine
 from zenith_tune.study.parameters import Params, Value
 
@@ -47,23 +46,32 @@ def read_example(line: CommandLine, given: MimoOverrides) -> ReadCommand:
     args = MegatronArgs(line)
     sizes = {name: args.count(f"--{name}") or default for name, default in DEFAULTS.items()}
     own = _own_point(args, sizes)
-    num_ranks = given.n_gpus or started_gpus(line.text) or _own_ranks(sizes, own)
+    own_ranks = int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
+    num_ranks = given.n_gpus or started_gpus(line.text) or own_ranks
     notes = () if given.device_flops else (f"the plan guesses {GUESSED_FLOPS:.0e} FLOP/s a rank; trials correct it",)
-    has_sharding = line.has("--use-distributed-optimizer")
+    encoder = EncoderConfig(
+        transformer=_transformer(sizes, "encoder"),
+        patch_size=sizes["patch-size"],
+        patches_per_item=sizes["patches"],
+        token_id=0,
+    )
+    language = LanguageConfig(
+        transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
+    )
     device = MimoDevice(
         flops_per_s=given.device_flops or GUESSED_FLOPS,
         tensor_link=CPU_LINK,
         link=CPU_LINK,
         memory_bytes=math.inf if given.memory_gib is None else given.memory_gib * 2**30,
-        sharded_bytes=8.0 if has_sharding else 0.0,
+        sharded_bytes=8.0 if line.has("--use-distributed-optimizer") else 0.0,
         step_s=STEP_S,
     )
     job = MimoJob(
-        encoder=encoder_work(_encoder(sizes), sizes["llm-hidden"]),
-        language=language_work(_language(sizes)),
+        encoder=encoder_work(encoder, sizes["llm-hidden"]),
+        language=language_work(language),
         num_ranks=checked_ranks(num_ranks),
         global_batch=sizes["global-batch-size"],
-        items=_images(args),
+        items=given.images or read_counts("--images", args.text("--images") or IMAGES, ","),
         device=device,
     )
     return ReadCommand(
@@ -101,34 +109,6 @@ def _own_point(args: MegatronArgs, sizes: Mapping[str, int]) -> Params:
         "encoder_recompute": args.has("--encoder-recompute"),
         "llm_recompute": args.has("--llm-recompute"),
     }
-
-
-def _own_ranks(sizes: Mapping[str, int], own: Params) -> int:
-    """Return the ranks that the example starts by itself."""
-    return int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
-
-
-def _images(args: MegatronArgs) -> tuple[int, ...]:
-    text = args.text("--images") or IMAGES
-    words = text.split(",")
-    if not all(word.isascii() and word.isdecimal() for word in words):
-        raise UsageError(f"--images takes counts such as 2,1,3,0, but got {text!r}.")
-    return tuple(int(word) for word in words)
-
-
-def _encoder(sizes: Mapping[str, int]) -> EncoderConfig:
-    return EncoderConfig(
-        transformer=_transformer(sizes, "encoder"),
-        patch_size=sizes["patch-size"],
-        patches_per_item=sizes["patches"],
-        token_id=0,
-    )
-
-
-def _language(sizes: Mapping[str, int]) -> LanguageConfig:
-    return LanguageConfig(
-        transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
-    )
 
 
 def _transformer(sizes: Mapping[str, int], name: str) -> TransformerConfig:

@@ -55,6 +55,15 @@ def checked_ranks(num_ranks: int) -> int:
     return num_ranks
 
 
+def read_counts(name: str, text: str, separator: str) -> tuple[int, ...]:
+    """Return the numbers of an option such as 2,1,3,0."""
+    parts = text.split(separator)
+    if not all(part.isascii() and part.isdecimal() and len(part) < 7 for part in parts):
+        example = separator.join("2130")
+        raise UsageError(f"{name} takes counts such as {example}, but got {text!r}", hint="correct it")
+    return tuple(int(part) for part in parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MimoSpace:
     """Hold the search space of one command; dp is what fills each module's ranks."""

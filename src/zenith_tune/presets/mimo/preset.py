@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -11,7 +10,7 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed.command import launcher_words
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
-from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand
+from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.registry import PresetRegistry
@@ -67,7 +66,7 @@ class MimoPreset(TuningPreset):
             device_flops=device_flops,
             memory_gib=memory_gib,
             encoder={name: size for name, size in sizes.items() if size is not None},
-            images=_images(images),
+            images=read_counts("images", images, "+") if images else (),
         )
         self._bound: MimoSpace | None = None
 
@@ -152,15 +151,11 @@ class MimoPreset(TuningPreset):
 
     def _read(self, command: str) -> ReadCommand:
         if _runs_example(command):
-            read = read_example(CommandLine(command), self._given)
-        elif (run := _megatron_run(command)) is not None:
-            read = read_megatron(run, self._given)
-        else:
-            problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
-            raise UsageError(problem, hint="write it out, or choose another --preset")
-        if not self._given.images:
-            return read
-        return replace(read, job=replace(read.job, items=self._given.images))
+            return read_example(CommandLine(command), self._given)
+        if (run := _megatron_run(command)) is not None:
+            return read_megatron(run, self._given)
+        problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
+        raise UsageError(problem, hint="write it out, or choose another --preset")
 
 
 def _runs_example(command: str) -> bool:
@@ -173,13 +168,6 @@ def _megatron_run(command: str) -> PretrainRun | None:
     except CommandError:
         return None
     return run if run is not None and run.kind == KIND else None
-
-
-def _images(text: str | None) -> tuple[int, ...]:
-    words = text.split("+") if text else []
-    if not all(word.isascii() and word.isdecimal() and len(word) < 7 for word in words):
-        raise UsageError(f"images takes counts with a plus between them, such as 2+1+3+0, but got {text!r}: correct it")
-    return tuple(int(word) for word in words)
 
 
 def _placeholder(option: str) -> str:
