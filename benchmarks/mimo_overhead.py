@@ -26,15 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.mimo.comm.topology import Topology
 from zenith_tune.mimo.local_ranks import run_ranks
-from zenith_tune.mimo.model.modules import MimoModel, build_module
-from zenith_tune.mimo.model.tensor_parallel import TensorParallel
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
-from zenith_tune.mimo.optimizer.mimo_optimizer import get_mimo_optimizer
-from zenith_tune.mimo.optimizer.module_optimizer import OptimizerConfig
+from zenith_tune.mimo.modules import MimoModel, build_module
+from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, random_samples
+from zenith_tune.mimo.tensor_parallel import TensorParallel
+from zenith_tune.mimo.topology import Topology
 from zenith_tune.mimo.trainer import Trainer
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=1.0)

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.model_work import check_layout, step_flops
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
-from zenith_tune.mimo.optimizer.module_optimizer import OptimizerConfig
+from zenith_tune.mimo.optimizer import OptimizerConfig
+from zenith_tune.mimo.work import check_layout, step_flops
 
 if TYPE_CHECKING:
-    from zenith_tune.mimo.step_clock import StepClock
     from zenith_tune.mimo.trainer import StepResult, Trainer
 
 ENCODER = "vision"
@@ -47,8 +46,8 @@ SIZES = {
     "seq-length": 32,
     "vocab-size": 256,
 }
-TOLD_S = 5.0
-"""How long other ranks leave the first to tell of a mistake, before torchrun ends them all."""
+REPORT_S = 5.0
+"""How long other ranks leave the first to report a mistake, before torchrun ends them all."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,8 +58,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint="see --help.")
 
 
-def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line, or the words that are given."""
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, or the arguments that are given."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {**DEGREES, **STEPS, "seed": 0, **SIZES}.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default {default}")
@@ -72,15 +71,9 @@ def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--encoder-recompute", action="store_true", help="recompute the encoder's activations")
     parser.add_argument("--llm-recompute", action="store_true", help="recompute the language model's activations")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
-    parser.add_argument("--load", type=Path, metavar="FOLDER", help="go on from a checkpoint, of whatever layout")
-    parser.add_argument(
-        "--device-flops",
-        type=float,
-        metavar="F",
-        help="pace every rank like a device of F FLOP/s: it sleeps until its passes have taken FLOPs / F",
-    )
+    parser.add_argument("--load", type=Path, metavar="FOLDER", help="continue from a checkpoint, of whatever layout")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="how long a rank waits for another")
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 def layout_of(options: argparse.Namespace) -> MimoLayout:
@@ -122,14 +115,6 @@ def images_of(options: argparse.Namespace) -> list[int]:
     return [counts[index % len(counts)] for index in range(options.global_batch_size)]
 
 
-def pace_of(options: argparse.Namespace) -> float | None:
-    """Return the speed that every rank is paced to, if any."""
-    flops: float | None = options.device_flops
-    if flops is not None and not 0 < flops < float("inf"):
-        raise UsageError(f"--device-flops must be a number above 0, but got {flops:g}: correct it.")
-    return flops
-
-
 def optimizer_of(options: argparse.Namespace) -> OptimizerConfig:
     """Return how the weights are updated."""
     return OptimizerConfig(
@@ -160,7 +145,6 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
     check_layout(config, layout)
     config.item_tokens(max(images_of(options)))
     optimizer_of(options)
-    pace_of(options)
     started = int(os.environ.get("WORLD_SIZE", layout.world_size)) if "RANK" in os.environ else layout.world_size
     if started != layout.world_size:
         raise UsageError(f"the layout needs {layout.world_size} ranks, but {started} were started.")
@@ -191,44 +175,34 @@ def iteration_line(
     return " | ".join(fields)
 
 
-def make_trainer(options: argparse.Namespace) -> tuple[Trainer, StepClock | None]:
-    """Build this rank's part of the model, its optimizer and the trainer, and a clock where passes can be timed."""
+def make_trainer(options: argparse.Namespace) -> Trainer:
+    """Build this rank's part of the model, its optimizer and the trainer."""
     import torch.distributed as dist
 
-    from zenith_tune.mimo.comm.topology import Topology
-    from zenith_tune.mimo.model.modules import MimoModel
-    from zenith_tune.mimo.optimizer.mimo_optimizer import get_mimo_optimizer
-    from zenith_tune.mimo.paced_rank import PacedRank
-    from zenith_tune.mimo.schedule import unwatched
-    from zenith_tune.mimo.step_clock import StepClock
-    from zenith_tune.mimo.trainer import Trainer, unwatched_part
+    from zenith_tune.mimo.modules import MimoModel
+    from zenith_tune.mimo.optimizer import get_mimo_optimizer
+    from zenith_tune.mimo.topology import Topology
+    from zenith_tune.mimo.trainer import Trainer
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    flops_per_s = pace_of(options)
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
     model = MimoModel(config_of(options), topology, device=device)
-    # A paced rank has its speed from its user, and nothing to measure.
-    clock = StepClock(model) if device == "cpu" and flops_per_s is None else None
-    around = unwatched if flops_per_s is None else PacedRank(model, flops_per_s)
-    trainer = Trainer(
+    return Trainer(
         model,
         get_mimo_optimizer(model, optimizer_of(options)),
         micro_batch_size=options.micro_batch_size,
         global_batch_size=options.global_batch_size,
-        around=around if clock is None else clock.around_pass,
-        around_part=unwatched_part if clock is None else clock.around_part,
     )
-    return trainer, clock
 
 
 def train(options: argparse.Namespace) -> None:
     """Train on this rank; the last one prints."""
     import torch.distributed as dist
 
-    from zenith_tune.mimo.optimizer.checkpoint import load_checkpoint, save_checkpoint
+    from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
     from zenith_tune.mimo.samples import random_samples
 
-    trainer, clock = make_trainer(options)
+    trainer = make_trainer(options)
     if options.load:
         load_checkpoint(options.load, trainer)
     images, config = images_of(options), trainer.model.config
@@ -245,10 +219,6 @@ def train(options: argparse.Namespace) -> None:
         if is_last and trainer.iteration % options.log_interval == 0:
             tflops = flops / step_s / dist.get_world_size() / 1e12
             print(iteration_line(options, trainer.iteration, step_s, tflops, lr, done), flush=True)
-        if clock is not None and trainer.iteration % options.log_interval == 0 and clock.is_worth_telling:
-            measured = clock.gathered()
-            if is_last:
-                print(measured.line(), flush=True)
     if options.save:
         save_checkpoint(options.save, trainer)
     trainer.close()
@@ -275,7 +245,7 @@ def main() -> int:
         layout = checked_layout(options)
     except UsageError as error:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(TOLD_S)
+            time.sleep(REPORT_S)
         else:
             print(f"error: {error}", file=sys.stderr)
         return 2
@@ -284,7 +254,7 @@ def main() -> int:
             train_as_one_rank(options)
             return 0
         # Imported before the ranks are forked from here, so that they have it all.
-        import zenith_tune.mimo.optimizer.checkpoint  # noqa: F401
+        import zenith_tune.mimo.checkpoint  # noqa: F401
         from zenith_tune.mimo.local_ranks import run_ranks
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tests.engines.megatron_core.cuda_on_cpu import pretend_cuda
-from zenith_tune.checkpoint.merge import merge
+from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.reshard import Target, reshard
 from zenith_tune.mimo.local_ranks import run_ranks
 
 pretend_cuda()

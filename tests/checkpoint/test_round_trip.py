@@ -8,9 +8,8 @@ import pytest
 
 from tests.checkpoint.reference import CORE, OLD, Model, Shape, Weights, random_shape
 from tests.checkpoint.shard_files import need_torch, read, same, write_safetensors, write_shards
-from zenith_tune.checkpoint.merge import merge
+from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.reshard import Target, reshard
 from zenith_tune.checkpoint.split_rules import Numbering
 
 NUM_MODELS = 60

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from zenith_tune.checkpoint import tensor_view as mosaic
+from zenith_tune.checkpoint import tensor_view
 from zenith_tune.checkpoint.tensor_view import TensorView
 from zenith_tune.errors import UsageError
 
@@ -16,7 +16,7 @@ def test_cutting_and_joining_files_is_cutting_and_joining_arrays(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random, numbers = Random(seed), np.random.default_rng(seed)
-    monkeypatch.setattr(mosaic, "BLOCK_BYTES", random.choice([1, 7, 64, 10_000]))
+    monkeypatch.setattr(tensor_view, "BLOCK_BYTES", random.choice([1, 7, 64, 10_000]))
     num_rows, width = random.randint(1, 9), random.randint(1, 9)
     arrays = [numbers.integers(0, 256, (num_rows, width), np.uint8) for _ in range(3)]
     parts = []

@@ -17,8 +17,8 @@ from tests.mimo.forked_world import run_world
 from tests.mimo.reference import one_process, samples_of_step
 from tests.mimo.small_models import CHECKPOINT_LAYOUTS, LAYOUTS, VISION_LANGUAGE
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.model.tensor_parallel import TensorParallel
-from zenith_tune.mimo.optimizer.checkpoint import MOMENTS, load_checkpoint, save_checkpoint
+from zenith_tune.mimo.checkpoint import MOMENTS, load_checkpoint, save_checkpoint
+from zenith_tune.mimo.tensor_parallel import TensorParallel
 from zenith_tune.mimo.trainer import Trainer
 
 DTYPE = torch.float64

@@ -11,9 +11,9 @@ import torch
 from tests.mimo.adam_bound import DriftBound
 from tests.mimo.reference import OPTIMIZERS, USUAL, samples_of_step
 from tests.mimo.small_models import GLOBAL_BATCH_SIZE, LAYOUTS, MODELS
-from zenith_tune.mimo.comm.topology import Topology
-from zenith_tune.mimo.model.modules import MimoModel
-from zenith_tune.mimo.optimizer.mimo_optimizer import get_mimo_optimizer
+from zenith_tune.mimo.modules import MimoModel
+from zenith_tune.mimo.optimizer import get_mimo_optimizer
+from zenith_tune.mimo.topology import Topology
 from zenith_tune.mimo.trainer import Trainer
 
 Steps = list[dict[str, Any]]

@@ -10,18 +10,11 @@ import torch
 
 from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.colocated_bridge import ColocatedBridge
-from zenith_tune.mimo.comm.grid import HyperCommGrid
-from zenith_tune.mimo.model.modules import build_module
-from zenith_tune.mimo.model.tensor_parallel import TensorParallel
 from zenith_tune.mimo.model_config import MimoConfig
-from zenith_tune.mimo.module_layout import lane_partners
-from zenith_tune.mimo.module_work import stage_layers
+from zenith_tune.mimo.modules import build_module
 from zenith_tune.mimo.samples import collate, random_samples
-
-
-def grid(offset: int = 0, **dims: int) -> HyperCommGrid:
-    return HyperCommGrid(list(dims.values()), list(dims), offset, world_size=8)
+from zenith_tune.mimo.tensor_parallel import TensorParallel
+from zenith_tune.mimo.work import stage_layers
 
 
 def refusal(attempt: Callable[[], object]) -> str:
@@ -54,11 +47,6 @@ def recomputed_error() -> float:
 
 
 ATTEMPTS: dict[str, Callable[[], object]] = {
-    "lanes": lambda: lane_partners(0, 2, 3),
-    "other ranks": lambda: ColocatedBridge(grid(tp=2, dp=2), grid(4, tp=2, dp=2)),
-    "other size": lambda: ColocatedBridge(grid(tp=2, dp=2), grid(tp=2, dp=4)),
-    "pipelined": lambda: ColocatedBridge(grid(tp=2, pp=2), grid(tp=2, dp=2)),
-    "odd": lambda: ColocatedBridge(grid(tp=3, dp=2), grid(tp=2, dp=3)),
     "heads": lambda: build_module(VISION_LANGUAGE, "vision", TensorParallel(size=3)),
     "stages": lambda: stage_layers(2, 0, 3),
     "rows": embed_too_few,

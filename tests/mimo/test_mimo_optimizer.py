@@ -61,8 +61,8 @@ def test_more_than_one_instance_of_the_distributed_optimizer_is_refused(
     start: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     code = (
-        "from zenith_tune.mimo.optimizer.mimo_optimizer import get_mimo_optimizer\n"
-        "from zenith_tune.mimo.optimizer.module_optimizer import OptimizerConfig\n"
+        "from zenith_tune.mimo.optimizer import get_mimo_optimizer\n"
+        "from zenith_tune.mimo.optimizer import OptimizerConfig\n"
         "try: get_mimo_optimizer(None, OptimizerConfig(num_distributed_optimizer_instances=2))\n"
         "except ValueError as error: print(error)"
     )

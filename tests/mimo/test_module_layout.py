@@ -34,9 +34,9 @@ def test_a_layout_that_cannot_be_trained_is_refused(modules: dict[str, ModuleLay
 
 
 def test_degrees_and_offsets_are_checked() -> None:
-    with pytest.raises(UsageError, match="tp must be at least 1, but got 0"):
+    with pytest.raises(UsageError, match=r"tp.*got 0"):
         ModuleLayout(tp=0)
-    with pytest.raises(UsageError, match="offset must be at least 0, but got -1"):
+    with pytest.raises(UsageError, match=r"offset.*got -1"):
         ModuleLayout(offset=-1)
 
 

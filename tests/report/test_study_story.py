@@ -72,7 +72,7 @@ def test_a_preset_that_plans_by_itself_predicts_its_trials(tmp_path: Path) -> No
     preset = MimoPreset(n_gpus=4, mbs_max=2)
     preset.bind(command)
     fastest = preset.space.plan.ranked[0]
-    trial = replace(ok(1, 1, 1, 300.0), params=preset.space.point(fastest.at))
+    trial = replace(ok(1, 1, 1, 300.0), params=preset.space.point(fastest.candidate))
     about = header(tmp_path, preset="mimo", args={"n_gpus": "4", "mbs_max": "2"}, command=command)
     study = Recorded(tmp_path / "out", "s", about)
     study.finish(study.start(trial, space=preset.get_search_space()), trial)

@@ -1,4 +1,4 @@
-"""Writes .bin files by torch.save, from tensors that are mapped from a file and so are never all in memory."""
+"""Reads and writes .bin files of torch.save, with tensors mapped from a file and so never all in memory."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ def _put(weights: dict[str, Any], tensor: JoinedTensor, value: Any) -> None:
 
 
 WRAPPERS = ("model", "module", "state_dict")
-MAX_DEPTH = 32
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 
@@ -105,7 +104,7 @@ def read_bin(path: Path) -> ShardContent:
     weights, beside = (loaded, {}) if wrapper is None else (loaded[wrapper], dict(loaded))
     beside.pop(wrapper or "", None)
     plain = {str(key): value for key, value in beside.items() if _is_plain(value)}
-    leaves = list(_leaves(weights, (), path))
+    leaves = list(_leaves(weights))
     if wrapper is None:
         plain = {keys[0]: value for keys, value in leaves if len(keys) == 1 and _is_plain(value)}
     _refuse_old_order(plain, path)
@@ -148,12 +147,10 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _leaves(node: dict[Any, Any], keys: tuple[str, ...], path: Path) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if len(keys) > MAX_DEPTH:
-        raise UsageError(f"shard {path} holds dictionaries more than {MAX_DEPTH} deep", hint="save a plain state_dict")
+def _leaves(node: dict[Any, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in node.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*keys, str(key)), path)
+            yield from _leaves(value, (*keys, str(key)))
         else:
             yield (*keys, str(key)), value
 

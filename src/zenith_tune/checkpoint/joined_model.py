@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zenith_tune.checkpoint.model_checks import (
+    Tensors,
+    refuse_experts,
+    refuse_layers,
+    refuse_tables,
+    refuse_two_models,
+    refuse_two_runs,
+    refuse_widths,
+)
 from zenith_tune.checkpoint.model_shape import Attention, ModelShape, find_attention
 from zenith_tune.checkpoint.output_place import shard_name
-from zenith_tune.checkpoint.shard_set import ShardSet, refuse_two_models, refuse_two_runs
+from zenith_tune.checkpoint.shard_set import ShardSet
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
     HEAD,
@@ -17,7 +25,6 @@ from zenith_tune.checkpoint.split_rules import (
     LayerNumbers,
     Split,
     down_of,
-    expert_of,
     find_numbers,
     home_of,
     is_expert,
@@ -27,68 +34,8 @@ from zenith_tune.checkpoint.split_rules import (
     renumbered,
     split_of,
 )
-from zenith_tune.checkpoint.tensor_view import JoinedTensor, describe, join_ranks
+from zenith_tune.checkpoint.tensor_view import JoinedTensor, join_ranks
 from zenith_tune.errors import UsageError
-from zenith_tune.units import count
-
-Tensors = Mapping[str, JoinedTensor]
-
-
-def refuse_experts(tensors: Tensors) -> None:
-    """Refuse a mixture of which some experts are missing, as in shards of expert parallelism."""
-    found: dict[str, set[int]] = {}
-    for name in tensors:
-        expert = expert_of(name)
-        if expert is not None:
-            found.setdefault(expert[0], set()).add(expert[1])
-    for mixture, experts in found.items():
-        router = tensors.get(f"{mixture}router.weight")
-        num_experts = router.shape[0] if router is not None and router.shape else max(experts) + 1
-        if experts != set(range(num_experts)):
-            shown = ", ".join(map(str, sorted(experts)[:8])) + (" ..." if len(experts) > 8 else "")
-            problem = (
-                f"{mixture.rstrip('.')!r} must hold experts 0 to {num_experts - 1}, but holds {len(experts)} ({shown})"
-            )
-            raise UsageError(f"{problem}: shards of expert parallelism cannot be joined; save with EP 1")
-
-
-def refuse_layers(num_layers: int, shape: ModelShape) -> None:
-    """Refuse another number of layers than was told."""
-    if shape.num_layers is not None and shape.num_layers != num_layers:
-        problem = f"the model has {shape.num_layers} layers, but the shards hold {num_layers}"
-        raise UsageError(f"{problem}: a stage is missing, or check --model")
-
-
-def refuse_tables(tables: list[JoinedTensor], shape: ModelShape) -> int | None:
-    """Refuse vocabularies of another size than was told; return their rows, padding included."""
-    rows = {table.shape[0] for table in tables}
-    if len(rows) > 1:
-        problem = f"all vocabulary tables must have the same rows, but have {', '.join(map(str, sorted(rows)))}"
-        raise UsageError(f"{problem}: the shards are of different checkpoints")
-    for table in tables:
-        if shape.hidden is not None and table.name.endswith(EMBEDDING) and table.shape[1:] != (shape.hidden,):
-            problem = f"{table.name!r} must have {shape.hidden} columns, but has {list(table.shape)}"
-            raise UsageError(problem, hint="check --model")
-    padded = rows.pop() if rows else None
-    if padded is not None and shape.vocab is not None and shape.vocab > padded:
-        problem = f"the vocabulary has {shape.vocab} entries, but the shards hold only {padded} rows"
-        raise UsageError(problem, hint="check --vocab or --model")
-    return padded
-
-
-def refuse_widths(tensors: Tensors, shape: ModelShape) -> None:
-    """Refuse feed-forward parts and routers of another size than was told."""
-    for name, tensor in tensors.items():
-        axis, expected, what = 0, None, ""
-        if name.endswith((".mlp.linear_fc2.weight", ".mlp.dense_4h_to_h.weight")):
-            axis, expected, what = 1, shape.ffn, "columns, the feed-forward width"
-        elif tensor.split is Split.ROW and is_expert(name):
-            axis, expected, what = 1, shape.expert_ffn, "columns, the experts' width"
-        elif name.endswith(".router.weight"):
-            expected, what = shape.num_experts, "rows, one for each expert"
-        if expected is not None and tensor.shape[axis] != expected:
-            problem = f"{name!r} must have {expected} {what}, but is {describe(tensor.dtype, tensor.shape)}"
-            raise UsageError(problem, hint="check --model")
 
 
 def find_heads(tensors: Tensors, shape: ModelShape) -> tuple[Attention, ...]:
@@ -121,7 +68,7 @@ MTP_TOO = "with layers of multi-token prediction on the last"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedModel:
-    """Hold the weights of a model, and what the shards told of it."""
+    """Hold the weights of a model, and what the shards say of it."""
 
     tensors: dict[str, JoinedTensor]
     numbers: LayerNumbers
@@ -134,11 +81,6 @@ class JoinedModel:
     plain: dict[str, Any]
     metadata: dict[str, str]
     notes: tuple[str, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     @property
     def embedding(self) -> JoinedTensor | None:
@@ -257,9 +199,7 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
     head = copy or next((tensor for name, tensor in found.items() if name.endswith(HEAD)), None)
     if head is None or embedding is None:
         if shape.tied is False and embedding is not None:
-            raise UsageError(
-                "the output layer is not tied, it was told, but the shards hold none", hint="check --untied"
-            )
+            raise UsageError("the shards hold no output layer, although it is not tied", hint="check --untied")
         return found, embedding is not None
     must_be = shape.tied or copy is not None
     may_be = must_be or (shape.tied is None and pp > 1)
@@ -273,18 +213,21 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
 def _common(shards: ShardSet) -> tuple[dict[str, Any], dict[str, str], set[str]]:
     """Return what all shards say alike beside their weights, and the names of what is left out."""
     contents = list(shards.contents.values())
-    first = contents[0]
-    plain = {key: value for key, value in first.plain.items() if all(_has(each.plain, key, value) for each in contents)}
-    metadata = {
-        key: value for key, value in first.metadata.items() if all(_has(each.metadata, key, value) for each in contents)
-    }
+    plain = _shared([each.plain for each in contents])
+    metadata = _shared([each.metadata for each in contents])
     left_out = {name for each in contents for name in [*each.left_out, *each.plain] if name not in plain}
     extra = {name for each in contents for name in each.tensors if name.endswith("_extra_state")}
     return plain, metadata, left_out | extra
 
 
-def _has(found: dict[str, Any], key: str, value: Any) -> bool:
-    return key in found and type(found[key]) is type(value) and found[key] == value
+def _shared(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entries that all have, with the same type and value."""
+    first, *others = found
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in each and (type(each[key]), each[key]) == (type(value), value) for each in others)
+    }
 
 
 def _notes(left_out: set[str]) -> tuple[str, ...]:
@@ -292,24 +235,26 @@ def _notes(left_out: set[str]) -> tuple[str, ...]:
         return ()
     shown = ", ".join(sorted(left_out)[:3])
     dots = " ..." if len(left_out) > 3 else ""
-    return (f"left out: {count(len(left_out), 'entry').replace('entrys', 'entries')}, no weights ({shown}{dots})",)
+    entries = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
+    return (f"left out: {entries}, no weights ({shown}{dots})",)
 
 
-def with_vocab(model: JoinedModel, num_rows: int) -> dict[str, JoinedTensor]:
-    """Return the weights with a vocabulary of so many rows."""
-    return {
+def with_vocab(model: JoinedModel, num_rows: int) -> JoinedModel:
+    """Return the model with a vocabulary of so many rows."""
+    tensors = {
         name: tensor.with_rows(num_rows) if tensor.split is Split.VOCABULARY else tensor
         for name, tensor in model.tensors.items()
     }
+    return replace(model, tensors=tensors)
 
 
-def with_tied_head(model: JoinedModel, tensors: dict[str, JoinedTensor]) -> dict[str, JoinedTensor]:
+def with_tied_head(model: JoinedModel) -> dict[str, JoinedTensor]:
     """Return the weights with the copy of the embedding that the last of several stages holds."""
-    name, embedding = next((pair for pair in tensors.items() if pair[0].endswith(EMBEDDING)), (None, None))
-    if name is None or embedding is None or not model.is_tied:
+    embedding, tensors = model.embedding, model.tensors
+    if embedding is None or not model.is_tied:
         return tensors
     is_old = any(".query_key_value." in other for other in tensors)
-    head_name = TIED_HEAD if is_old else name.removesuffix(EMBEDDING) + HEAD
-    is_flat = len(embedding.key_parts) == 1
-    key_parts = (head_name.count(".") + 1,) if is_flat else (1,) * (head_name.count(".") + 1)
+    head_name = TIED_HEAD if is_old else embedding.name.removesuffix(EMBEDDING) + HEAD
+    num_parts = head_name.count(".") + 1
+    key_parts = (num_parts,) if len(embedding.key_parts) == 1 else (1,) * num_parts
     return {**tensors, head_name: replace(embedding, name=head_name, key_parts=key_parts, home=Home.LAST)}

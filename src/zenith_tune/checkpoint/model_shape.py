@@ -1,4 +1,4 @@
-"""What a person tells of the model's shape, where the shards do not."""
+"""What the user states of the model's shape, where the shards do not show it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCAB_DIVISOR = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Hold what is known of the model; None is what nobody told."""
+    """Hold what is known of the model; None is what nobody stated."""
 
     num_layers: int | None = None
     hidden: int | None = None
@@ -72,7 +72,7 @@ class Attention:
 def find_attention(
     shape: ModelShape, name: str, *, qkv_rows: int, query_size: int, norm_size: int | None
 ) -> Attention | None:
-    """Return the heads of a layer from the sizes of its weights and what was told, or None where that is too little.
+    """Return the heads of a layer from the sizes of its weights and what was given, or None where that is too little.
 
     The rows of the fused weight are all queries (with a gate of their size, in some models), keys and values; the
     columns of the output projection are all queries. So keys are known as a whole, and one of heads, groups and head
@@ -89,7 +89,7 @@ def find_attention(
     found = [_heads(shape, query_size, kv_size, norm_size) for kv_size in kv_sizes]
     fitting = next((each for each in found if each is not None), None)
     if fitting is None:
-        problem = f"{name!r} has {qkv_rows} rows for {query_size} of queries, which do not go with the heads told"
+        problem = f"{name!r} has {qkv_rows} rows for {query_size} of queries, which do not fit the heads given"
         raise UsageError(problem, hint="check --model, --heads, --kv-heads and --head-dim")
     return fitting
 
@@ -111,7 +111,7 @@ def _heads(shape: ModelShape, query_size: int, kv_size: int, norm_size: int | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Hold how many rows the shards have, and how many entries there are where that was told."""
+    """Hold how many rows the shards have, and how many entries there are where that is known."""
 
     padded: int
     tp: int

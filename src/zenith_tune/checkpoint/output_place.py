@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,6 @@ def shard_name(tp: int, pp: int, extension: str) -> str:
     'pytorch_model_tp_1_pp_0.bin'
     """
     return f"{PREFIX}{tp}_pp_{pp}.{extension}"
-
-
-def is_shard_name(name: str) -> bool:
-    """Tell whether a file is named like a shard."""
-    return SHARD_NAME.fullmatch(name) is not None
 
 
 def refuse_file(path: Path, source: Path, *, force: bool) -> None:
@@ -55,7 +50,7 @@ def refuse_folder(path: Path, source: Path, *, force: bool) -> None:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise UsageError(f"--output must be a new folder, but {path} is something else", hint="give another one")
         held = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
-        others = [name for name in held if not is_shard_name(name)]
+        others = [name for name in held if not SHARD_NAME.fullmatch(name)]
         if others:
             raise UsageError(f"--output {path} holds {others[0]!r}, which is no shard", hint="give another folder")
         if held and not force:
@@ -92,10 +87,6 @@ def explained(path: Path) -> Iterator[None]:
         raise UsageError(
             f"--output {path} cannot be written ({error.strerror or error})", hint="give another path"
         ) from None
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"--output {str(path)!r} is no path ({error})", hint="give another one") from None
 
 
 @contextlib.contextmanager
@@ -160,18 +151,10 @@ class Written:
     notes: tuple[str, ...]
 
     def lines(self, place: Path) -> list[str]:
-        """Tell a person."""
+        """Return what a person reads."""
         size = f"{count(self.num_tensors, 'tensor')}, {count(self.num_layers, 'layer')}, {format_bytes(self.num_bytes)}"
         return [f"{self.source} -> {self.target}: {size}", *self.notes, f"written: {place}"]
 
     def as_object(self) -> dict[str, Any]:
         """Return what a program reads."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "paths": [str(path) for path in self.paths],
-            "num_tensors": self.num_tensors,
-            "num_layers": self.num_layers,
-            "num_bytes": self.num_bytes,
-            "notes": list(self.notes),
-        }
+        return {**asdict(self), "paths": [str(path) for path in self.paths]}

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,40 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSlice:
-    """Hold where rows of bytes lie in a file, each `stride` after the one before."""
+    """Hold where a rectangle of a matrix lies in a file: rows of bytes, each `stride` after the one before."""
 
     path: Path
     offset: int
     stride: int
+    top: int
+    """Its first row in the matrix."""
+    left: int
+    num_rows: int
     width: int
 
-    def from_row(self, row: int) -> FileSlice:
-        """Leave the rows before `row` out."""
-        return replace(self, offset=self.offset + row * self.stride)
+    def cut(self, top: int, bottom: int, left: int, right: int) -> FileSlice | None:
+        """Return what lies between these rows and columns of the matrix, counted from there."""
+        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
+        start, stop = max(self.left, left), min(self.left + self.width, right)
+        if first >= last or start >= stop:
+            return None
+        offset = self.offset + (first - self.top) * self.stride + start - self.left
+        size = {"num_rows": last - first, "width": stop - start}
+        return FileSlice(path=self.path, offset=offset, stride=self.stride, top=first - top, left=start - left, **size)
 
-    def columns(self, start: int, stop: int) -> FileSlice:
-        """Keep these bytes of each row."""
-        return replace(self, offset=self.offset + start, width=stop - start)
-
-    def read_into(self, block: Bytes) -> None:
-        """Fill a block with as many rows as it has."""
+    def read_into(self, matrix: Bytes) -> None:
+        """Fill its place in the matrix."""
+        block = matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width]
         try:
             with open_regular(Path(os.path.realpath(self.path))) as file:
-                if self.width == self.stride and block.flags.c_contiguous:
-                    self._read(file.fileno(), block.reshape(-1), self.offset)
-                elif self.width == self.stride:
-                    whole = np.empty(block.shape, np.uint8)
+                if self.width == self.stride:
+                    # One call for all rows, through a copy where they do not lie together in memory.
+                    whole = block if block.flags.c_contiguous else np.empty(block.shape, np.uint8)
                     self._read(file.fileno(), whole.reshape(-1), self.offset)
-                    block[:] = whole
+                    if whole is not block:
+                        block[:] = whole
                 else:
-                    for row in range(len(block)):
+                    for row in range(self.num_rows):
                         self._read(file.fileno(), block[row], self.offset + row * self.stride)
         except OSError as error:
             raise UsageError(f"shard {self.path} cannot be read ({error.strerror or error})", hint="check it") from None
@@ -65,62 +71,38 @@ class FileSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class RowBlock:
-    """Hold pieces side by side, all of `num_rows` rows."""
+class TensorView:
+    """Hold a tensor as rows of bytes, in slices that cover it, wherever they lie."""
 
     num_rows: int
-    pieces: tuple[FileSlice, ...]
-
-    def rows(self, start: int, stop: int) -> RowBlock:
-        """Keep these rows."""
-        return RowBlock(stop - start, tuple(piece.from_row(start) for piece in self.pieces))
-
-    def columns(self, start: int, stop: int) -> RowBlock:
-        """Keep these bytes of each row."""
-        kept, left = [], 0
-        for piece in self.pieces:
-            low, high = max(start - left, 0), min(stop - left, piece.width)
-            if low < high:
-                kept.append(piece.columns(low, high))
-            left += piece.width
-        return RowBlock(self.num_rows, tuple(kept))
-
-    def read_into(self, block: Bytes) -> None:
-        """Fill a block of the band's own shape."""
-        ends = np.cumsum([0, *(piece.width for piece in self.pieces)])
-        for piece, (start, stop) in zip(self.pieces, pairwise(ends), strict=True):
-            piece.read_into(block[:, start:stop])
-
-
-@dataclass(frozen=True, slots=True)
-class TensorView:
-    """Hold bands on top of one another, all of one width: a tensor as rows of bytes, wherever they lie."""
-
     width: int
-    bands: tuple[RowBlock, ...]
+    slices: tuple[FileSlice, ...]
 
     @classmethod
     def of_file(cls, path: Path, offset: int, num_rows: int, width: int) -> TensorView:
         """Return a matrix that lies in one file, row after row."""
-        return cls(width, (RowBlock(num_rows, (FileSlice(path=path, offset=offset, stride=width, width=width),)),))
+        whole = FileSlice(path=path, offset=offset, stride=width, top=0, left=0, num_rows=num_rows, width=width)
+        return cls(num_rows, width, (whole,))
 
     @classmethod
     def stack(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices of one width on top of one another."""
-        listed = list(parts)
-        return cls(listed[0].width, tuple(band for part in listed for band in part.bands))
+        slices: list[FileSlice] = []
+        top = width = 0
+        for part in parts:
+            slices += [replace(each, top=each.top + top) for each in part.slices]
+            top, width = top + part.num_rows, part.width
+        return cls(top, width, tuple(slices))
 
     @classmethod
     def beside(cls, parts: Iterable[TensorView]) -> TensorView:
-        """Put matrices with the same number of rows, each of one band, side by side."""
-        listed = list(parts)
-        pieces = tuple(piece for part in listed for band in part.bands for piece in band.pieces)
-        return cls(sum(part.width for part in listed), (RowBlock(listed[0].num_rows, pieces),))
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all bands."""
-        return sum(band.num_rows for band in self.bands)
+        """Put matrices with the same number of rows side by side."""
+        slices: list[FileSlice] = []
+        left = num_rows = 0
+        for part in parts:
+            slices += [replace(each, left=each.left + left) for each in part.slices]
+            left, num_rows = left + part.width, part.num_rows
+        return cls(num_rows, left, tuple(slices))
 
     @property
     def num_bytes(self) -> int:
@@ -129,24 +111,21 @@ class TensorView:
 
     def rows(self, start: int, stop: int) -> TensorView:
         """Keep these rows."""
-        kept, top = [], 0
-        for band in self.bands:
-            low, high = max(start - top, 0), min(stop - top, band.num_rows)
-            if low < high:
-                kept.append(band.rows(low, high))
-            top += band.num_rows
-        return TensorView(self.width, tuple(kept))
+        return self._cut(start, stop, 0, self.width)
 
     def columns(self, start: int, stop: int) -> TensorView:
         """Keep these bytes of each row."""
-        return TensorView(stop - start, tuple(band.columns(start, stop) for band in self.bands))
+        return self._cut(0, self.num_rows, start, stop)
+
+    def _cut(self, top: int, bottom: int, left: int, right: int) -> TensorView:
+        cut = (each.cut(top, bottom, left, right) for each in self.slices)
+        return TensorView(bottom - top, right - left, tuple(each for each in cut if each is not None))
 
     def read(self) -> Bytes:
         """Return the whole matrix."""
-        whole, top = np.empty((self.num_rows, self.width), np.uint8), 0
-        for band in self.bands:
-            band.read_into(whole[top : top + band.num_rows])
-            top += band.num_rows
+        whole = np.empty((self.num_rows, self.width), np.uint8)
+        for each in self.slices:
+            each.read_into(whole)
         return whole
 
     def blocks(self) -> Iterator[Bytes]:
@@ -173,45 +152,27 @@ class TensorView:
         return True
 
 
-ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+_DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
 }
-
-TORCH_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "C64": "complex64",
-}
+TORCH_NAMES = {name: torch_name for name, (torch_name, _) in _DTYPES.items()}
+ITEM_BYTES = {name: num_bytes for name, (_, num_bytes) in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,9 +229,6 @@ def describe(dtype: str, shape: tuple[int, ...]) -> str:
     'BF16 [4, 3]'
     """
     return f"{dtype} {list(shape)}"
-
-
-BY_ROWS = (Split.COLUMN, Split.QKV, Split.VOCABULARY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
     \b
     zenithtune checkpoint merge checkpoint-1000 --output model.safetensors --model llama3-8b
     """
-    from zenith_tune.checkpoint.merge import merge as run
+    from zenith_tune.checkpoint.convert import merge as run
 
     divisor, force = options["vocab_divisible_by"], options["force"]
     return _reported(output, options, lambda: run(folder, output, _shape(options), vocab_divisor=divisor, force=force))
@@ -88,8 +88,8 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     \b
     zenithtune checkpoint reshard checkpoint-1000 --tp 4 --pp 2 --model llama3-8b
     """
-    from zenith_tune.checkpoint.reshard import Target
-    from zenith_tune.checkpoint.reshard import reshard as run
+    from zenith_tune.checkpoint.convert import Target
+    from zenith_tune.checkpoint.convert import reshard as run
     from zenith_tune.checkpoint.split_rules import Numbering
 
     numbering = options["numbering"]

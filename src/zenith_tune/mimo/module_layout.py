@@ -137,9 +137,17 @@ def lane_partners(lane: int, dp: int, other_dp: int) -> list[int]:
     >>> lane_partners(1, dp=2, other_dp=4), lane_partners(3, dp=4, other_dp=2)
     ([2, 3], [1])
     """
-    if max(dp, other_dp) % min(dp, other_dp):
-        raise UsageError(f"data-parallel sizes must divide one another, but got {dp} and {other_dp}.")
     if other_dp >= dp:
         ratio = other_dp // dp
         return list(range(lane * ratio, (lane + 1) * ratio))
     return [lane * other_dp // dp]
+
+
+def rows_of_lanes(rows_per_sample: list[int], num_lanes: int) -> list[int]:
+    """Return the rows that each of several lanes takes, which share the samples evenly.
+
+    >>> rows_of_lanes([2, 0, 1, 3], 2)
+    [2, 4]
+    """
+    share = len(rows_per_sample) // num_lanes
+    return [sum(rows_per_sample[i * share : (i + 1) * share]) for i in range(num_lanes)]

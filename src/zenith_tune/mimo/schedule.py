@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zenith_tune.mimo.comm.bridge import HIDDEN, StageLinks, grad_of
-from zenith_tune.mimo.comm.colocated_bridge import ColocatedBridge
-from zenith_tune.mimo.model.modules import LanguageModel, MimoModel
+from zenith_tune.mimo.bridge import HIDDEN, StageLinks
+from zenith_tune.mimo.colocated_bridge import ColocatedBridge
 from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.modules import LanguageModel, MimoModel
 from zenith_tune.mimo.samples import MicroBatch
 
 ReadMicroBatch = Callable[[str, int], MicroBatch]
 """Gives the micro-batch of that number that this rank's lane of that module reads."""
-AroundPass = Callable[[Mapping[str, MicroBatch], bool], contextlib.AbstractContextManager[None]]
-"""Opens around the arithmetic of a pass of these modules, forward or (True) backward; messages stay outside."""
-
-
-def unwatched(batches: Mapping[str, MicroBatch], is_backward: bool) -> contextlib.AbstractContextManager[None]:
-    """Let a pass run as it is."""
-    return contextlib.nullcontext()
 
 
 @dataclass(slots=True)
@@ -38,14 +30,13 @@ class LossSum:
 class PipelineSchedule:
     """1F1B: a stage begins with as many forwards as stages follow it, then takes turns, then drains."""
 
-    def __init__(self, model: MimoModel, around: AroundPass = unwatched) -> None:
-        self._around = around
+    def __init__(self, model: MimoModel) -> None:
         (self._role,) = model.topology.roles.values()
         self._module = model.parts[self._role.name]
         self._links = StageLinks(model, self._role)
         self._device, self._dtype = model.device, model.dtype
         self._num_ahead = model.topology.layout.stages_after(self._role.name, self._role.pp_rank)
-        self._in_flight: deque[tuple[MicroBatch, dict[str, Tensor], Tensor]] = deque()
+        self._in_flight: deque[tuple[dict[str, Tensor], Tensor]] = deque()
 
     def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
@@ -65,13 +56,12 @@ class PipelineSchedule:
     def _run_forward(self, batch: MicroBatch, total: LossSum, loss_scale: float) -> None:
         name = self._role.name
         inputs = self._links.receive_forward()
-        with self._around({name: batch}, False):
-            output = self._forward(batch, inputs)
-            if name == LANGUAGE and self._role.is_last_stage:
-                output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
+        output = self._forward(batch, inputs)
+        if name == LANGUAGE and self._role.is_last_stage:
+            output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
         # The last stage of the language model has nobody to send to.
         self._links.send_forward(output, batch.rows_per_sample.get(name, []))
-        self._in_flight.append((batch, inputs, output))
+        self._in_flight.append((inputs, output))
 
     def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
         if HIDDEN in inputs:
@@ -81,19 +71,17 @@ class PipelineSchedule:
         return self._module(self._module.embed(batch.tokens.to(self._device), inputs))
 
     def _run_backward(self) -> None:
-        batch, inputs, output = self._in_flight.popleft()
-        grad = self._links.receive_backward()
-        with self._around({self._role.name: batch}, True):
-            torch.autograd.backward(output, grad)
+        inputs, output = self._in_flight.popleft()
+        torch.autograd.backward(output, self._links.receive_backward())
         self._links.send_backward(inputs)
 
 
 class ColocatedSchedule:
     """Every rank runs its encoder lanes, then its language lane, one micro-batch after another."""
 
-    def __init__(self, model: MimoModel, around: AroundPass = unwatched) -> None:
+    def __init__(self, model: MimoModel) -> None:
         topology = model.topology
-        self._model, self._around = model, around
+        self._model = model
         self._counts = topology.roles[LANGUAGE].tp_rank == 0
         language = topology.grids[LANGUAGE]
         self._bridges = {
@@ -103,27 +91,12 @@ class ColocatedSchedule:
 
     def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
-        total = LossSum()
+        total, language = LossSum(), self._model.parts[LANGUAGE]
         for index in range(num_microbatches):
-            batches = {name: read(name, index) for name in (*self._bridges, LANGUAGE)}
-            # Each module's graph is cut off at its end, so that the backward pass of each is one of its own.
-            encoded = {name: self._encode(name, batches[name]) for name in self._bridges}
-            ends = {name: rows.detach().requires_grad_() for name, rows in encoded.items()}
-            carried = {
-                name: bridge.carry(ends[name], batches[name].rows_per_sample[name])
-                for name, bridge in self._bridges.items()
-            }
-            rows = {name: each.detach().requires_grad_() for name, each in carried.items()}
-            batch, language = batches[LANGUAGE], self._model.parts[LANGUAGE]
-            with self._around({LANGUAGE: batch}, False):
-                hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
-                loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
-            with self._around({LANGUAGE: batch}, True):
-                loss.backward()
-            for name in self._bridges:
-                carried[name].backward(grad_of(rows[name]))
-                with self._around({name: batches[name]}, True):
-                    encoded[name].backward(grad_of(ends[name]))
+            rows = {name: self._carry(name, read(name, index)) for name in self._bridges}
+            batch = read(LANGUAGE, index)
+            hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
+            (_loss(language, hidden, batch, total, self._counts) * loss_scale).backward()
         return total
 
     def close(self) -> None:
@@ -131,10 +104,9 @@ class ColocatedSchedule:
         for bridge in self._bridges.values():
             bridge.destroy()
 
-    def _encode(self, name: str, batch: MicroBatch) -> Tensor:
+    def _carry(self, name: str, batch: MicroBatch) -> Tensor:
         items = batch.items[name].to(self._model.device, self._model.dtype)
-        with self._around({name: batch}, False):
-            return self._model.parts[name](items)
+        return self._bridges[name].carry(self._model.parts[name](items), batch.rows_per_sample[name])
 
 
 def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
@@ -146,8 +118,8 @@ def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossS
     return loss
 
 
-def make_schedule(model: MimoModel, around: AroundPass = unwatched) -> PipelineSchedule | ColocatedSchedule:
+def make_schedule(model: MimoModel) -> PipelineSchedule | ColocatedSchedule:
     """Return the schedule of the model's layout; a collective."""
     layout = model.topology.layout
     has_stages = layout.language.pp > 1 or not layout.is_colocated
-    return PipelineSchedule(model, around) if has_stages else ColocatedSchedule(model, around)
+    return PipelineSchedule(model) if has_stages else ColocatedSchedule(model)

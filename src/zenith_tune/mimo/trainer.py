@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.mimo.comm.topology import ModuleRole, peers_expected
-from zenith_tune.mimo.model.modules import MimoModel
-from zenith_tune.mimo.optimizer.mimo_optimizer import MimoOptimizer
+from zenith_tune.mimo.modules import MimoModel
+from zenith_tune.mimo.optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
-from zenith_tune.mimo.schedule import AroundPass, LossSum, make_schedule, unwatched
+from zenith_tune.mimo.schedule import LossSum, make_schedule
+from zenith_tune.mimo.topology import ModuleRole, peers_expected
 
 
 def sum_over_world(total: LossSum, device: str) -> LossSum:
@@ -52,15 +51,6 @@ def _finish(parameters: list[Tensor], role: ModuleRole, scale: float) -> None:
         grad.copy_(piece.view_as(grad))
 
 
-AroundPart = Callable[[str], contextlib.AbstractContextManager[None]]
-"""Opens around what a step does besides its passes: "schedule", "agree", "sync" and "optimizer"."""
-
-
-def unwatched_part(name: str) -> contextlib.AbstractContextManager[None]:
-    """Let a part of the step run as it is."""
-    return contextlib.nullcontext()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a step reports, the same on every rank."""
@@ -84,22 +74,18 @@ class Trainer:
         *,
         micro_batch_size: int,
         global_batch_size: int,
-        around: AroundPass = unwatched,
-        around_part: AroundPart = unwatched_part,
     ) -> None:
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self.model, self.optimizer = model, optimizer
-        self._schedule = make_schedule(model, around)
-        self._part = around_part
+        self._schedule = make_schedule(model)
         self.iteration = 0
 
     def step(self, batch: Sequence[Sample]) -> StepResult:
         """Train on one global batch."""
         with peers_expected(f"iteration {self.iteration + 1}"):
             loss, num_tokens = self.accumulate(batch)
-            with self._part("optimizer"):
-                success, norm, num_zeros = self.optimizer.step()
+            success, norm, num_zeros = self.optimizer.step()
         self.iteration += 1
         return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
 
@@ -120,10 +106,7 @@ class Trainer:
                 )
             )
 
-        with self._part("schedule"):
-            total = self._schedule.run(read, self._num_microbatches, self.optimizer.get_loss_scale())
-        with self._part("agree"):
-            total = sum_over_world(total, self.model.device)
-        with self._part("sync"):
-            finish_gradients(self.model, total.num_tokens)
+        here = self._schedule.run(read, self._num_microbatches, self.optimizer.get_loss_scale())
+        total = sum_over_world(here, self.model.device)
+        finish_gradients(self.model, total.num_tokens)
         return total.loss / max(total.num_tokens, 1), total.num_tokens

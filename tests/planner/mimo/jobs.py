@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.module_work import ModuleWork, PartWork
+from zenith_tune.mimo.work import ModuleWork, PartWork
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 
 INSTANT = LinkSpec(bytes_per_s=1e30, latency_s=0.0)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.planner.mimo.jobs import INSTANT, SLOW, mimo_job, module
-from zenith_tune.mimo.module_work import ModuleWork
-from zenith_tune.planner.mimo import prediction as mimo_prediction
+from zenith_tune.mimo.work import ModuleWork
+from zenith_tune.planner.mimo import timeline
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates
 from zenith_tune.planner.mimo.prediction import predict
 
@@ -114,7 +114,7 @@ def frozen_module(num_layers: int, layer_flops: float, *, passes_gradient: bool)
 def test_many_micro_batches_are_drawn_out_from_some(items: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     job = mimo_job(6, language=module(8, 0.7), global_batch=144, items=items, link=SLOW)
     found = {at: predict(job, at).step_s for at in mimo_candidates(job, mbs_max=1)}
-    monkeypatch.setattr(mimo_prediction, "ENOUGH_ROUNDS", 1000)
+    monkeypatch.setattr(timeline, "ENOUGH_ROUNDS", 1000)
     assert len(found) > 10
     assert found == pytest.approx({at: predict(job, at).step_s for at in found}, rel=1e-6)
 

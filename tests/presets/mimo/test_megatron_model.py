@@ -6,7 +6,7 @@ import pytest
 
 from tests.presets.mimo.test_megatron import COMMAND, HYBRID, MODEL, ROOMY, bound, point
 from zenith_tune.describe.megatron.args import MegatronArgs
-from zenith_tune.planner.mimo.timeline import activation_numbers, state_bytes
+from zenith_tune.planner.mimo.prediction import activation_numbers, state_bytes
 from zenith_tune.presets.mimo.megatron_model import megatron_language
 
 
@@ -66,4 +66,5 @@ def test_a_frozen_tower_keeps_nothing_and_its_projector_is_trained() -> None:
     at = bound(**ROOMY).space.candidate(point()).encoder
     kept = [activation_numbers(work, at, 0, recompute=False) for work in (trained, frozen, all_frozen)]
     assert kept[0] > 20 * kept[1] and kept[1] == kept[2] + frozen.last.kept(at.tp)
-    assert (frozen.is_trained, all_frozen.is_trained, all_frozen.has_backward) == (True, False, False)
+    assert [part.is_trained for part in (frozen.first, frozen.layer, frozen.last)] == [False, False, True]
+    assert {part.backward_share for part in (all_frozen.first, all_frozen.layer, all_frozen.last)} == {0}

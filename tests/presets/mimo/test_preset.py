@@ -16,7 +16,6 @@ from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.presets.mimo.evaluator import MimoEvaluator
 from zenith_tune.presets.mimo.example import DEFAULTS, IMAGES
 from zenith_tune.presets.mimo.preset import MimoPreset
 from zenith_tune.presets.mimo.strategy import MimoRankedStrategy
@@ -24,7 +23,7 @@ from zenith_tune.registry import PresetRegistry
 from zenith_tune.study.parameters import CategoricalParameter, Params
 from zenith_tune.testing import PresetContract, ScriptedTrials
 
-COMMAND = "python examples/mimo_train.py --encoder-dp 2 --llm-tp 2 --micro-batch-size 2 --device-flops 1e8"
+COMMAND = "python examples/mimo_train.py --encoder-dp 2 --llm-tp 2 --micro-batch-size 2"
 
 
 def bound(command: str = COMMAND, **args: object) -> MimoPreset:
@@ -66,7 +65,7 @@ def test_everything_is_read_from_the_command() -> None:
     preset = bound()
     job = preset.space.read.job
     assert (job.num_ranks, job.global_batch, job.items) == (4, 16, (2, 1, 3, 0))
-    assert job.device.flops_per_s == 1e8
+    assert bound(device_flops=2e9).space.read.job.device.flops_per_s == 2e9
     assert preset.own_point(COMMAND) == point()
     assert preset.get_search_space()["encoder_ranks"] == CategoricalParameter([0, 1, 2, 3])
     evaluator = preset.evaluator()
@@ -91,8 +90,8 @@ def test_a_point_becomes_options_of_the_example() -> None:
     apart = preset.apply_parameters(COMMAND, point(encoder_ranks=1, llm_tp=1, llm_pp=3, mbs=1))
     words = shlex.split(apart)
     expected = {"--encoder-tp": 1, "--encoder-pp": 1, "--encoder-dp": 1, "--llm-tp": 1, "--llm-pp": 3, "--llm-dp": 1}
-    for option, value in {**expected, "--llm-offset": 1, "--micro-batch-size": 1, "--device-flops": 1e8}.items():
-        assert float(words[words.index(option) + 1]) == value
+    for option, value in {**expected, "--llm-offset": 1, "--micro-batch-size": 1}.items():
+        assert words[words.index(option) + 1] == str(value)
     shared = preset.apply_parameters(apart, point(encoder_ranks=0, llm_recompute=True))
     assert "--llm-offset 0" in shared and "--encoder-dp 4" in shared and "--llm-dp 2" in shared
     assert shared.endswith("--llm-recompute") and "--encoder-recompute" not in shared
@@ -127,7 +126,7 @@ def test_points_are_the_plan_in_its_order_and_all_can_run() -> None:
     preset = bound()
     points = list(preset.points())
     ranked = preset.space.plan.ranked
-    assert [preset.label(each) for each in points] == [each.at.label for each in ranked]
+    assert [preset.label(each) for each in points] == [each.candidate.label for each in ranked]
     assert len(points) > 20 and not any(preset.prune(each) for each in points)
 
 
@@ -141,7 +140,7 @@ def test_memory_leaves_layouts_out_or_has_them_recompute() -> None:
 
 
 def test_the_best_layouts_and_the_best_homogeneous_ones_are_tried() -> None:
-    preset = bound("python mimo_train.py --images 4,0,0,0 --device-flops 1e8", n_gpus=4, top=2)
+    preset = bound("python mimo_train.py --images 4,0,0,0", n_gpus=4, top=2)
     strategy = preset.get_recommended_strategy()
     assert isinstance(strategy, MimoRankedStrategy) and strategy.ends_by_itself
     trials = ScriptedTrials(lambda params: 1.0)
@@ -150,22 +149,9 @@ def test_the_best_layouts_and_the_best_homogeneous_ones_are_tried() -> None:
     plan = preset.space.plan
     assert len(tried) == 4 <= (strategy.max_trials(preset.get_search_space()) or 0)
     assert [at.is_homogeneous for at in tried].count(True) == 2
-    assert plan.homogeneous[0].at in tried
-    best = [each.at for each in plan.ranked if not each.at.is_homogeneous][:2]
+    assert plan.homogeneous[0].candidate in tried
+    best = [each.candidate for each in plan.ranked if not each.candidate.is_homogeneous][:2]
     assert [at for at in tried if not at.is_homogeneous] == best
-
-
-def test_runs_at_their_own_speed_measure_the_rates_first() -> None:
-    preset = bound("python mimo_train.py --images 4,0,0,0", n_gpus=4, top=2)
-    trials = ScriptedTrials(lambda params: 1.0)
-    preset.get_recommended_strategy().optimize(trials, preset.get_search_space(), preset.evaluator().direction)
-    first = [preset.label(params) for params in trials.points[:3]]
-    assert first == [
-        "encoder dp4 on 4 shared | llm dp4 on 4 shared | mbs4",
-        "encoder dp4 on 4 shared | llm dp4 on 4 shared | mbs1",
-        "encoder tp2 dp2 on 4 shared | llm tp2 dp2 on 4 shared | mbs4",
-    ]
-    assert isinstance(preset.evaluator(), MimoEvaluator) and not isinstance(bound().evaluator(), MimoEvaluator)
 
 
 @pytest.mark.parametrize(
@@ -188,36 +174,35 @@ def test_homogeneous_is_what_needs_no_layouts_of_their_own(
 @pytest.mark.parametrize(
     ("args", "command", "message"),
     [
-        ({"top": 0}, COMMAND, "top must be from 1 to 1000000, but got 0"),
-        ({"device_flops": -1.0}, COMMAND, "device_flops must be a number above 0, but got -1"),
-        ({"images": "1,2"}, COMMAND, r"images takes counts with a plus between them, such as 2\+1\+3\+0"),
-        ({}, "python train.py", "needs a command that runs mimo_train.py or Megatron-LM's pretrain_mimo.py"),
-        ({}, "python mimo_train.py --device-flops fast", "--device-flops must be a number above 0, but is 'fast'"),
-        ({}, "python mimo_train.py --images 1,x", "--images takes counts such as 2,1,3,0"),
-        ({"n_gpus": 1}, COMMAND, "searches layouts for 2 to 4096 ranks, but the command has 1"),
-        ({"memory_gib": 1e-9}, COMMAND, "a layout must fit"),
+        ({"top": 0}, COMMAND, "top.*got 0"),
+        ({"device_flops": -1.0}, COMMAND, "device_flops.*got -1"),
+        ({"images": "1,2"}, COMMAND, r"images.*2\+1\+3\+0.*'1,2'"),
+        ({}, "python train.py", r"mimo_train\.py.*pretrain_mimo\.py"),
+        ({}, "python mimo_train.py --images 1,x", "--images.*'1,x'"),
+        ({"n_gpus": 1}, COMMAND, "2 to 4096 ranks.* 1"),
+        ({"memory_gib": 1e-9}, COMMAND, "GiB.*smallest"),
     ],
 )
-def test_mistakes_are_told_in_one_line(args: dict[str, object], command: str, message: str) -> None:
+def test_mistakes_are_reported_in_one_line(args: dict[str, object], command: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         bound(command, **args)
     assert "\n" not in str(caught.value)
 
 
 def test_a_preset_without_a_command_says_what_it_lacks() -> None:
-    with pytest.raises(UsageError, match="reads everything from the command, but has none yet"):
+    with pytest.raises(UsageError, match="command"):
         MimoPreset().get_search_space()
 
 
 def test_the_strategy_named_by_hand_points_to_the_preset(tmp_path: Path) -> None:
     tuner = PresetTuner(COMMAND, preset="mimo", strategy="mimo-ranked", output_dir=tmp_path)
-    with pytest.raises(UsageError, match="take --preset mimo and leave --strategy out"):
+    with pytest.raises(UsageError, match="--preset mimo"):
         tuner.strategy.prepare(tuner.tuned_job())
 
 
-def test_a_guessed_speed_is_told() -> None:
-    assert any("guessed" in note for note in bound("python mimo_train.py").notes(COMMAND))
-    assert not any("guessed" in note for note in bound("python mimo_train.py", device_flops=2e9).notes(COMMAND))
+def test_a_guessed_speed_is_noted() -> None:
+    assert any("guesses" in note for note in bound("python mimo_train.py").notes(COMMAND))
+    assert not any("guesses" in note for note in bound("python mimo_train.py", device_flops=2e9).notes(COMMAND))
 
 
 def test_defaults_are_those_of_the_example() -> None:

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from tests.planner.mimo.jobs import SLOW, mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
-from zenith_tune.planner.mimo.search import MimoSearch
+from zenith_tune.planner.mimo.prediction import MimoPlan, plan_mimo
 from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy, TriedLayout, gain_lines
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
@@ -17,9 +15,8 @@ from zenith_tune.study.trial import Findings, Outcome, Trial
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
 JOB = mimo_job(4, encoder=module(4, 1.0), items=(8, 0, 0, 0, 0, 0, 0, 0), link=SLOW)
-JOB = replace(JOB, device=replace(JOB.device, is_known=True))
 PLAN: MimoPlan = plan_mimo(JOB)
-ORDER = [each.at for each in PLAN.ranked]
+ORDER = [each.candidate for each in PLAN.ranked]
 
 
 def candidate(params: Params) -> MimoCandidate:
@@ -27,12 +24,7 @@ def candidate(params: Params) -> MimoCandidate:
 
 
 def strategy() -> MimoRankedStrategy:
-    points = MimoPoints(
-        search=lambda: MimoSearch(JOB, plan_mimo, top=3, measures=False),
-        point=lambda at: {"which": ORDER.index(at)},
-        candidate=candidate,
-        num_planned=len(ORDER),
-    )
+    points = MimoPoints(plan=PLAN, top=3, point=lambda layout: {"which": ORDER.index(layout)}, candidate=candidate)
     return MimoRankedStrategy.of(points)
 
 
@@ -79,7 +71,7 @@ def test_every_tried_layout_is_a_row_with_what_was_expected_of_it() -> None:
     names = [f"{at.label}, homogeneous" if at.is_homogeneous else at.label for at in chosen]
     assert [row[-1] for row in findings.rows] == names
     assert all(len(row) == len(findings.columns) for row in findings.rows)
-    assert findings.rows[0][0] == f"{PLAN.at(chosen[0]).step_s * 1e3:.1f} ms"  # type: ignore[union-attr]
+    assert findings.rows[0][0] == f"{PLAN.find(chosen[0]).step_s * 1e3:.1f} ms"  # type: ignore[union-attr]
 
 
 def test_the_gain_is_measured_and_its_causes_are_named() -> None:
@@ -90,7 +82,7 @@ def test_the_gain_is_measured_and_its_causes_are_named() -> None:
     assert second.startswith("where it comes from, by the plan: ") and "a micro-batch, an LLM stage" in second
 
 
-def test_a_homogeneous_layout_that_stays_the_fastest_is_told() -> None:
+def test_a_homogeneous_layout_that_stays_the_fastest_is_reported() -> None:
     (line,) = found({True: 0.5, False: 1.0})[0].lines
     assert line.startswith("the best homogeneous layout tried stays the fastest")
 
@@ -109,7 +101,7 @@ def test_failures_leave_less_to_compare(slower: dict[bool, float | None], words:
 
 def test_the_larger_value_is_the_better_where_a_rate_is_measured() -> None:
     trials = [Trial(params={}, outcome=Outcome.OK, value=value, step_s=1 / value) for value in (30.0, 20.0)]
-    both = next(each for each in PLAN.ranked if not each.at.is_homogeneous), PLAN.homogeneous[0]
+    both = next(each for each in PLAN.ranked if not each.candidate.is_homogeneous), PLAN.homogeneous[0]
     tried = [
         TriedLayout(prediction=at, expected_s=at.step_s, trial=trial) for at, trial in zip(both, trials, strict=True)
     ]
@@ -131,6 +123,6 @@ def test_the_run_of_the_own_command_stands_for_its_layout() -> None:
 
 
 def test_a_plan_is_needed() -> None:
-    with pytest.raises(UsageError, match="strategy mimo-ranked tries the layouts that preset mimo plans, but has none"):
+    with pytest.raises(UsageError, match="mimo-ranked"):
         MimoRankedStrategy().prepare(TunedJob())
     strategy().prepare(TunedJob())

@@ -1,4 +1,4 @@
-"""One layout of an encoder and a language model, and why it may not go."""
+"""One layout of an encoder and a language model, the rules that it must obey, and all layouts that obey them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout, ModuleLayout
-from zenith_tune.planner.mimo.job import MimoJob
+from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoJob
 
-ENCODER = "encoder"
+MAX_TP = 8
+"""Beyond a node's GPUs tensor parallelism is too slow to be searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,14 @@ class MimoCandidate:
             expert_parallel=expert_parallel,
         )
 
+    def module(self, name: str) -> ModuleLayout:
+        """Return the layout of one module."""
+        return self.language if name == LANGUAGE else self.encoder
+
+    def recomputes(self, name: str) -> bool:
+        """Return whether a module recomputes its activations."""
+        return self.language_recompute if name == LANGUAGE else self.encoder_recompute
+
     @property
     def encoder_ranks(self) -> int:
         """Ranks that are the encoder's alone; 0 where both modules share all."""
@@ -69,12 +78,12 @@ class MimoCandidate:
 
     @property
     def is_colocated(self) -> bool:
-        """Tell whether both modules live on all ranks."""
+        """Whether both modules live on all ranks."""
         return self.encoder_ranks == 0
 
     @property
     def is_homogeneous(self) -> bool:
-        """Tell whether both modules have the same tp and dp, as without layouts of their own.
+        """Whether both modules have the same tp and dp, as without layouts of their own.
 
         On shared ranks that is one layout for all; on ranks of their own it is one plain pipeline, whose first stages
         are the encoder's.
@@ -83,46 +92,50 @@ class MimoCandidate:
 
     @property
     def layout(self) -> MimoLayout:
-        """Return it as the runtime has it; raises UsageError where it does not go."""
+        """The layout as the runtime has it; raises UsageError where it breaks a rule."""
         return MimoLayout(modules={ENCODER: self.encoder, LANGUAGE: self.language})
-
-    def stages_after(self, name: str, stage: int) -> int:
-        """Return how many stages a micro-batch passes after this one of a module on ranks of its own."""
-        return self.language.pp - 1 - stage if name == LANGUAGE else self.encoder.pp - 1 - stage + self.language.pp
 
     @property
     def label(self) -> str:
-        """Return it in a few words; degrees of 1 go without saying."""
-        encoder, language = _degrees(self.encoder), _degrees(self.language)
-        if self.expert_parallel > 1:
-            language += f" ep{self.expert_parallel}"
+        """The layout in short; degrees of 1 go without saying."""
         where = " shared" if self.is_colocated else ""
-        words = [f"encoder {encoder} on {self.encoder.size}{where}", f"llm {language} on {self.language.size}{where}"]
+        experts = f" ep{self.expert_parallel}" if self.expert_parallel > 1 else ""
         recomputing = {"encoder": self.encoder_recompute, "llm": self.language_recompute}
-        words.append(f"mbs{self.micro_batch}" + "".join(f" recompute {name}" for name, on in recomputing.items() if on))
-        return " | ".join(words)
+        fields = [
+            f"encoder {_degrees(self.encoder)} on {self.encoder.size}{where}",
+            f"llm {_degrees(self.language)}{experts} on {self.language.size}{where}",
+            f"mbs{self.micro_batch}" + "".join(f" recompute {name}" for name, on in recomputing.items() if on),
+        ]
+        return " | ".join(fields)
 
 
-def why_not(job: MimoJob, at: MimoCandidate) -> str | None:
+def _degrees(module: ModuleLayout) -> str:
+    degrees = [f"{name}{getattr(module, name)}" for name in ("tp", "pp", "dp") if getattr(module, name) > 1]
+    return " ".join(degrees) or "dp1"
+
+
+def why_not(job: MimoJob, candidate: MimoCandidate) -> str | None:
     """Return which rule a layout breaks, in one line; None where it may run."""
     try:
-        layout = at.layout
-        layout.num_microbatches(at.micro_batch, job.global_batch)
+        layout = candidate.layout
+        layout.num_microbatches(candidate.micro_batch, job.global_batch)
     except UsageError as error:
         return str(error)
+    encoder_dp, language_dp = candidate.encoder.dp, candidate.language.dp
     if layout.world_size != job.num_ranks:
         return f"the layout needs {layout.world_size} ranks, but the job has {job.num_ranks}."
-    if at.is_colocated and not job.can_share_ranks:
+    if candidate.is_colocated and not job.can_share_ranks:
         return "the modules must have ranks of their own, but share all: give the encoder some."
-    if at.encoder.pp > 1 and not job.can_pipeline_encoder:
-        return f"the encoder must not be pipelined, but has pp {at.encoder.pp}: set it to 1."
-    if not job.can_join_uneven and not job.has_even_items and at.encoder.dp > at.language.dp:
+    if candidate.encoder.pp > 1 and not job.can_pipeline_encoder:
+        return f"the encoder must not be pipelined, but has pp {candidate.encoder.pp}: set it to 1."
+    if not job.can_join_uneven and not job.has_even_items and encoder_dp > language_dp:
         problem = "samples with different numbers of items need an encoder dp of at most the language model's"
-        return f"{problem}, but got {at.encoder.dp} and {at.language.dp}: change one of them."
-    for work, module in ((job.encoder, at.encoder), (job.language, at.language)):
+        return f"{problem}, but got {encoder_dp} and {language_dp}: change one of them."
+    for name in MODULES:
+        work, module = job.work(name), candidate.module(name)
         if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:
             return broken
-    return _why_not_gathered(job, at.language) or _why_no_experts(job, at)
+    return _why_not_gathered(job, candidate.language) or _why_no_experts(job, candidate)
 
 
 def _why_not_gathered(job: MimoJob, language: ModuleLayout) -> str | None:
@@ -135,29 +148,18 @@ def _why_not_gathered(job: MimoJob, language: ModuleLayout) -> str | None:
     return None
 
 
-def _why_no_experts(job: MimoJob, at: MimoCandidate) -> str | None:
-    ep, experts = at.expert_parallel, job.language.num_experts
+def _why_no_experts(job: MimoJob, candidate: MimoCandidate) -> str | None:
+    ep, experts, pp = candidate.expert_parallel, job.language.num_experts, candidate.language.pp
     if ep > 1 and not experts:
         return f"expert parallelism needs experts, but the model has none and ep is {ep}: set it to 1."
     if experts % ep:
         return f"the experts must be a multiple of ep, but got {experts} and ep {ep}: change one of them."
     # The experts are laid out over the same ranks of each stage a second time: ep * expert tp * expert dp.
-    together = job.expert_ranks(ep) * at.language.pp
-    if experts and at.language.size % together:
+    shards, size = job.expert_ranks(1), candidate.language.size
+    if experts and size % (shards * ep * pp):
         problem = "the language model's ranks must be a multiple of expert shards * ep * pp"
-        return (
-            f"{problem}, but got {at.language.size} and {together // ep // at.language.pp} * {ep} * {at.language.pp}."
-        )
+        return f"{problem}, but got {size} and {shards} * {ep} * {pp}."
     return None
-
-
-def _degrees(module: ModuleLayout) -> str:
-    words = [f"{name}{getattr(module, name)}" for name in ("tp", "pp", "dp") if getattr(module, name) > 1]
-    return " ".join(words) or "dp1"
-
-
-MAX_TP = 8
-"""Beyond a node's GPUs tensor parallelism is not worth a thought."""
 
 
 def mimo_candidates(
@@ -167,16 +169,12 @@ def mimo_candidates(
     rest = list(itertools.product(micro_batches(job, mbs_max), expert_parallel))
     for encoder_ranks in range(0 if job.can_share_ranks else 1, job.num_ranks):
         encoder_size, language_size = encoder_ranks or job.num_ranks, job.num_ranks - encoder_ranks
-        for encoder, language in itertools.product(
-            _tensor_and_pipeline(encoder_size), _tensor_and_pipeline(language_size)
-        ):
-            small, large = sorted(
-                (encoder_size // (encoder[0] * encoder[1]), language_size // (language[0] * language[1]))
-            )
-            if large % small:
+        for encoder, language in itertools.product(_degree_pairs(encoder_size), _degree_pairs(language_size)):
+            lanes = (encoder_size // (encoder[0] * encoder[1]), language_size // (language[0] * language[1]))
+            if max(lanes) % min(lanes):
                 continue
             for micro_batch, ep in rest:
-                at = MimoCandidate.of(
+                candidate = MimoCandidate.of(
                     job.num_ranks,
                     encoder=encoder,
                     language=language,
@@ -184,13 +182,16 @@ def mimo_candidates(
                     micro_batch=micro_batch,
                     expert_parallel=ep,
                 )
-                if why_not(job, at) is None:
-                    yield at
+                if why_not(job, candidate) is None:
+                    yield candidate
 
 
-def recomputing(job: MimoJob, at: MimoCandidate) -> list[MimoCandidate]:
+def recomputing(job: MimoJob, candidate: MimoCandidate) -> list[MimoCandidate]:
     """Return a layout with each recomputation that the job allows, the least first."""
-    return [replace(at, encoder_recompute=encoder, language_recompute=language) for encoder, language in job.recompute]
+    return [
+        replace(candidate, encoder_recompute=encoder, language_recompute=language)
+        for encoder, language in job.recompute
+    ]
 
 
 def micro_batches(job: MimoJob, mbs_max: int) -> list[int]:
@@ -198,6 +199,6 @@ def micro_batches(job: MimoJob, mbs_max: int) -> list[int]:
     return [size for size in divisors(job.global_batch) if size <= mbs_max]
 
 
-def _tensor_and_pipeline(size: int) -> list[tuple[int, int]]:
+def _degree_pairs(size: int) -> list[tuple[int, int]]:
     """Return every (tp, pp) of a module on that many ranks."""
     return [(tp, pp) for tp in divisors(size) if tp <= MAX_TP for pp in divisors(size // tp)]

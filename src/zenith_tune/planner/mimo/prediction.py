@@ -1,87 +1,22 @@
-"""How long a step of a layout takes, and of what that time is made."""
+"""The step time and the memory of a layout, and all layouts of a job by them, the fastest first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zenith_tune.errors import UsageError
 from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout
-from zenith_tune.mimo.module_work import ModuleWork, stage_layers
-from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
-from zenith_tune.planner.mimo.job import MimoJob
-from zenith_tune.planner.mimo.timeline import (
-    Place,
-    PlayedStep,
-    TimedStage,
-    all_reduce_s,
-    message_s,
-    passes_of,
-    peak_memory_bytes,
-    play,
-    stages_of,
-    units_of,
-)
-
-
-def rank_parameters(job: MimoJob, at: MimoCandidate) -> list[dict[str, tuple[float, int]]]:
-    """Return the kinds of ranks that a layout has: by module, its parameters and its layers there."""
-    kinds: dict[str, list[tuple[float, int]]] = {}
-    for name, work, module in ((ENCODER, job.encoder, at.encoder), (LANGUAGE, job.language, at.language)):
-        kinds[name] = [
-            (
-                sum(count * part.params(module.tp) for part, count in work.stage_parts(stage, module.pp)),
-                len(stage_layers(work.num_layers, stage, module.pp)),
-            )
-            for stage in range(module.pp)
-        ]
-    if at.is_colocated:
-        return [{name: stages[0] for name, stages in kinds.items()}]
-    return [{name: stage} for name, stages in kinds.items() for stage in stages]
-
-
-def shared_step(job: MimoJob, at: MimoCandidate, num_microbatches: int) -> PlayedStep:
-    """Play a step through: encoder lanes that one language lane gathers from wait for the slowest of them.
-
-    Language lanes are all alike, so that where the encoder has fewer lanes nobody waits before the end.
-    """
-    encoder, language = passes_of(job, at, ENCODER, 0), passes_of(job, at, LANGUAGE, 0)
-    num_lanes = 1 if job.has_even_items else at.encoder.dp
-    group = max(at.encoder.dp // at.language.dp, 1) if num_lanes > 1 else 1
-    units = [units_of(job, at, ENCODER, lane, num_microbatches) for lane in range(num_lanes)]
-    lm = [language.forward(at.micro_batch), language.backward(at.micro_batch)]
-    bridge_s = _bridge_s(job, at)
-    clocks, compute_s, tensor_s = [0.0] * num_lanes, 0.0, 0.0
-    for index in range(num_microbatches):
-        forward = [encoder.forward(lane[index]) for lane in units]
-        backward = [encoder.backward(lane[index]) for lane in units]
-        clocks = [clock + time.total_s for clock, time in zip(clocks, forward, strict=True)]
-        for begin in range(0, num_lanes, group):
-            met = max(clocks[begin : begin + group]) + bridge_s
-            clocks[begin : begin + group] = [met] * group
-        rest_s = sum(time.total_s for time in lm)
-        clocks = [clock + rest_s + time.total_s for clock, time in zip(clocks, backward, strict=True)]
-        each = 1.0 / num_lanes
-        compute_s += sum(time.compute_s for time in lm) + each * sum(t.compute_s for t in (*forward, *backward))
-        tensor_s += sum(time.tensor_s for time in lm) + each * sum(t.tensor_s for t in (*forward, *backward))
-    return PlayedStep(span_s=max(clocks), compute_s=compute_s, tensor_s=tensor_s)
-
-
-def _bridge_s(job: MimoJob, at: MimoCandidate) -> float:
-    """Return the time of gathering the rows of a micro-batch from siblings; nothing where the lanes are the same."""
-    if at.encoder.dp == at.language.dp:
-        return 0.0
-    rows = job.encoder.output_numbers * sum(job.items) / len(job.items) * at.micro_batch
-    return message_s(job.device.link, rows * job.device.number_bytes)
-
-
-ENOUGH_ROUNDS = 4
-"""After so many micro-batches for each stage, one more costs what the one before did."""
+from zenith_tune.mimo.work import ModuleWork
+from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
+from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.timeline import all_reduce_s, all_units, passes_of, step_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPrediction:
     """Hold a step's time by cause, each as an average over the ranks, and the pace of both modules."""
 
-    at: MimoCandidate
+    candidate: MimoCandidate
     compute_s: float
     tensor_s: float
     """Sums over tensor-parallel groups, and ways to experts."""
@@ -97,100 +32,152 @@ class MimoPrediction:
 
     @property
     def step_s(self) -> float:
-        """Return the time of a step."""
+        """The time of a step."""
         return self.compute_s + self.tensor_s + self.idle_s + self.sync_s
 
     @property
     def idle_share(self) -> float:
-        """Return the part of the step that an average rank waits."""
+        """The part of the step that an average rank waits."""
         return self.idle_s / self.step_s
 
 
-def predict(job: MimoJob, at: MimoCandidate) -> MimoPrediction:
-    """Return what a layout that may run takes."""
-    num = at.layout.num_microbatches(at.micro_batch, job.global_batch)
-    done = _step(job, at, num)
+def predict(job: MimoJob, candidate: MimoCandidate) -> MimoPrediction:
+    """Return the prediction of a layout that may run."""
+    num = candidate.layout.num_microbatches(candidate.micro_batch, job.global_batch)
+    time = step_time(job, candidate, num)
     return MimoPrediction(
-        at=at,
-        compute_s=done.compute_s,
-        tensor_s=done.tensor_s,
-        idle_s=max(done.span_s - done.compute_s - done.tensor_s, 0.0),
-        sync_s=_end_s(job, at),
-        encoder_stage_s=_stage_s(job, at, ENCODER, num),
-        language_stage_s=_stage_s(job, at, LANGUAGE, num),
+        candidate=candidate,
+        compute_s=time.compute_s,
+        tensor_s=time.tensor_s,
+        idle_s=max(time.span_s - time.compute_s - time.tensor_s, 0.0),
+        sync_s=job.device.step_s + max(_sync_s(job, candidate, name) for name in MODULES),
+        encoder_stage_s=_stage_s(job, candidate, ENCODER, num),
+        language_stage_s=_stage_s(job, candidate, LANGUAGE, num),
         num_microbatches=num,
-        memory_bytes=peak_memory_bytes(job, at),
+        memory_bytes=peak_memory_bytes(job, candidate),
     )
 
 
-def _step(job: MimoJob, at: MimoCandidate, num: int) -> PlayedStep:
-    """Play a step; one with many micro-batches, all alike or repeating, is played for some and drawn out."""
-    play_for = shared_step if at.is_colocated else _played
-    period = job.period(at.micro_batch * at.language.dp)
-    enough = -(-ENOUGH_ROUNDS * (at.encoder.pp + at.language.pp) // period) * period
-    if num <= 2 * enough:
-        return play_for(job, at, num)
-    some, more = play_for(job, at, enough), play_for(job, at, 2 * enough)
-    rounds = (num - enough) / enough
-
-    def drawn_out(name: str) -> float:
-        begin, end = float(getattr(some, name)), float(getattr(more, name))
-        return begin + rounds * (end - begin)
-
-    return PlayedStep(**{name: drawn_out(name) for name in ("span_s", "compute_s", "tensor_s")})
-
-
-def _played(job: MimoJob, at: MimoCandidate, num: int) -> PlayedStep:
-    stages: dict[Place, TimedStage] = stages_of(job, at, num)
-    play(stages)
-    # Lanes that are all alike are played once and count for all of them.
-    weights = {
-        name: module.size / sum(1 for place in stages if place[0] == name)
-        for name, module in ((ENCODER, at.encoder), (LANGUAGE, at.language))
-    }
-    ranks = at.encoder.size + at.language.size
-    return PlayedStep(
-        span_s=max(stage.clock_s for stage in stages.values()),
-        compute_s=sum(weights[place[0]] * stage.compute_s for place, stage in stages.items()) / ranks,
-        tensor_s=sum(weights[place[0]] * stage.tensor_s for place, stage in stages.items()) / ranks,
-    )
-
-
-def _stage_s(job: MimoJob, at: MimoCandidate, name: str, num: int) -> float:
-    module = at.language if name == LANGUAGE else at.encoder
-    lanes = range(1 if job.has_even_items else module.dp)
-    num = min(num, job.period(at.micro_batch * at.language.dp))
-    units = max(sum(units_of(job, at, name, lane, num)) for lane in lanes) / num
-    stages = [passes_of(job, at, name, stage) for stage in range(module.pp)]
+def _stage_s(job: MimoJob, candidate: MimoCandidate, name: str, num: int) -> float:
+    num = min(num, job.period(candidate.micro_batch * candidate.language.dp))
+    units = max(map(sum, all_units(job, candidate, name, num))) / num
+    stages = [passes_of(job, candidate, name, stage) for stage in range(candidate.module(name).pp)]
     return max(passes.forward(units).total_s + passes.backward(units).total_s for passes in stages)
 
 
-def _end_s(job: MimoJob, at: MimoCandidate) -> float:
-    """Return the time after the passes: gradients summed over replicas, and the optimizer."""
-    rates, number_bytes = job.device.rates, job.device.number_bytes
-    if rates is None:
-        return job.device.step_s + max(_sync_s(job, at, ENCODER), _sync_s(job, at, LANGUAGE))
-    replicas = {ENCODER: at.encoder.dp, LANGUAGE: at.language.dp}
-    return rates.agree_s + max(
-        sum(
-            rates.sync_s(params * number_bytes, replicas[name]) + rates.update_s(params, num_layers)
-            for name, (params, num_layers) in rank.items()
-        )
-        for rank in rank_parameters(job, at)
-    )
-
-
-def _sync_s(job: MimoJob, at: MimoCandidate, name: str) -> float:
-    work: ModuleWork = job.language if name == LANGUAGE else job.encoder
-    module: ModuleLayout = at.language if name == LANGUAGE else at.encoder
-    if not work.is_trained:
-        return 0.0
+def _sync_s(job: MimoJob, candidate: MimoCandidate, name: str) -> float:
+    """Return the time of summing a module's gradients over its replicas."""
+    work, module = job.work(name), candidate.module(name)
     params = max(
         sum(
-            count * part.params(module.tp, at.expert_parallel)
+            count * part.params(module.tp, candidate.expert_parallel)
             for part, count in work.stage_parts(stage, module.pp)
             if part.is_trained
         )
         for stage in range(module.pp)
     )
-    return all_reduce_s(job.device.link, params * job.device.number_bytes, module.dp)
+    return all_reduce_s(job.device.link, params * job.device.number_bytes, module.dp) if params else 0.0
+
+
+def peak_memory_bytes(job: MimoJob, candidate: MimoCandidate) -> float:
+    """Return the memory of the fullest rank."""
+    layout = candidate.layout
+    num_microbatches = layout.num_microbatches(candidate.micro_batch, job.global_batch)
+    num_different = min(num_microbatches, job.period(candidate.micro_batch * candidate.language.dp))
+    peaks = []
+    for name in MODULES:
+        work, module = job.work(name), candidate.module(name)
+        units = max(map(max, all_units(job, candidate, name, num_different)))
+        shards, expert_ranks = 0, 1
+        if name == LANGUAGE:
+            shards, expert_ranks = job.weight_shards, job.expert_ranks(candidate.expert_parallel)
+        stages = []
+        for stage in range(module.pp):
+            in_flight = 1 if candidate.is_colocated else min(layout.stages_after(name, stage) + 1, num_microbatches)
+            states = state_bytes(work, module, stage, job.device, shards, expert_ranks)
+            kept = activation_numbers(work, module, stage, recompute=candidate.recomputes(name)) * units * in_flight
+            stages.append(states + kept * job.device.number_bytes)
+        peaks.append(max(stages))
+    return sum(peaks) if candidate.is_colocated else max(peaks)
+
+
+def state_bytes(
+    work: ModuleWork, module: ModuleLayout, stage: int, device: MimoDevice, shards: int = 0, expert_ranks: int = 1
+) -> float:
+    """Return the bytes of a stage's weights, gradients and optimizer state on one rank; 0 `shards`: one for each tp."""
+    shards = shards or module.tp
+    replicas = module.dp * module.tp / shards
+    trained = device.state_bytes - device.sharded_bytes * (1 - 1 / replicas)
+    return sum(
+        count * part.params(shards, expert_ranks) * (trained if part.is_trained else device.number_bytes)
+        for part, count in work.stage_parts(stage, module.pp)
+    )
+
+
+def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, recompute: bool) -> float:
+    """Return the numbers that one rank keeps of one unit until its backward pass.
+
+    A recomputed block keeps its input only, and one block at a time is there whole. A frozen part that gradients go
+    through counts like a trained one, which is a little too much; one without a backward pass keeps nothing.
+    """
+    numbers = 0.0 if work.layer.backward_share else work.hidden_numbers
+    for part, count in work.stage_parts(stage, module.pp):
+        if not part.backward_share:
+            continue
+        if recompute and part is work.layer:
+            numbers += count * work.hidden_numbers + part.kept(module.tp)
+        else:
+            numbers += count * part.kept(module.tp)
+    return numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MimoPlan:
+    """Hold the ranking, and how many layouts were left out for their memory."""
+
+    ranked: tuple[MimoPrediction, ...]
+    num_too_large: int
+
+    @property
+    def homogeneous(self) -> list[MimoPrediction]:
+        """Those in which both modules have the same degrees, the fastest first."""
+        return [each for each in self.ranked if each.candidate.is_homogeneous]
+
+    def find(self, candidate: MimoCandidate) -> MimoPrediction | None:
+        """Return the prediction of a layout, where it is planned."""
+        return next((each for each in self.ranked if each.candidate == candidate), None)
+
+
+def plan_mimo(job: MimoJob, *, mbs_max: int = 4, expert_parallel: tuple[int, ...] = (1,)) -> MimoPlan:
+    """Rank every layout that may run and fits; one that does not fit is tried with recomputation.
+
+    Raises UsageError where none is left.
+    """
+    found: list[MimoPrediction] = []
+    too_large: list[float] = []
+    for candidate in mimo_candidates(job, mbs_max=mbs_max, expert_parallel=expert_parallel):
+        variants = {each: peak_memory_bytes(job, each) for each in recomputing(job, candidate)}
+        fitting = [each for each, needed in variants.items() if needed <= job.device.memory_bytes]
+        if not fitting:
+            too_large.append(min(variants.values()))
+        elif fitting[0] == next(iter(variants)):
+            found.append(predict(job, fitting[0]))  # recomputation never makes a step faster
+        else:
+            found.append(min((predict(job, each) for each in fitting), key=_rank))
+    if not found:
+        raise _nothing_left(job, too_large)
+    return MimoPlan(ranked=tuple(sorted(found, key=_rank)), num_too_large=len(too_large))
+
+
+def _rank(each: MimoPrediction) -> tuple[float, float, str]:
+    """Order by time, then by what is left of the memory; names break what ties are left."""
+    return (each.step_s, each.memory_bytes, each.candidate.label)
+
+
+def _nothing_left(job: MimoJob, too_large: list[float]) -> UsageError:
+    if not too_large:
+        problem = f"{job.num_ranks} ranks and a global batch of {job.global_batch} allow no layout of both modules"
+        return UsageError(problem, hint="change one of them")
+    problem = f"a layout must fit the {job.device.memory_bytes / 2**30:.3g} GiB of a device"
+    smallest = f"but the smallest of {len(too_large)} needs {min(too_large) / 2**30:.3g} GiB"
+    return UsageError(f"{problem}, {smallest}", hint="take more ranks")

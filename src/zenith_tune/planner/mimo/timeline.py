@@ -1,4 +1,4 @@
-"""One step of modules on ranks of their own, played through on paper in the order of the real schedule."""
+"""The time of one step, simulated in the order of the real schedule."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout, lane_partners
-from zenith_tune.mimo.module_work import ModuleWork, stage_layers
-from zenith_tune.planner.mimo.candidate import ENCODER, MimoCandidate
-from zenith_tune.planner.mimo.job import MimoDevice, MimoJob, ModuleRates
+from zenith_tune.mimo.work import ModuleWork, stage_layers
+from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
 
 SUMS_PER_LAYER = 2
 """Forward after attention and after the perceptron, backward before them (Megatron-LM, arXiv 1909.08053, figure 4)."""
+ENOUGH_ROUNDS = 4
+"""After so many micro-batches for each stage, one more costs what the one before did."""
+Place = tuple[str, int, int]
+"""Module, lane and stage."""
+Turn = tuple[bool, int]
+"""Whether it is a backward pass, and its micro-batch."""
 
 
 def all_reduce_s(link: LinkSpec, num_bytes: float, n: int) -> float:
@@ -33,13 +39,13 @@ class PassTime:
 
     @property
     def total_s(self) -> float:
-        """Return both together: a rank waits for the sums."""
+        """Both together: a rank waits for the sums."""
         return self.compute_s + self.tensor_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePasses:
-    """Tell what the passes of one stage take, by the units of a micro-batch."""
+    """Estimate the passes of one stage by the units of a micro-batch."""
 
     work: ModuleWork
     layout: ModuleLayout
@@ -47,38 +53,22 @@ class StagePasses:
     recompute: bool
     device: MimoDevice
     expert_parallel: int = 1
-    rates: ModuleRates | None = None
-    """What passes of the module took for real, where that is known."""
 
     def forward(self, num_units: float) -> PassTime:
         """Return the time of a forward pass over that many units."""
-        if self.rates is not None:
-            return self._measured(self.rates, num_units, False)
         flops = self.work.forward_flops(stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp)
         return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, 1, is_forward=True))
 
     def backward(self, num_units: float) -> PassTime:
         """Return the time of a backward pass over that many units."""
-        if not self.work.has_backward:
-            return PassTime()
-        if self.rates is not None:
-            return self._measured(self.rates, num_units, True)
-        stage, pp, tp = self.stage, self.layout.pp, self.layout.tp
-        flops = self.work.backward_flops(stage=stage, num_stages=pp, tp=tp, recompute=self.recompute)
-        if not self.work.layer.backward_share:
-            return PassTime(num_units * flops / self.device.flops_per_s)
+        flops = self.work.backward_flops(
+            stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp, recompute=self.recompute
+        )
         rounds = 2 if self.recompute else 1
-        return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, rounds, False))
+        exchanges_s = self._exchanges_s(num_units, rounds, is_forward=False) if self.work.layer.backward_share else 0.0
+        return PassTime(num_units * flops / self.device.flops_per_s, exchanges_s)
 
-    def _measured(self, rates: ModuleRates, num_units: float, is_backward: bool) -> PassTime:
-        """Return a pass by measured times; a recomputed block runs forward once more."""
-        at = (self.work, self.layout, self.stage, num_units)
-        total_s, tensor_s = rates.pass_s(*at, is_backward), rates.tensor_s(*at, is_backward)
-        if is_backward and self.recompute:
-            total_s, tensor_s = total_s + rates.pass_s(*at, False), tensor_s + rates.tensor_s(*at, False)
-        return PassTime(total_s - tensor_s, tensor_s)
-
-    def _exchanges_s(self, num_units: float, rounds: int, is_forward: bool) -> float:
+    def _exchanges_s(self, num_units: float, rounds: int, *, is_forward: bool) -> float:
         """Return the time of the sums over tp and of the ways to the experts and back; none where there is nothing."""
         if not num_units:
             return 0.0
@@ -94,17 +84,88 @@ class StagePasses:
         return rounds * num_layers * (SUMS_PER_LAYER * one_sum + experts) + ends * one_sum
 
 
-Place = tuple[str, int, int]
-"""Module, lane and stage."""
+def passes_of(job: MimoJob, candidate: MimoCandidate, name: str, stage: int) -> StagePasses:
+    """Return the estimate of one stage of a module."""
+    return StagePasses(
+        work=job.work(name),
+        layout=candidate.module(name),
+        stage=stage,
+        recompute=candidate.recomputes(name),
+        device=job.device,
+        expert_parallel=candidate.expert_parallel if name == LANGUAGE else 1,
+    )
+
+
+def units_of(job: MimoJob, candidate: MimoCandidate, name: str, lane: int, num_microbatches: int) -> list[int]:
+    """Return what a lane reads of each micro-batch: neighbouring samples, whatever the lanes."""
+    if name == LANGUAGE:
+        return [candidate.micro_batch] * num_microbatches
+    size = candidate.micro_batch * candidate.language.dp
+    share = size // candidate.encoder.dp
+    begins = [index * size + lane * share for index in range(num_microbatches)]
+    return [job.num_items(begin, begin + share) for begin in begins]
+
+
+def all_units(job: MimoJob, candidate: MimoCandidate, name: str, num_microbatches: int) -> list[list[int]]:
+    """Return what every lane of a module reads; lanes that are all alike are one."""
+    num_lanes = 1 if job.has_even_items else candidate.module(name).dp
+    return [units_of(job, candidate, name, lane, num_microbatches) for lane in range(num_lanes)]
+
+
+def _rows_s(job: MimoJob, candidate: MimoCandidate) -> float:
+    """Return the time of a message with the rows that a micro-batch takes from the encoder."""
+    rows = job.encoder.output_numbers * sum(job.items) / len(job.items) * candidate.micro_batch
+    return message_s(job.device.link, rows * job.device.number_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedStep:
+class StepTime:
     """Hold when the last rank is done with its passes, and what the ranks have done by then on average."""
 
     span_s: float
     compute_s: float
     tensor_s: float
+
+
+def step_time(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> StepTime:
+    """Return the time of a step; many micro-batches, all alike or repeating, are extrapolated from some."""
+    simulate = _shared_step if candidate.is_colocated else _pipelined_step
+    period = job.period(candidate.micro_batch * candidate.language.dp)
+    enough = -(-ENOUGH_ROUNDS * (candidate.encoder.pp + candidate.language.pp) // period) * period
+    if num_microbatches <= 2 * enough:
+        return simulate(job, candidate, num_microbatches)
+    some, more = simulate(job, candidate, enough), simulate(job, candidate, 2 * enough)
+    rounds = (num_microbatches - enough) / enough
+    return StepTime(
+        span_s=some.span_s + rounds * (more.span_s - some.span_s),
+        compute_s=some.compute_s + rounds * (more.compute_s - some.compute_s),
+        tensor_s=some.tensor_s + rounds * (more.tensor_s - some.tensor_s),
+    )
+
+
+def _shared_step(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> StepTime:
+    """Simulate shared ranks: encoder lanes that one language lane gathers from wait for the slowest of them.
+
+    Language lanes are all alike, so that where the encoder has fewer lanes nobody waits before the end.
+    """
+    encoder, language = passes_of(job, candidate, ENCODER, 0), passes_of(job, candidate, LANGUAGE, 0)
+    units = all_units(job, candidate, ENCODER, num_microbatches)
+    num_lanes = len(units)
+    group = max(candidate.encoder.dp // candidate.language.dp, 1) if num_lanes > 1 else 1
+    gather_s = 0.0 if candidate.encoder.dp == candidate.language.dp else _rows_s(job, candidate)
+    lm = [language.forward(candidate.micro_batch), language.backward(candidate.micro_batch)]
+    lm_s = sum(time.total_s for time in lm)
+    clocks, compute_s, tensor_s = [0.0] * num_lanes, 0.0, 0.0
+    for index in range(num_microbatches):
+        forward = [encoder.forward(lane[index]) for lane in units]
+        backward = [encoder.backward(lane[index]) for lane in units]
+        clocks = [clock + time.total_s for clock, time in zip(clocks, forward, strict=True)]
+        for begin in range(0, num_lanes, group):
+            clocks[begin : begin + group] = [max(clocks[begin : begin + group]) + gather_s] * group
+        clocks = [clock + lm_s + time.total_s for clock, time in zip(clocks, backward, strict=True)]
+        compute_s += sum(t.compute_s for t in lm) + sum(t.compute_s for t in (*forward, *backward)) / num_lanes
+        tensor_s += sum(t.tensor_s for t in lm) + sum(t.tensor_s for t in (*forward, *backward)) / num_lanes
+    return StepTime(span_s=max(clocks), compute_s=compute_s, tensor_s=tensor_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,18 +180,18 @@ class TimedStage:
     """The stages that it takes its input from."""
     after: list[Place]
     input_s: float
-    """What a message to it takes."""
+    """The time of a message to it."""
     grad_s: float
-    """What the gradient's message to it takes."""
+    """The time of the gradient's message to it."""
     clock_s: float = 0.0
     compute_s: float = 0.0
     tensor_s: float = 0.0
-    ends: dict[tuple[bool, int], float] = field(default_factory=dict)
-    """When each pass ended: (is backward, micro-batch)."""
-    times: dict[tuple[bool, int], PassTime] = field(default_factory=dict)
-    """What passes take: (is backward, units)."""
+    ends: dict[Turn, float] = field(default_factory=dict)
+    """When each pass ended."""
+    times: dict[Turn, PassTime] = field(default_factory=dict)
+    """The time of a pass by its units."""
 
-    def turns(self) -> list[tuple[bool, int]]:
+    def turns(self) -> list[Turn]:
         """Return its passes in order: 1F1B begins with as many forwards as stages follow."""
         num, ahead = len(self.units), min(self.num_ahead, len(self.units))
         order = []
@@ -141,155 +202,81 @@ class TimedStage:
                 order.append((True, index - ahead))
         return order
 
-    def take(self, turn: tuple[bool, int], ready_s: float) -> None:
+    def run(self, turn: Turn, ready_s: float) -> None:
         """Run one pass as soon as it can."""
         is_backward, units = turn[0], self.units[turn[1]]
-        time = self.times.get((is_backward, units))
-        if time is None:
-            time = self.passes.backward(units) if is_backward else self.passes.forward(units)
-            self.times[is_backward, units] = time
+        if (is_backward, units) not in self.times:
+            self.times[is_backward, units] = (self.passes.backward if is_backward else self.passes.forward)(units)
+        time = self.times[is_backward, units]
         self.clock_s = self.ends[turn] = max(self.clock_s, ready_s) + time.total_s
         self.compute_s += time.compute_s
         self.tensor_s += time.tensor_s
 
+    def ready_s(self, stages: dict[Place, TimedStage], turn: Turn) -> float | None:
+        """Return when all inputs of a pass are there; None while one of them is not yet on its way."""
+        needed, message_s = (self.after, self.grad_s) if turn[0] else (self.before, self.input_s)
+        ends = [stages[place].ends.get(turn) for place in needed]
+        known = [end for end in ends if end is not None]
+        if len(known) < len(ends):
+            return None
+        return max(known) + message_s if known else 0.0
 
-def play(stages: dict[Place, TimedStage]) -> None:
-    """Run every stage through its turns, each as soon as what it waits for is there."""
+
+def _pipelined_step(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> StepTime:
+    """Simulate modules on ranks of their own: every stage takes each turn as soon as what it waits for is there."""
+    stages = _stages(job, candidate, num_microbatches)
     left = {place: stage.turns() for place, stage in stages.items()}
     while any(left.values()):
         for place, turns in left.items():
             stage = stages[place]
-            while turns and (ready_s := _ready_s(stages, stage, turns[0])) is not None:
-                stage.take(turns.pop(0), ready_s)
+            while turns and (ready_s := stage.ready_s(stages, turns[0])) is not None:
+                stage.run(turns.pop(0), ready_s)
+    # Lanes that are all alike are simulated once and count for all of them.
+    weights = {name: candidate.module(name).size / sum(place[0] == name for place in stages) for name in MODULES}
+    ranks = candidate.encoder.size + candidate.language.size
+    return StepTime(
+        span_s=max(stage.clock_s for stage in stages.values()),
+        compute_s=sum(weights[place[0]] * stage.compute_s for place, stage in stages.items()) / ranks,
+        tensor_s=sum(weights[place[0]] * stage.tensor_s for place, stage in stages.items()) / ranks,
+    )
 
 
-def _ready_s(stages: dict[Place, TimedStage], stage: TimedStage, turn: tuple[bool, int]) -> float | None:
-    """Return when all inputs of a pass are there; None while one of them is not yet on its way."""
-    is_backward, _ = turn
-    needed = stage.after if is_backward else stage.before
-    ends = [stages[place].ends.get(turn) for place in needed]
-    known = [end for end in ends if end is not None]
-    if len(known) < len(ends):
-        return None
-    return max(known, default=0.0) + (stage.grad_s if is_backward else stage.input_s) * bool(ends)
-
-
-def stages_of(job: MimoJob, at: MimoCandidate, num_microbatches: int) -> dict[Place, TimedStage]:
-    """Return the stages of a layout before a step; lanes that are all alike are one."""
-    lanes = (1, 1) if job.has_even_items else (at.encoder.dp, at.language.dp)
+def _stages(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> dict[Place, TimedStage]:
+    layout = candidate.layout
+    units = {name: all_units(job, candidate, name, num_microbatches) for name in MODULES}
     stages = {}
-    for name, module, num_lanes in zip((ENCODER, LANGUAGE), (at.encoder, at.language), lanes, strict=True):
-        for lane in range(num_lanes):
-            units = units_of(job, at, name, lane, num_microbatches)
-            for stage in range(module.pp):
-                stages[name, lane, stage] = _timed_stage(job, at, (name, lane, stage), units, lanes)
+    for name in MODULES:
+        other = ENCODER if name == LANGUAGE else LANGUAGE
+        for lane, lane_units in enumerate(units[name]):
+            partners = lane_partners(lane, len(units[name]), len(units[other]))
+            for stage in range(candidate.module(name).pp):
+                before, after, input_s, grad_s = _links(job, candidate, (name, lane, stage), partners, lane_units)
+                stages[name, lane, stage] = TimedStage(
+                    passes=passes_of(job, candidate, name, stage),
+                    units=lane_units,
+                    num_ahead=layout.stages_after(name, stage),
+                    before=before,
+                    after=after,
+                    input_s=input_s,
+                    grad_s=grad_s,
+                )
     return stages
 
 
-def units_of(job: MimoJob, at: MimoCandidate, name: str, lane: int, num_microbatches: int) -> list[int]:
-    """Return what a lane reads of each micro-batch: neighbouring samples, whatever the lanes."""
-    if name == LANGUAGE:
-        return [at.micro_batch] * num_microbatches
-    size = at.micro_batch * at.language.dp
-    share = size // at.encoder.dp
-    begins = [index * size + lane * share for index in range(num_microbatches)]
-    return [job.num_items(begin, begin + share) for begin in begins]
-
-
-def _timed_stage(job: MimoJob, at: MimoCandidate, place: Place, units: list[int], lanes: tuple[int, int]) -> TimedStage:
+def _links(
+    job: MimoJob, candidate: MimoCandidate, place: Place, partners: list[int], units: list[int]
+) -> tuple[list[Place], list[Place], float, float]:
+    """Return the stages before and after one, and the time of a message to it from each side."""
     name, lane, stage = place
-    is_language = name == LANGUAGE
-    work, module = (job.language, at.language) if is_language else (job.encoder, at.encoder)
-    partners = lane_partners(lane, *(reversed(lanes) if is_language else lanes))
+    module = candidate.module(name)
     before: list[Place] = [(name, lane, stage - 1)] if stage else []
     after: list[Place] = [(name, lane, stage + 1)] if stage + 1 < module.pp else []
-    inside_s = message_s(job.device.link, sum(units) / len(units) * work.hidden_numbers * job.device.number_bytes)
-    input_s = grad_s = inside_s
-    if is_language and not before:
-        before, input_s = [(ENCODER, partner, at.encoder.pp - 1) for partner in partners], _bridge_s(job, at, module.tp)
-    if not is_language and not after:
-        after, grad_s = [(LANGUAGE, partner, 0) for partner in partners], _bridge_s(job, at, module.tp)
-    return TimedStage(
-        passes=passes_of(job, at, name, stage),
-        units=units,
-        num_ahead=at.stages_after(name, stage),
-        before=before,
-        after=after,
-        input_s=input_s,
-        grad_s=grad_s,
-    )
-
-
-def _bridge_s(job: MimoJob, at: MimoCandidate, tp: int) -> float:
-    """Return the time of a micro-batch's rows between the modules; a leader hands them on to its tensor group."""
-    rows = job.encoder.output_numbers * sum(job.items) / len(job.items) * at.micro_batch
-    return (2 if tp > 1 else 1) * message_s(job.device.link, rows * job.device.number_bytes)
-
-
-def passes_of(job: MimoJob, at: MimoCandidate, name: str, stage: int) -> StagePasses:
-    """Return what the passes of one stage of a module take."""
-    is_language, rates = name == LANGUAGE, job.device.rates
-    return StagePasses(
-        work=job.language if is_language else job.encoder,
-        layout=at.language if is_language else at.encoder,
-        stage=stage,
-        recompute=at.language_recompute if is_language else at.encoder_recompute,
-        device=job.device,
-        expert_parallel=at.expert_parallel if is_language else 1,
-        rates=None if rates is None else rates.language if is_language else rates.encoder,
-    )
-
-
-def peak_memory_bytes(job: MimoJob, at: MimoCandidate) -> float:
-    """Return the memory of the fullest rank."""
-    num_microbatches = at.layout.num_microbatches(at.micro_batch, job.global_batch)
-    num_different = min(num_microbatches, job.period(at.micro_batch * at.language.dp))
-    parts: dict[str, list[float]] = {}
-    for name, work, module in ((ENCODER, job.encoder, at.encoder), (LANGUAGE, job.language, at.language)):
-        lanes = range(1 if job.has_even_items else module.dp)
-        units = max(max(units_of(job, at, name, lane, num_different)) for lane in lanes)
-        recompute = at.language_recompute if name == LANGUAGE else at.encoder_recompute
-        parts[name] = []
-        for stage in range(module.pp):
-            ahead = 0 if at.is_colocated else at.stages_after(name, stage)
-            in_flight = min(ahead + 1, num_microbatches)
-            states = state_bytes(work, module, stage, job.device, *_shards(job, at, name))
-            kept = activation_numbers(work, module, stage, recompute=recompute) * units * in_flight
-            parts[name].append(states + kept * job.device.number_bytes)
-    peaks = [max(stages) for stages in parts.values()]
-    return sum(peaks) if at.is_colocated else max(peaks)
-
-
-def state_bytes(
-    work: ModuleWork, module: ModuleLayout, stage: int, device: MimoDevice, shards: int = 0, expert_ranks: int = 1
-) -> float:
-    """Return the bytes of a stage's weights, gradients and optimizer state on one rank; 0 `shards`: one for each tp."""
-    shards = shards or module.tp
-    replicas = module.dp * module.tp / shards
-    trained = device.state_bytes - device.sharded_bytes * (1 - 1 / replicas)
-    return sum(
-        count * part.params(shards, expert_ranks) * (trained if part.is_trained else device.number_bytes)
-        for part, count in work.stage_parts(stage, module.pp)
-    )
-
-
-def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, recompute: bool) -> float:
-    """Return the numbers that one rank keeps of one unit until its backward pass.
-
-    A recomputed block keeps its input only, and one block at a time is there whole. A frozen part that gradients go
-    through counts like a trained one, which is a little too much; one without a backward pass keeps nothing.
-    """
-    numbers = 0.0 if work.layer.backward_share else work.hidden_numbers
-    for part, count in work.stage_parts(stage, module.pp):
-        if not part.backward_share:
-            continue
-        if recompute and part is work.layer:
-            numbers += count * work.hidden_numbers + part.kept(module.tp)
-        else:
-            numbers += count * part.kept(module.tp)
-    return numbers
-
-
-def _shards(job: MimoJob, at: MimoCandidate, name: str) -> tuple[int, int]:
-    """Return the parts of a module's weights, and of its experts'."""
-    return (job.weight_shards, job.expert_ranks(at.expert_parallel)) if name == LANGUAGE else (0, 1)
+    hidden = sum(units) / len(units) * job.work(name).hidden_numbers
+    input_s = grad_s = message_s(job.device.link, hidden * job.device.number_bytes)
+    # The first rank of a tensor-parallel group takes the rows and hands them on to the others.
+    bridge_s = (2 if module.tp > 1 else 1) * _rows_s(job, candidate)
+    if name == LANGUAGE and not before:
+        before, input_s = [(ENCODER, partner, candidate.encoder.pp - 1) for partner in partners], bridge_s
+    if name == ENCODER and not after:
+        after, grad_s = [(LANGUAGE, partner, 0) for partner in partners], bridge_s
+    return before, after, input_s, grad_s

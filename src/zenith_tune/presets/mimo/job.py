@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MAX_TP, MimoCandidate, micro_batches, why_not
 from zenith_tune.planner.mimo.job import MimoJob
-from zenith_tune.planner.mimo.plan import MimoPlan, plan_mimo
-from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
-from zenith_tune.planner.mimo.timeline import peak_memory_bytes
+from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction, peak_memory_bytes, plan_mimo, predict
 from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 
 PRESET = "preset mimo"
 MOST_RANKS = 4096
-"""More ranks than that have more layouts than a plan on paper is quick for."""
+"""More ranks than that have more layouts than can be planned quickly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +45,6 @@ class ReadCommand:
     """The point that the command itself stands for."""
     expert_parallel: tuple[int, ...] = (1,)
     notes: tuple[str, ...] = ()
-    measures: bool = False
-    """Whether a run tells what its passes took, so that rates need not be guessed."""
 
 
 def checked_ranks(num_ranks: int) -> int:
@@ -57,6 +53,15 @@ def checked_ranks(num_ranks: int) -> int:
         problem = f"{PRESET} searches layouts for 2 to {MOST_RANKS} ranks"
         raise UsageError(f"{problem}, but the command has {num_ranks}", hint="give --args n_gpus=8")
     return num_ranks
+
+
+def read_counts(name: str, text: str, separator: str) -> tuple[int, ...]:
+    """Return the numbers of an option such as 2,1,3,0."""
+    parts = text.split(separator)
+    if not all(part.isascii() and part.isdecimal() and len(part) < 7 for part in parts):
+        example = separator.join("2130")
+        raise UsageError(f"{name} takes counts such as {example}, but got {text!r}", hint="correct it")
+    return tuple(int(part) for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +103,18 @@ class MimoSpace:
             expert_parallel=int(params.get("llm_ep", 1)),
         )
 
-    def point(self, at: MimoCandidate) -> Params:
+    def point(self, candidate: MimoCandidate) -> Params:
         """Return the point of a layout."""
         values: Params = {
-            "encoder_ranks": at.encoder_ranks,
-            "encoder_tp": at.encoder.tp,
-            "encoder_pp": at.encoder.pp,
-            "llm_tp": at.language.tp,
-            "llm_pp": at.language.pp,
-            "llm_ep": at.expert_parallel,
-            "mbs": at.micro_batch,
-            "encoder_recompute": at.encoder_recompute,
-            "llm_recompute": at.language_recompute,
+            "encoder_ranks": candidate.encoder_ranks,
+            "encoder_tp": candidate.encoder.tp,
+            "encoder_pp": candidate.encoder.pp,
+            "llm_tp": candidate.language.tp,
+            "llm_pp": candidate.language.pp,
+            "llm_ep": candidate.expert_parallel,
+            "mbs": candidate.micro_batch,
+            "encoder_recompute": candidate.encoder_recompute,
+            "llm_recompute": candidate.language_recompute,
         }
         return {name: values[name] for name in self.parameters()}
 
@@ -117,12 +122,12 @@ class MimoSpace:
         """Return which rule a point breaks, or that it does not fit; None where it is worth a trial."""
         job = self.read.job
         try:
-            at = self.candidate(params)
+            candidate = self.candidate(params)
         except UsageError as error:
             return str(error)
-        if (broken := why_not(job, at)) is not None:
+        if (broken := why_not(job, candidate)) is not None:
             return broken
-        needed, most = peak_memory_bytes(job, at), job.device.memory_bytes
+        needed, most = peak_memory_bytes(job, candidate), job.device.memory_bytes
         return f"a rank must fit {most / 2**30:.3g} GiB, but needs {needed / 2**30:.3g} GiB." if needed > most else None
 
     def predict(self, params: Mapping[str, Value]) -> MimoPrediction:
@@ -141,12 +146,8 @@ class MimoSpace:
     @functools.cached_property
     def plan(self) -> MimoPlan:
         """Return the layouts by their predicted step."""
-        return self.plan_for(self.read.job)
-
-    def plan_for(self, job: MimoJob) -> MimoPlan:
-        """Return the layouts by what is known of the job."""
-        return plan_mimo(job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+        return plan_mimo(self.read.job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
 
     def points(self) -> Iterator[Params]:
         """Yield the planned points, the fastest first."""
-        return (self.point(prediction.at) for prediction in self.plan.ranked)
+        return (self.point(prediction.candidate) for prediction in self.plan.ranked)

@@ -48,8 +48,8 @@ def read_megatron(run: PretrainRun, given: MimoOverrides) -> ReadCommand:
     return ReadCommand(
         job=job,
         seq_length=args.count("--seq-length") or 0,
-        options=lambda at: megatron_options(at, job, prefix),
-        switches=lambda at: dict.fromkeys(REQUIRED, True),
+        options=lambda candidate: megatron_options(candidate, job, prefix),
+        switches=lambda candidate: dict.fromkeys(REQUIRED, True),
         own=_own_point(args, prefix),
         expert_parallel=tuple(ep for ep in divisors(experts) if ep <= MAX_EP) if experts else (1,),
         notes=_notes(given, job),
@@ -61,20 +61,20 @@ def option_prefix(args: MegatronArgs) -> str:
     return "--mimo-" if args.first("--mimo-encoder-tp", "--mimo-llm-tp") else "--"
 
 
-def megatron_options(at: MimoCandidate, job: MimoJob, prefix: str = "--") -> Mapping[str, Value]:
+def megatron_options(candidate: MimoCandidate, job: MimoJob, prefix: str = "--") -> Mapping[str, Value]:
     """Return the options of a layout; expert tp is always said, because trees differ in its default."""
-    gathering = job.weight_shards // at.language.tp or 1
+    gathering = job.weight_shards // candidate.language.tp or 1
     names = {
-        "encoder-tp": at.encoder.tp,
-        "encoder-dp": at.encoder.dp,
-        "llm-offset": at.language.offset,
-        "llm-tp": at.language.tp,
-        "llm-pp": at.language.pp,
-        "llm-dp": at.language.dp // gathering,
-        "llm-ep": at.expert_parallel,
+        "encoder-tp": candidate.encoder.tp,
+        "encoder-dp": candidate.encoder.dp,
+        "llm-offset": candidate.language.offset,
+        "llm-tp": candidate.language.tp,
+        "llm-pp": candidate.language.pp,
+        "llm-dp": candidate.language.dp // gathering,
+        "llm-ep": candidate.expert_parallel,
         "llm-expt-tp": job.expert_tensor,
     }
-    return {**{f"{prefix}{name}": value for name, value in names.items()}, "--micro-batch-size": at.micro_batch}
+    return {**{f"{prefix}{name}": value for name, value in names.items()}, "--micro-batch-size": candidate.micro_batch}
 
 
 def _refuse_other_kinds(args: MegatronArgs, prefix: str) -> None:

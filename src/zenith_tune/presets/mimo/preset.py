@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -11,7 +10,7 @@ from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.deepspeed.command import launcher_words
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
-from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand
+from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.registry import PresetRegistry
@@ -67,7 +66,7 @@ class MimoPreset(TuningPreset):
             device_flops=device_flops,
             memory_gib=memory_gib,
             encoder={name: size for name, size in sizes.items() if size is not None},
-            images=_images(images),
+            images=read_counts("images", images, "+") if images else (),
         )
         self._bound: MimoSpace | None = None
 
@@ -104,46 +103,38 @@ class MimoPreset(TuningPreset):
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
-        read, at = self.space.read, self.space.candidate(params)
-        options = {_placeholder(name): (name, value) for name, value in read.options(at).items()}
+        read, candidate = self.space.read, self.space.candidate(params)
+        options = {_placeholder(name): (name, value) for name, value in read.options(candidate).items()}
         derived = {name: options[name][1] for name in DERIVED}
         text, filled = fill_placeholders(command, {**params, **derived})
         left = {option: value for name, (option, value) in options.items() if name not in filled}
         line = CommandLine(text).set(left)
-        for switch, is_on in read.switches(at).items():
+        for switch, is_on in read.switches(candidate).items():
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
         return line.text
 
     def label(self, params: Mapping[str, Value]) -> str:
-        """Return the layout in a few words; a point whose ranks cannot be filled by its values."""
+        """Return the layout in short; a point whose ranks cannot be filled by its values."""
         try:
             return self.space.candidate(params).label
         except UsageError:
             return super().label(params)
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.planner.mimo.search import MimoSearch
         from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy
 
-        space, top = self.space, self.top
-        points = MimoPoints(
-            search=lambda: MimoSearch(space.read.job, space.plan_for, top=top, measures=space.read.measures),
-            point=space.point,
-            candidate=space.candidate,
-            num_planned=len(space.plan.ranked),
-        )
+        space = self.space
+        points = MimoPoints(plan=space.plan, top=self.top, point=space.point, candidate=space.candidate)
         return MimoRankedStrategy.of(points)
 
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-        from zenith_tune.presets.mimo.evaluator import MimoEvaluator
 
         if self._bound is None:
             return MegatronEvaluator()
         read = self._bound.read
-        kind = MimoEvaluator if read.measures else MegatronEvaluator
-        return kind(gbs=read.job.global_batch, seq=read.seq_length or None)
+        return MegatronEvaluator(gbs=read.job.global_batch, seq=read.seq_length or None)
 
     def notes(self, command: str) -> list[str]:
         plan = self.space.plan
@@ -160,15 +151,11 @@ class MimoPreset(TuningPreset):
 
     def _read(self, command: str) -> ReadCommand:
         if _runs_example(command):
-            read = read_example(CommandLine(command), self._given)
-        elif (run := _megatron_run(command)) is not None:
-            read = read_megatron(run, self._given)
-        else:
-            problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
-            raise UsageError(problem, hint="write it out, or choose another --preset")
-        if not self._given.images:
-            return read
-        return replace(read, job=replace(read.job, items=self._given.images))
+            return read_example(CommandLine(command), self._given)
+        if (run := _megatron_run(command)) is not None:
+            return read_megatron(run, self._given)
+        problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
+        raise UsageError(problem, hint="write it out, or choose another --preset")
 
 
 def _runs_example(command: str) -> bool:
@@ -181,13 +168,6 @@ def _megatron_run(command: str) -> PretrainRun | None:
     except CommandError:
         return None
     return run if run is not None and run.kind == KIND else None
-
-
-def _images(text: str | None) -> tuple[int, ...]:
-    words = text.split("+") if text else []
-    if not all(word.isascii() and word.isdecimal() and len(word) < 7 for word in words):
-        raise UsageError(f"images takes counts with a plus between them, such as 2+1+3+0, but got {text!r}: correct it")
-    return tuple(int(word) for word in words)
 
 
 def _placeholder(option: str) -> str:

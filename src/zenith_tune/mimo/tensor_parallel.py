@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import TransformerConfig
-from zenith_tune.mimo.module_work import stage_layers
+from zenith_tune.mimo.work import stage_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +56,15 @@ class LogicalShard:
         return whole[tuple(slice(o, o + n) for o, n in zip(self.offsets, self.sizes, strict=True))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallel:
-    """The group over which a module's layers are split, this rank's place in it, and what parameters are made of."""
+    """Hold the group over which layers are split, this rank's place in it, and the device and type of parameters."""
 
-    def __init__(
-        self,
-        *,
-        group: Any = None,
-        size: int = 1,
-        rank: int = 0,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.group, self.size, self.rank = group, size, rank
-        self.device, self.dtype = device, dtype
+    group: Any = None
+    size: int = 1
+    rank: int = 0
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
 
     def all_reduce(self, tensor: Tensor, op: Any = None) -> Tensor:
         """Return the sum over the group, made in place where that is safe."""

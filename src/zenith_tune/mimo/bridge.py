@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.grid import HyperCommGrid
-from zenith_tune.mimo.comm.topology import ModuleRole
-from zenith_tune.mimo.model.modules import MimoModel
-from zenith_tune.mimo.module_layout import LANGUAGE, lane_partners
+from zenith_tune.mimo.grid import HyperCommGrid
+from zenith_tune.mimo.module_layout import LANGUAGE, lane_partners, rows_of_lanes
+from zenith_tune.mimo.modules import MimoModel
+from zenith_tune.mimo.topology import ModuleRole
 
 MAX_DIMS = 4
 
@@ -22,23 +21,23 @@ class Channel:
     """Carry tensors one way between ranks; those between two ranks arrive in the order they were sent."""
 
     def __init__(self, group: Any, *, device: str, dtype: torch.dtype) -> None:
-        self._group, self._device, self._dtype = group, device, dtype
+        self._group, self.device, self.dtype = group, device, dtype
         self._pending: list[tuple[Any, Tensor]] = []
 
     def send(self, tensor: Tensor, rank: int, *, with_shape: bool) -> None:
         """Start to send; the other side must ask for the shape if and only if it is sent."""
         if with_shape:
-            self._start(shape_header(tensor).to(self._device), rank)
+            self._start(shape_header(tensor).to(self.device), rank)
         if tensor.numel():
             self._start(tensor.detach().contiguous(), rank)
 
     def receive(self, rank: int, shape: torch.Size | None = None) -> Tensor:
         """Wait for a tensor, whose shape is sent with it unless it is known."""
         if shape is None:
-            header = torch.empty(MAX_DIMS + 1, dtype=torch.int64, device=self._device)
+            header = torch.empty(MAX_DIMS + 1, dtype=torch.int64, device=self.device)
             dist.recv(header, rank, group=self._group)
             shape = shape_of(header)
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         if tensor.numel():
             dist.recv(tensor, rank, group=self._group)
         return tensor
@@ -69,9 +68,10 @@ def shape_of(header: Tensor) -> torch.Size:
 class _BridgeEnd:
     """What both ends share: partners on the other side, and a leader that speaks for its tensor-parallel group."""
 
-    def __init__(self, role: ModuleRole, forward: Channel, backward: Channel, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, role: ModuleRole, other: HyperCommGrid, stage: int, forward: Channel, backward: Channel) -> None:
+        lanes = lane_partners(role.dp_rank, role.layout.dp, other.size_of("dp"))
+        self._partners = [other.rank_at(pp=stage, dp=lane) for lane in lanes]
         self._role, self._forward, self._backward = role, forward, backward
-        self._device, self._dtype = device, dtype
         self._is_leader = role.tp_rank == 0
         self._leader = role.rank_at(tp=0)
 
@@ -80,13 +80,13 @@ class _BridgeEnd:
         if self._role.layout.tp == 1:
             assert tensor is not None
             return tensor
-        group = self._role.groups.tp
+        group, device, dtype = self._role.groups.tp, self._forward.device, self._forward.dtype
         if shape is None:
             header = torch.empty(MAX_DIMS + 1, dtype=torch.int64) if tensor is None else shape_header(tensor)
-            header = header.to(self._device)
+            header = header.to(device)
             dist.broadcast(header, self._leader, group=group)
             shape = shape_of(header)
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device) if tensor is None else tensor.contiguous()
+        tensor = torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor.contiguous()
         if tensor.numel():
             dist.broadcast(tensor, self._leader, group=group)
         return tensor
@@ -95,29 +95,13 @@ class _BridgeEnd:
 class BridgeSource(_BridgeEnd):
     """The encoder's end, on its last pipeline stage."""
 
-    def __init__(
-        self,
-        role: ModuleRole,
-        language: HyperCommGrid,
-        forward: Channel,
-        backward: Channel,
-        device: str,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(role, forward, backward, device, dtype)
-        lanes = lane_partners(role.dp_rank, role.layout.dp, language.size_of("dp"))
-        self._partners = [language.rank_at(dp=lane) for lane in lanes]
+    def __init__(self, role: ModuleRole, language: HyperCommGrid, forward: Channel, backward: Channel) -> None:
+        super().__init__(role, language, 0, forward, backward)
         self._sent: deque[list[torch.Size]] = deque()
 
     def send_forward(self, rows: Tensor, rows_per_sample: list[int]) -> None:
         """Send to every lane the rows of its samples."""
-        share = len(rows_per_sample) // len(self._partners)
-        sizes = [sum(rows_per_sample[i * share : (i + 1) * share]) for i in range(len(self._partners))]
-        if sum(sizes) != rows.shape[0]:
-            raise UsageError(
-                f"{self._role.name} must give as many rows as its samples have, but got {rows.shape[0]} rows and "
-                f"{sum(sizes)} in {len(rows_per_sample)} samples for {len(self._partners)} lanes."
-            )
+        sizes = rows_of_lanes(rows_per_sample, len(self._partners))
         pieces = rows.split(sizes)
         self._sent.append([piece.shape for piece in pieces])
         if self._is_leader:
@@ -137,18 +121,8 @@ class BridgeSource(_BridgeEnd):
 class BridgeSink(_BridgeEnd):
     """The language model's end, on its first pipeline stage."""
 
-    def __init__(
-        self,
-        role: ModuleRole,
-        encoder: HyperCommGrid,
-        forward: Channel,
-        backward: Channel,
-        device: str,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(role, forward, backward, device, dtype)
-        lanes = lane_partners(role.dp_rank, role.layout.dp, encoder.size_of("dp"))
-        self._partners = [encoder.rank_at(pp=encoder.size_of("pp") - 1, dp=lane) for lane in lanes]
+    def __init__(self, role: ModuleRole, encoder: HyperCommGrid, forward: Channel, backward: Channel) -> None:
+        super().__init__(role, encoder, encoder.size_of("pp") - 1, forward, backward)
         self._received: deque[list[int]] = deque()
 
     def receive_forward(self) -> Tensor:
@@ -179,7 +153,7 @@ class StageLinks:
         self._role = role
         self._forward = Channel(topology.forward_group, device=model.device, dtype=model.dtype)
         self._backward = Channel(topology.backward_group, device=model.device, dtype=model.dtype)
-        ends = (self._forward, self._backward, model.device, model.dtype)
+        ends = (self._forward, self._backward)
         self._before = None if role.is_first_stage else role.rank_at(pp=role.pp_rank - 1)
         self._after = None if role.is_last_stage else role.rank_at(pp=role.pp_rank + 1)
         self._sinks: dict[str, BridgeSink] = {}

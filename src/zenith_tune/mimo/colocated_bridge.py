@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.grid import HyperCommGrid
+from zenith_tune.mimo.grid import HyperCommGrid
+from zenith_tune.mimo.module_layout import rows_of_lanes
 
 
 class ColocatedBridge:
@@ -28,17 +28,7 @@ class ColocatedBridge:
         backend: str | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
-        for grid in (encoder, language):
-            if [name for name in grid.dim_names if grid.size_of(name) > 1 and name not in ("tp", "dp")]:
-                raise UsageError(f"modules that share ranks may have tp and dp only, but got {grid.dim_names}.")
-        if (encoder.rank_offset, encoder.size) != (language.rank_offset, language.size):
-            raise UsageError(
-                f"modules that share ranks must have the same ones, but got {encoder.size} from "
-                f"{encoder.rank_offset} on and {language.size} from {language.rank_offset} on."
-            )
         dp, language_dp = encoder.size_of("dp"), language.size_of("dp")
-        if max(dp, language_dp) % min(dp, language_dp):
-            raise UsageError(f"data-parallel sizes must divide one another, but got {dp} and {language_dp}.")
         self.is_fan_in = dp > language_dp
         self.ratio = max(dp, language_dp) // min(dp, language_dp)
         self._group: Any = None
@@ -62,14 +52,7 @@ class ColocatedBridge:
             return rows
         if self.is_fan_in:
             return _Gather.apply(rows, self)
-        if len(rows_per_sample) % self.ratio:
-            raise UsageError(
-                f"{len(rows_per_sample)} samples cannot be shared by {self.ratio} lanes",
-                hint="change the micro-batch size.",
-            )
-        share = len(rows_per_sample) // self.ratio
-        sizes = [sum(rows_per_sample[i * share : (i + 1) * share]) for i in range(self.ratio)]
-        return _Slice.apply(rows, self, sizes)
+        return _Slice.apply(rows, self, rows_of_lanes(rows_per_sample, self.ratio))
 
     def exchange_sizes(self, size: int, device: torch.device) -> list[int]:
         """Return the row counts of all siblings."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zenith_tune.errors import UsageError, ZenithTuneError
-from zenith_tune.mimo.comm.grid import HyperCommGrid
+from zenith_tune.mimo.grid import HyperCommGrid
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 
 DIMS = ["tp", "pp", "dp"]

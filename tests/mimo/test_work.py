@@ -1,12 +1,32 @@
-"""What a plan reckons with is what the runtime builds and what the iteration lines count."""
+"""What a plan counts is what the runtime builds, and the FLOPs that Megatron counts."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.mimo.conftest import RunProgram
-from tests.mimo.small_models import LANGUAGE, TWO_ENCODERS, VISION
-from zenith_tune.mimo.model_work import encoder_flops, language_flops, module_work
+from tests.mimo.small_models import LANGUAGE, TWO_ENCODERS, VISION, VISION_LANGUAGE
+from zenith_tune.mimo.model_config import TransformerConfig
+from zenith_tune.mimo.work import module_work, step_flops
+
+
+def blocks_flops(config: TransformerConfig, s: int, *, is_causal: bool) -> float:
+    """Return 6 L s (4 h^2 + 2 h f + 2 s h), forward and backward, the last term halved under a causal mask."""
+    h = config.hidden_size
+    scores = s * h if is_causal else 2 * s * h
+    return 6.0 * config.num_layers * s * (4 * h * h + 2 * h * config.ffn_size + scores)
+
+
+def vision_flops() -> float:
+    """Return the FLOPs of one item: its patches' embedding, the blocks, and the projector of two layers."""
+    s, h, w = VISION.patches_per_item, VISION.transformer.hidden_size, LANGUAGE.transformer.hidden_size
+    return blocks_flops(VISION.transformer, s, is_causal=False) + 6.0 * s * (VISION.patch_size * h + h * w + w * w)
+
+
+def language_flops() -> float:
+    """Return the FLOPs of one sequence: the blocks and the logits."""
+    s, h = LANGUAGE.seq_length, LANGUAGE.transformer.hidden_size
+    return blocks_flops(LANGUAGE.transformer, s, is_causal=True) + 6.0 * s * h * LANGUAGE.vocab_size
 
 
 @pytest.mark.slow
@@ -22,11 +42,7 @@ def test_every_stage_has_the_parameters_that_are_planned(run_program: RunProgram
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_stages_together_have_the_arithmetic_of_the_module(num_stages: int) -> None:
-    whole = {
-        "vision": encoder_flops(VISION, LANGUAGE.transformer.hidden_size),
-        "language": language_flops(LANGUAGE),
-    }
-    for name, flops in whole.items():
+    for name, flops in {"vision": vision_flops(), "language": language_flops()}.items():
         work = module_work(TWO_ENCODERS, name)
         forward = [work.forward_flops(stage=stage, num_stages=num_stages, tp=1) for stage in range(num_stages)]
         backward = [
@@ -35,6 +51,10 @@ def test_stages_together_have_the_arithmetic_of_the_module(num_stages: int) -> N
         ]
         assert sum(forward) + sum(backward) == pytest.approx(flops)
         assert backward == [2 * each for each in forward]
+
+
+def test_a_step_has_the_flops_of_its_samples_and_items() -> None:
+    assert step_flops(VISION_LANGUAGE, 8, 5) == pytest.approx(8 * language_flops() + 5 * vision_flops())
 
 
 def test_tensor_parallelism_splits_all_but_the_embedding_of_patches() -> None:

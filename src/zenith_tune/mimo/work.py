@@ -1,6 +1,10 @@
 """What one module costs: arithmetic, parameters and kept activations of its layers and of its two ends.
 
 A unit is what the module counts its input by: an item (an image) for an encoder, a sample for the language model.
+
+s  tokens of a sequence, or patches of an item    h  hidden size
+f  size of the perceptron's middle                w  hidden size of the language model
+v  vocabulary                                     p  numbers in a patch
 """
 
 from __future__ import annotations
@@ -8,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
+from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout
 
 
 def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:
@@ -82,16 +88,6 @@ class ModuleWork:
     """Numbers that a layer sends to experts on other ranks, for one unit and one way."""
     num_experts: int = 0
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether any part of it is."""
-        return any(part.is_trained for part in (self.first, self.layer, self.last))
-
-    @property
-    def has_backward(self) -> bool:
-        """Whether any part of it has a backward pass."""
-        return any(part.backward_share for part in (self.first, self.layer, self.last))
-
     def stage_parts(self, stage: int, num_stages: int) -> list[tuple[PartWork, int]]:
         """Return the parts of a stage, each with how many there are."""
         parts = [(self.layer, len(stage_layers(self.num_layers, stage, num_stages)))]
@@ -140,3 +136,89 @@ class ModuleWork:
             if depth % pp:
                 return f"{what} must be a multiple of pp, but got {depth} and pp {pp}: change one of them."
         return None
+
+
+def layer_work(config: TransformerConfig, s: int, *, is_causal: bool) -> PartWork:
+    """Return the work of one block: 2 s (4 h^2 + 2 h f + 2 s h) forward, the last term halved under a causal mask."""
+    h, f = config.hidden_size, config.ffn_size
+    scores = s * h if is_causal else 2 * s * h
+    return PartWork(
+        split_flops=2.0 * s * (4 * h * h + 2 * h * f + scores),
+        split_params=4 * h * h + 2 * h * f + f,
+        whole_params=6 * h,
+        split_kept=s * (5 * h + 2 * f),
+        whole_kept=4 * s * h,
+    )
+
+
+def encoder_work(config: EncoderConfig, language_width: int) -> ModuleWork:
+    """Return an encoder's work by item: patches embedded whole, the blocks, and the projector of two layers."""
+    s, h, p, w = config.patches_per_item, config.transformer.hidden_size, config.patch_size, language_width
+    return ModuleWork(
+        num_layers=config.transformer.num_layers,
+        layer=layer_work(config.transformer, s, is_causal=False),
+        first=PartWork(whole_flops=2.0 * s * p * h, whole_params=h * p + h + s * h, whole_kept=s * p),
+        last=PartWork(
+            split_flops=2.0 * s * (h * w + w * w),
+            split_params=h * w + w + w * w,
+            whole_params=2 * h + w,
+            split_kept=2 * s * w,
+            whole_kept=2 * s * h,
+        ),
+        hidden_numbers=s * h,
+        output_numbers=s * w,
+        widths=(
+            ("the encoder's heads", config.transformer.num_heads),
+            ("the encoder's perceptron", config.transformer.ffn_size),
+            ("the language model's width", w),
+        ),
+    )
+
+
+def language_work(config: LanguageConfig) -> ModuleWork:
+    """Return the language model's work by sample: the blocks and the logits."""
+    s, h, v = config.seq_length, config.transformer.hidden_size, config.vocab_size
+    return ModuleWork(
+        num_layers=config.transformer.num_layers,
+        layer=layer_work(config.transformer, s, is_causal=True),
+        first=PartWork(split_params=v * h, whole_params=s * h),
+        last=PartWork(
+            split_flops=2.0 * s * h * v,
+            split_params=v * h,
+            whole_params=2 * h,
+            split_kept=3 * s * v,
+            whole_kept=2 * s * h,
+        ),
+        hidden_numbers=s * h,
+        widths=(
+            ("the language model's heads", config.transformer.num_heads),
+            ("the language model's perceptron", config.transformer.ffn_size),
+            ("the vocabulary", v),
+        ),
+    )
+
+
+def check_layout(config: MimoConfig, layout: MimoLayout) -> None:
+    """Refuse a layout that a module cannot be split by."""
+    for name, module in sorted(layout.modules.items()):
+        work = module_work(config, name)
+        if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:
+            raise UsageError(broken)
+
+
+def module_work(config: MimoConfig, name: str) -> ModuleWork:
+    """Return the work of one module of a model."""
+    if name == LANGUAGE:
+        return language_work(config.language)
+    return encoder_work(config.encoders[name], config.language.transformer.hidden_size)
+
+
+def step_flops(config: MimoConfig, num_samples: int, num_items: int) -> float:
+    """Return the FLOPs of a step over that many samples with that many items for each encoder in all.
+
+    As Megatron counts them: forward, and twice that for backward.
+    """
+    counts = {LANGUAGE: num_samples, **dict.fromkeys(config.encoders, num_items)}
+    return 3 * sum(
+        count * module_work(config, name).forward_flops(stage=0, num_stages=1, tp=1) for name, count in counts.items()
+    )

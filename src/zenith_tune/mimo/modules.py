@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.topology import ModuleRole, Topology
-from zenith_tune.mimo.model.tensor_parallel import (
+from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig
+from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.tensor_parallel import (
     ColumnLinear,
     LayerNorm,
     RowLinear,
@@ -20,8 +21,7 @@ from zenith_tune.mimo.model.tensor_parallel import (
     fill_parameters,
     vocab_cross_entropy,
 )
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig
-from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.topology import ModuleRole, Topology
 
 
 class PatchEmbedding(nn.Module):

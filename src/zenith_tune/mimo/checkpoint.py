@@ -1,6 +1,4 @@
-"""Checkpoints that any layout can read, whichever wrote them.
-
-What a rank writes to and reads from a checkpoint: boxes of whole tensors, by their names in the whole model.
+"""Checkpoints that any layout can read, whichever wrote them: boxes of whole tensors, by their names in the model.
 
 A checkpoint knows nothing of the layout that wrote it: it holds each tensor in the pieces in which the ranks had it,
 and a rank of another layout reads the parts of those pieces that make up its own.
@@ -43,9 +41,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.comm.topology import ModuleRole, peers_expected
-from zenith_tune.mimo.model.tensor_parallel import LogicalShard
-from zenith_tune.mimo.optimizer.module_optimizer import ModuleOptimizer
+from zenith_tune.mimo.optimizer import ModuleOptimizer
+from zenith_tune.mimo.tensor_parallel import LogicalShard
+from zenith_tune.mimo.topology import ModuleRole, peers_expected
 from zenith_tune.mimo.trainer import Trainer
 
 
@@ -186,15 +184,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def save_checkpoint(folder: Path, trainer: Trainer) -> None:
     """Write weights, optimizer state and iteration; every rank of the world calls it and writes its own part."""
     with peers_expected("saving a checkpoint"):
-        dcp.save(
-            dict(_entries(trainer)),
-            storage_writer=dcp.FileSystemWriter(folder),
-            planner=EntrySavePlanner(),
-        )
+        dcp.save(dict(_entries(trainer)), storage_writer=dcp.FileSystemWriter(folder), planner=EntrySavePlanner())
 
 
 def load_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Go on from a checkpoint, whatever layout wrote it; every rank of the world calls it."""
+    """Continue from a checkpoint, whatever layout wrote it; every rank of the world calls it."""
     if not (folder / ".metadata").is_file():
         raise UsageError(f"{folder} holds no finished checkpoint: it has no file .metadata.")
     try:
