@@ -16,10 +16,9 @@ from zenith_tune.presets.accelerate.backend import Backend
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
 from zenith_tune.presets.accelerate.deepspeed import OFFLOADS, DeepSpeedBackend
 from zenith_tune.presets.accelerate.job import FSDP_TYPE, PLAIN_TYPE
-from zenith_tune.presets.accelerate.settings import AccelerateSettings
+from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.yaml_text import Settings, yaml_text
 from zenith_tune.shell import CommandLine
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.zero_progressive.axes import OFF
@@ -31,7 +30,7 @@ KNOWN_MODELS = ("bert", "gpt2", "t5", "llama", "glm4")
 """What the models are called that its Megatron-LM plugin can build."""
 
 
-def accelerate_config(target: Target) -> Settings:
+def accelerate_config(target: Target) -> Yaml:
     """Return the settings of the backend that runs the layout's framework."""
     framework = target.job.framework.name
     if framework not in PLAIN:
@@ -88,8 +87,8 @@ def _is_sharded(target: Target) -> bool:
     return target.job.framework.name == "fsdp" and target.layout.zero > 0
 
 
-def _common(target: Target, kind: str) -> Settings:
-    settings: dict[str, int | str | bool] = {
+def _common(target: Target, kind: str) -> Yaml:
+    settings: Yaml = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": _precision(target, kind),
@@ -103,11 +102,11 @@ def _common(target: Target, kind: str) -> Settings:
     return settings
 
 
-def _megatron(target: Target) -> Settings:
+def _megatron(target: Target) -> Yaml:
     at = target.layout
     _refuse_what_accelerate_lacks(target)
     _, _, method = at.recompute.partition("/")
-    settings: dict[str, int | float | str | bool] = {
+    return {
         "megatron_lm_tp_degree": at.tp,
         "megatron_lm_pp_degree": at.pp,
         # Left out, Accelerate takes 2.
@@ -123,7 +122,6 @@ def _megatron(target: Target) -> Settings:
         "megatron_lm_expert_model_parallel_size": at.ep,
         "megatron_lm_expert_tensor_parallel_size": at.etp,
     }
-    return settings
 
 
 def _refuse_what_accelerate_lacks(target: Target) -> None:
@@ -143,7 +141,7 @@ def _refuse_what_accelerate_lacks(target: Target) -> None:
             raise UsageError(f"{problem}, but {layout_name(at)} needs it: plan with --emit accelerate")
 
 
-def _deepspeed(target: Target) -> Settings:
+def _deepspeed(target: Target) -> Yaml:
     at = target.layout
     return {
         "zero_stage": at.zero,
@@ -154,7 +152,7 @@ def _deepspeed(target: Target) -> Settings:
     }
 
 
-def _fsdp(target: Target) -> Settings:
+def _fsdp(target: Target) -> Yaml:
     return {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": target.layout.zero == 3,

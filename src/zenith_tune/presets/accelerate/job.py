@@ -15,9 +15,9 @@ from zenith_tune.presets.accelerate.settings import (
     SECTION_OF,
     TOP,
     AccelerateSettings,
+    option_value,
     read_settings,
 )
-from zenith_tune.presets.accelerate.yaml_file import scalar
 from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, MOST, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.launched_gpus import machine_gpus
 from zenith_tune.shell import CommandLine
@@ -145,7 +145,7 @@ def _merged(launch: Launch) -> AccelerateSettings:
         if name in BACKEND_SWITCHES or name in ONLY_AS_OPTIONS:
             continue
         if name in SECTION_OF or name in TOP:
-            changes[name] = value if isinstance(value, bool) else scalar(value)
+            changes[name] = value if isinstance(value, bool) else option_value(value)
     # The launcher's own words for a precision are no booleans.
     if options.get("mixed_precision") == "no":
         changes["mixed_precision"] = "no"
