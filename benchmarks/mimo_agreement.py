@@ -41,7 +41,7 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates
 from zenith_tune.planner.mimo.prediction import MimoPrediction, predict
 from zenith_tune.presets.mimo.example import example_options, read_example
 from zenith_tune.presets.mimo.job import MimoOverrides
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 TRAINER = Path(__file__).parents[1] / "examples" / "mimo_train.py"
 TIE = 0.05
@@ -162,7 +162,7 @@ def measure(trainer: ModuleType, words: Sequence[str], *, pinned: bool = False) 
 
 def run_shape(trainer: ModuleType, shape: Shape) -> list[Row]:
     """Plan and train every layout of a shape, the plan's best first."""
-    line = CommandLine(f"python {TRAINER.name} {COMMON} {shape.options}")
+    line = ParsedCommand.of(f"python {TRAINER.name} {COMMON} {shape.options}")
     job = read_example(line, MimoOverrides(n_gpus=shape.num_ranks)).job
     candidates = mimo_candidates(job, mbs_max=shape.mbs_max)
     predictions = sorted((predict(job, at) for at in candidates), key=lambda prediction: prediction.step_s)
@@ -195,7 +195,7 @@ def run_unpaced(trainer: ModuleType, shape: Shape) -> dict[str, Any]:
         raise SystemExit(f"error: {shape.num_ranks} ranks need a core each, but there are {len(whole_cores())}")
     fixed = [*shape.options.split(), "--train-iters", str(NUM_ITERATIONS)]
     job = read_example(
-        CommandLine(shlex.join(["python", TRAINER.name, *fixed])), MimoOverrides(n_gpus=shape.num_ranks)
+        ParsedCommand.of(shlex.join(["python", TRAINER.name, *fixed])), MimoOverrides(n_gpus=shape.num_ranks)
     ).job
 
     def train(at: MimoCandidate) -> tuple[list[float], MeasuredStep | None]:

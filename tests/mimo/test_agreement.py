@@ -19,7 +19,7 @@ from zenith_tune.planner.mimo.prediction import predict
 from zenith_tune.planner.mimo.search import MimoSearch
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import MimoOverrides
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPT = "benchmarks/mimo_agreement.py"
@@ -57,7 +57,7 @@ def test_the_record_has_three_shapes_whose_best_two_agree() -> None:
 
 def test_the_record_is_of_the_plan_as_it_is_now() -> None:
     for name, shape in json.loads(RECORD.read_text())["shapes"].items():
-        line = CommandLine(f"python mimo_train.py {shape['options']}")
+        line = ParsedCommand.of(f"python mimo_train.py {shape['options']}")
         job = read_example(line, MimoOverrides(n_gpus=shape["num_ranks"])).job
         planned = {at.label: predict(job, at).step_s for at in mimo_candidates(job, mbs_max=2)}
         for row in shape["rows"]:
@@ -92,7 +92,7 @@ def test_unpaced_the_plans_first_is_the_measured_first_and_its_second_is_within_
 def test_the_unpaced_record_is_of_the_plan_as_it_is_now() -> None:
     for name, shape in json.loads(UNPACED.read_text())["shapes"].items():
         job = read_example(
-            CommandLine(f"python mimo_train.py {shape['options']}"), MimoOverrides(n_gpus=shape["num_ranks"])
+            ParsedCommand.of(f"python mimo_train.py {shape['options']}"), MimoOverrides(n_gpus=shape["num_ranks"])
         ).job
         mbs_max = max(int(row["layout"].rpartition("mbs")[2]) for row in shape["rows"])
         search = MimoSearch(job, partial(plan_mimo, mbs_max=mbs_max), top=3, measures=True)

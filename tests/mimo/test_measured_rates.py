@@ -14,7 +14,7 @@ from zenith_tune.planner.mimo.rate_fit import MeasuredLayout, fit_rates, with_ra
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.mimo.example import example_options, read_example
 from zenith_tune.presets.mimo.job import MimoOverrides
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def train(start: Start, at: MimoCandidate, *options: str) -> str:
 
 
 def test_measured_rates_order_two_layouts_that_did_not_run_for_them(start: Start) -> None:
-    job = read_example(CommandLine(f"python mimo_train.py {JOB}"), MimoOverrides(n_gpus=2)).job
+    job = read_example(ParsedCommand.of(f"python mimo_train.py {JOB}"), MimoOverrides(n_gpus=2)).job
     runs = []
     for at in (layout(1, 2), layout(2, 2)):
         told = MeasuredStep.read(train(start, at))

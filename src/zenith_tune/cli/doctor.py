@@ -123,10 +123,10 @@ def _hints(options: Options) -> RunHints:
 
 
 def _run(target: Path | None, command: tuple[str, ...], options: Options) -> DiagnosedRun:
-    from zenith_tune.shell import CommandLine
+    from zenith_tune.shell import ParsedCommand
 
     hints = _hints(options)
-    text = CommandLine.from_argv(command).text if command else None
+    text = ParsedCommand.from_argv(command).text if command else None
     if target is None:
         from zenith_tune.doctor.diagnosed_run import from_command
 

@@ -171,7 +171,7 @@ def _request(command: tuple[str, ...], options: Options) -> _Request:
     from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
     from zenith_tune.registry import construct, parse_pairs
-    from zenith_tune.shell import CommandLine
+    from zenith_tune.shell import ParsedCommand
 
     named = {"n_gpus": options["gpus"], **{name: options[name] for name in ("gbs", "model", "vocab", "cluster")}}
     pairs = parse_pairs(",".join(options["args"]), "--args", "gbs=256") if options["args"] else {}
@@ -179,7 +179,7 @@ def _request(command: tuple[str, ...], options: Options) -> _Request:
     cluster = args.pop("cluster", None)
     args.setdefault("n_gpus", _num_gpus(cluster))
     given = construct(MegatronLmOverrides, args, "probe")
-    job = ProbeJob.of(CommandLine.from_argv(command).text, given)
+    job = ProbeJob.of(ParsedCommand.from_argv(command).text, given)
     return _Request(job=job, subject=job.subject(cluster))
 
 

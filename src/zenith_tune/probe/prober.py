@@ -22,7 +22,7 @@ from zenith_tune.planner.planner import Planner
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage, StageProbe, stage_plans
 from zenith_tune.runners.base import End, Job, JobResult, Runner
-from zenith_tune.shell.script import PretrainRun
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.shell.secrets import find_secrets, mask, mask_file
 from zenith_tune.study.files import TrialFolder, open_regular, write_json
 from zenith_tune.study.resources import Resources
@@ -161,7 +161,7 @@ class Prober:
     planner: Planner
     runner: Runner
     folder: Path
-    run_of: Callable[[Layout], PretrainRun]
+    run_of: Callable[[Layout], ProgramRun]
     """The user's run with the options of a layout."""
     num_steps: int
     """Whole steps after the first that are measured."""

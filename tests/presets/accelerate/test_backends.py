@@ -23,7 +23,7 @@ from tests.presets.accelerate.jobs import (
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.emit import DS_FILE, DS_PATH
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 NVME = """\
 deepspeed_config:
@@ -197,7 +197,7 @@ def test_a_json_of_the_users_is_copied_with_the_points_values(tmp_path: Path) ->
         "gradient_accumulation_steps": 2,
         "zero_optimization": {"stage": 3},
     }
-    line = CommandLine(preset.apply_parameters(text, params))
+    line = ParsedCommand.of(preset.apply_parameters(text, params))
     assert (line.get("--batch_size"), line.get("--gradient_accumulation_steps")) == ("4", "2")
     assert json.loads(path.read_text()) == own
     left = preset.result_files(params)

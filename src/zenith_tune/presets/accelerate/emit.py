@@ -19,7 +19,7 @@ from zenith_tune.presets.accelerate.job import FSDP_TYPE, PLAIN_TYPE
 from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.zero_progressive.axes import OFF
 from zenith_tune.study.parameters import Value
@@ -226,8 +226,8 @@ def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -
     given = {option: value for option, value in wanted.items() if _name_of(options, option) not in filled}
     text = _with_options(text, given)
     needs_variable = job.backend in (PLAIN_TYPE, FSDP_TYPE) and job.gas_option is None and "gas" not in job.carriers
-    variables = [f"{ACCUMULATION_VARIABLE}={gas}"] if needs_variable and "mbs" in params else []
-    return Launch(text).written(_json_options(backend), variables=variables)
+    variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable and "mbs" in params else {}
+    return Launch(text).written(_json_options(backend), variables)
 
 
 def point_label(backend: Backend, params: Mapping[str, Value]) -> str:
@@ -260,7 +260,7 @@ def _name_of(options: Mapping[str, str | None], option: str) -> str:
 
 def _with_options(command: str, options: Mapping[str, Value]) -> str:
     """Return the command with these options; one that is added is spelled as it is here, which is what scripts know."""
-    line = CommandLine(command)
+    line = ParsedCommand.of(command)
     present = {option: value for option, value in options.items() if line.has(option)}
     added = {option: value for option, value in options.items() if option not in present}
     # Whatever spelling the command prefers, a name without hyphens has only one.

@@ -20,7 +20,7 @@ from zenith_tune.presets.accelerate.settings import (
 )
 from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, MOST, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.launched_gpus import machine_gpus
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 
@@ -88,7 +88,7 @@ class AccelerateJob:
 
 def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
     """Read a command and its configuration; what is missing is told in one line with its cure."""
-    launch, line = Launch(command), CommandLine(command)
+    launch, line = Launch(command), ParsedCommand.of(command)
     _refuse_unknown(launch)
     settings = _merged(launch)
     backend, settings = _backend(settings, launch)
@@ -126,7 +126,7 @@ def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
 
 def _refuse_unknown(launch: Launch) -> None:
     """Refuse an option that would win over every trial's file with a value that only the shell knows."""
-    for name in sorted(launch.unknown_names()):
+    for name in sorted(launch.unknown_names):
         if name == "config_file" or name in SECTION_OF:
             problem = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
             raise UsageError(problem, hint="write it out")
@@ -134,7 +134,7 @@ def _refuse_unknown(launch: Launch) -> None:
 
 def _merged(launch: Launch) -> AccelerateSettings:
     """Return what the file says, with the launcher's options in its place where both speak."""
-    options = launch.values()
+    options = dict(launch.values)
     named = options.pop("config_file", None)
     path = Path(str(named)) if named is not None else _default_file()
     if str(named) == TRIAL_PATH:
@@ -162,9 +162,9 @@ def _default_file() -> Path | None:
 
 def _backend(settings: AccelerateSettings, launch: Launch) -> tuple[str, AccelerateSettings]:
     """Return which backend runs, and the settings with its name: a switch of the command wins over the file."""
-    chosen = [kind for switch, kind in BACKEND_SWITCHES.items() if switch in launch.values()]
+    chosen = [kind for switch, kind in BACKEND_SWITCHES.items() if switch in launch.values]
     kind = chosen[0] if chosen else str(settings.get("distributed_type") or "MULTI_GPU").upper()
-    settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values() else {})})
+    settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values else {})})
     if kind == FSDP_TYPE and (settings.whole("fsdp_version") or 1) != 2:
         problem = f"{PRESET} tunes FSDP version 2, but {settings.source} has version 1"
         raise UsageError(f"{problem}: convert it by `accelerate to-fsdp2`, or give --fsdp_version 2")
@@ -212,7 +212,7 @@ def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, D
 
 
 def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: Launch) -> int:
-    is_unknown = "num_processes" in launch.unknown_names()
+    is_unknown = "num_processes" in launch.unknown_names
     started = None if is_unknown else settings.whole("num_processes")
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
@@ -230,7 +230,7 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
 
 
 def _accumulation(
-    settings: AccelerateSettings, ds_config: DsConfig | None, line: CommandLine, gas_option: str | None, backend: str
+    settings: AccelerateSettings, ds_config: DsConfig | None, line: ParsedCommand, gas_option: str | None, backend: str
 ) -> int:
     if backend == MEGATRON_LM:
         return settings.whole("megatron_lm_num_micro_batches") or 1
@@ -242,29 +242,29 @@ def _accumulation(
     return _count(line, gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
 
 
-def _micro_batch(line: CommandLine, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
+def _micro_batch(line: ParsedCommand, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
     found = _count(line, mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
     if found is None and mbs_option == MBS_OPTIONS[0] and line.has("--output_dir"):
         return TRAINER_DEFAULT_BATCH
     return found
 
 
-def _gas_option(line: CommandLine, mbs_option: str | None) -> str | None:
+def _gas_option(line: ParsedCommand, mbs_option: str | None) -> str | None:
     """Return the script's option for accumulation: one that it has, or that of the Hugging Face Trainer."""
     is_trainer = line.has("--output_dir") and mbs_option == MBS_OPTIONS[0]
     return GAS_OPTION if line.has(GAS_OPTION) or is_trainer else None
 
 
-def _variables(line: CommandLine) -> dict[str, str]:
+def _variables(line: ParsedCommand) -> dict[str, str]:
     return {} if line.needs_shell else line.assignments()
 
 
-def _is_on(line: CommandLine, option: str) -> bool:
+def _is_on(line: ParsedCommand, option: str) -> bool:
     value = line.get(option)
     return value is not None and value.lower() not in ("false", "0", "no")
 
 
-def _count(line: CommandLine, option: str | None) -> int | None:
+def _count(line: ParsedCommand, option: str | None) -> int | None:
     value = line.get(option) if option else None
     found = int(value) if value and value.isdecimal() and len(value) < 10 else 0
     return found if 1 <= found <= MOST else None

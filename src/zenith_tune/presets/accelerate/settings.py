@@ -112,14 +112,6 @@ FIELDS_OF_THE_JSON = (
 )
 """What Accelerate refuses in its own file where DeepSpeed has a JSON."""
 
-SWITCHES = _names(
-    """
-    quiet cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation
-    use_deepspeed use_fsdp use_parallelism_config use_megatron_lm same_network module no_python tpu_cluster
-    no_tpu_cluster tpu_use_sudo downcast_bf16 fp8_use_autocast_during_eval debug q m h help
-    """
-)
-"""Options of the launcher that take no value."""
 BACKEND_SWITCHES = {
     "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",

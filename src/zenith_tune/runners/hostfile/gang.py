@@ -24,7 +24,7 @@ from pathlib import Path
 from zenith_tune.runners.launch.marked_processes import END_MARKED, end_arguments
 from zenith_tune.runners.launch.own_command import NODE_RANK, GangLog, gang_environment, portable
 from zenith_tune.runners.launch.process_tree import MARK
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 LOST_CODE = 255
 """What ssh exits with when it cannot connect, or when the connection broke."""
@@ -202,7 +202,7 @@ class HostGang:
     def _script(self, rank: int, shell: HostShell) -> str:
         order = self._order
         command = order.command.replace(NODE_RANK, str(rank))
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
         own = {} if line.needs_shell else line.assignments()
         meeting = gang_environment(len(order.hosts), rank, order.address, order.port)
         # An assignment of the command's own wins over what it would find.

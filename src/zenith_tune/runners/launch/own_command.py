@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import UsageError
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import canonical
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
-from zenith_tune.shell.target import find_target
 from zenith_tune.shell.variables import fixed_in_script, set_variables, with_variables
 
 GPUS, PORT = "CUDA_VISIBLE_DEVICES", "MASTER_PORT"
@@ -35,7 +35,7 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
     'deepspeed --master_port 41234 --include localhost:2,3 train.py'
     """
     command = with_variables(command, {name: value for name, value in ((GPUS, gpus), (PORT, port)) if value})
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     if launcher is None:
         return command
     options: dict[str, str] = {}
@@ -110,7 +110,7 @@ def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
     >>> gang_command("torchrun train.py", 2, "n1", 29511)
     'torchrun --nnodes 2 --node-rank ZENITHTUNE-NODE-RANK --master-addr n1 --master-port 29511 train.py'
     """
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     meeting = Meeting(str(num_nodes), NODE_RANK, shlex.quote(address), str(port))
     if launcher is not None and (launcher.kind == TORCHRUN or (launcher.kind == ACCELERATE and num_nodes > 1)):
         return meeting_command(launcher, command, meeting)
@@ -143,7 +143,7 @@ def gang_environment(num_nodes: int, rank: int, address: str, port: int) -> dict
 
 def is_deepspeed(command: str) -> bool:
     """Tell whether DeepSpeed's launcher starts the ranks."""
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     return launcher is not None and launcher.kind == DEEPSPEED
 
 
@@ -159,7 +159,7 @@ def deepspeed_command(
 
     What is `written` for the shell stays as it is.
     """
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     if launcher is None or launcher.kind != DEEPSPEED:
         raise UsageError("the command must start deepspeed, but it does not")
     for name in _NAMES_HOSTS:
@@ -195,10 +195,8 @@ def _reads_its_rank(command: str) -> bool:
     """Tell whether a command without a launcher can know which node it is on."""
     if "NODE_RANK" in command:
         return True
-    try:
-        return find_target(command).by_shell
-    except CommandError:
-        return False
+    target = ParsedCommand.of(command).found_target
+    return target is not None and target.by_shell
 
 
 _MAX_HELD_BYTES = 64 * 1024

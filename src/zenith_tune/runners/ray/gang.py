@@ -24,7 +24,8 @@ from zenith_tune.runners.launch.own_command import (
 from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.runners.ray.cluster import RayCluster
-from zenith_tune.shell.rank_launcher import ACCELERATE, RankLauncher
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.rank_launcher import ACCELERATE
 from zenith_tune.shell.variables import with_variables
 from zenith_tune.study.files import write_atomically
 from zenith_tune.study.resources import Resources
@@ -216,7 +217,7 @@ class RayGang:
 
     def _accelerate(self, command: str, gpus: str) -> str:
         """Return an accelerate command that keeps to the GPUs and the port that Ray's worker has; others as is."""
-        launcher = RankLauncher.find(command)
+        launcher = ParsedCommand.of(command).launcher
         if launcher is None or launcher.kind != ACCELERATE:
             return command
         return own_command(command, gpus=gpus, port=str(self.slots[0].port))
@@ -224,7 +225,7 @@ class RayGang:
     def _deepspeed(self, command: str, folder: Path) -> str:
         """Return a deepspeed command that starts this node's own ranks, on the GPUs that Ray gave."""
         names, first = [f"node-{rank}" for rank in range(len(self.slots))], self.slots[0]
-        launcher = RankLauncher.find(command)
+        launcher = ParsedCommand.of(command).launcher
         limit = (launcher.option("--num-gpus", "--num-accelerators") if launcher else None) or ""
         gpus = [_indices(slot.gpus)[: int(limit) if limit.isdecimal() else None] for slot in self.slots]
         slots = [max(own, default=(self._resources.gpus_per_node or 1) - 1) + 1 for own in gpus]
