@@ -97,16 +97,25 @@ class ParsedCommand:
     def __hash__(self) -> int:
         return hash(self._text)
 
-    def set(self, options: Mapping[str, Value]) -> ParsedCommand:
-        """Return the command with these options: what is there is replaced, what is not is added."""
+    def set(self, options: Mapping[str, Value], *, keeps_names: bool = False) -> ParsedCommand:
+        """Return the command with these options: what is there is replaced, what is not is added.
+
+        An option that is added is spelled like those that are there; with `keeps_names`, as it is given.
+        """
         text = self.target.text
+        names = {canonical(name): name for name in options}
         wanted = {canonical(name): plain_value(value) for name, value in options.items()}
+        spelling = self._spelling._replace(underscores=False) if keeps_names else self._spelling
         splices: list[Splice] = []
         for option in self._options:
             if option.name in wanted:
                 splices += _new_value(text, option, wanted[option.name], self._spelling)
         present = {option.name for option in self._options}
-        added = [self._spelling.write(name, value) for name, value in wanted.items() if name not in present]
+        added = [
+            spelling.write(names[name] if keeps_names else name, value)
+            for name, value in wanted.items()
+            if name not in present
+        ]
         return self._edited(splices, added)
 
     def remove(self, option: str) -> ParsedCommand:
@@ -128,6 +137,16 @@ class ParsedCommand:
             if each.name == name:
                 return each.value.value if each.value else ""
         return None
+
+    def count(self, *options: str | None) -> int | None:
+        """Return the first whole number above 0 that one of these options has; None where none has any."""
+        values = (self.get(option) for option in options if option)
+        return next((int(text) for text in values if text and text.isdecimal() and len(text) < 10 and int(text)), None)
+
+    def is_on(self, option: str) -> bool:
+        """Tell whether the program is given the option, and not to switch it off."""
+        value = self.get(option)
+        return value is not None and value.lower() not in ("false", "0", "no")
 
     def has(self, option: str) -> bool:
         """Tell whether the program is given the option, in any spelling."""

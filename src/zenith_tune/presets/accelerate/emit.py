@@ -12,11 +12,10 @@ from pathlib import Path
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
-from zenith_tune.presets.accelerate.backend import Backend
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
-from zenith_tune.presets.accelerate.deepspeed import OFFLOADS, DeepSpeedBackend
 from zenith_tune.presets.accelerate.job import FSDP_TYPE, PLAIN_TYPE
 from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
+from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.shell import ParsedCommand
@@ -222,9 +221,10 @@ def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -
     values: dict[str, Value] = {**params, "gas": gas, "gbs": backend.global_batch}
     text, filled = fill_placeholders(command, values)
     options = {"mbs": job.mbs_option, "gas": job.gas_option, "recompute": job.recompute_option}
-    wanted = {option: values[name] for name, option in options.items() if option and name in values}
-    given = {option: value for option, value in wanted.items() if _name_of(options, option) not in filled}
-    text = _with_options(text, given)
+    left = {name: option for name, option in options.items() if option and name in values and name not in filled}
+    if left:
+        given = {option: values[name] for name, option in left.items()}
+        text = ParsedCommand.of(text).set(given, keeps_names=True).text
     needs_variable = job.backend in (PLAIN_TYPE, FSDP_TYPE) and job.gas_option is None and "gas" not in job.carriers
     variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable and "mbs" in params else {}
     return Launch(text).written(_json_options(backend), variables)
@@ -252,20 +252,3 @@ def _json_options(backend: Backend) -> dict[str, str]:
     precision = job.settings.word("mixed_precision")
     # In the file, beside a JSON, Accelerate would refuse it.
     return {"deepspeed_config_file": DS_PATH, **({"mixed_precision": precision} if precision else {})}
-
-
-def _name_of(options: Mapping[str, str | None], option: str) -> str:
-    return next(name for name, each in options.items() if each == option)
-
-
-def _with_options(command: str, options: Mapping[str, Value]) -> str:
-    """Return the command with these options; one that is added is spelled as it is here, which is what scripts know."""
-    line = ParsedCommand.of(command)
-    present = {option: value for option, value in options.items() if line.has(option)}
-    added = {option: value for option, value in options.items() if option not in present}
-    # Whatever spelling the command prefers, a name without hyphens has only one.
-    names = {f"--zenithtune{index}": option for index, option in enumerate(added)}
-    text = line.set({**present, **{name: added[option] for name, option in names.items()}}).text if options else command
-    for name, option in names.items():
-        text = text.replace(name, option, 1)
-    return text

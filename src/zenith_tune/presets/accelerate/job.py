@@ -18,7 +18,7 @@ from zenith_tune.presets.accelerate.settings import (
     option_value,
     read_settings,
 )
-from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, MOST, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
+from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.launched_gpus import machine_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
@@ -110,9 +110,9 @@ def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
         gas_option=gas_option,
         recompute_option=given.recompute_option,
         ds_config=ds_config,
-        script_precision=next((name for name in ("bf16", "fp16") if _is_on(line, f"--{name}")), None),
+        script_precision=next((name for name in ("bf16", "fp16") if line.is_on(f"--{name}")), None),
         model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
-        seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _count(line, name))), None),
+        seq_len=given.seq or line.count(*SEQUENCE_OPTIONS),
     )
 
 
@@ -238,12 +238,12 @@ def _accumulation(
         found = ds_config.count(ACCUMULATION) if ds_config else settings.whole("gradient_accumulation_steps")
         if found is not None:
             return found
-    variable = _variables(line).get(ACCUMULATION_VARIABLE, "")
-    return _count(line, gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
+    variable = ({} if line.needs_shell else line.assignments()).get(ACCUMULATION_VARIABLE, "")
+    return line.count(gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
 
 
 def _micro_batch(line: ParsedCommand, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
-    found = _count(line, mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
+    found = line.count(mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
     if found is None and mbs_option == MBS_OPTIONS[0] and line.has("--output_dir"):
         return TRAINER_DEFAULT_BATCH
     return found
@@ -253,18 +253,3 @@ def _gas_option(line: ParsedCommand, mbs_option: str | None) -> str | None:
     """Return the script's option for accumulation: one that it has, or that of the Hugging Face Trainer."""
     is_trainer = line.has("--output_dir") and mbs_option == MBS_OPTIONS[0]
     return GAS_OPTION if line.has(GAS_OPTION) or is_trainer else None
-
-
-def _variables(line: ParsedCommand) -> dict[str, str]:
-    return {} if line.needs_shell else line.assignments()
-
-
-def _is_on(line: ParsedCommand, option: str) -> bool:
-    value = line.get(option)
-    return value is not None and value.lower() not in ("false", "0", "no")
-
-
-def _count(line: ParsedCommand, option: str | None) -> int | None:
-    value = line.get(option) if option else None
-    found = int(value) if value and value.isdecimal() and len(value) < 10 else 0
-    return found if 1 <= found <= MOST else None

@@ -93,27 +93,15 @@ def written_command(command: str, options: Sequence[ScriptOption], placeholders:
     text, filled = fill_placeholders(command, placeholders)
     wanted = {each.option: each.value for each in options if each.placeholder not in filled}
     if PLACEHOLDER in text:
-        return _having(ParsedCommand.of(text), wanted).text.replace(PLACEHOLDER, TRIAL_PATH)
+        return ParsedCommand.of(text).set(wanted, keeps_names=True).text.replace(PLACEHOLDER, TRIAL_PATH)
     named = find_config(text)
     if named is None:
         raise UsageError(
             f"{PRESET} finds no option in the command that names the JSON", hint=f"write {PLACEHOLDER} for it"
         )
     # Without quotes around it, because the folder that is filled in brings those that it needs.
-    line = _having(_unquoted(ParsedCommand.of(text), named.option), {**wanted, named.option: _STAND_IN})
-    return line.text.replace(_STAND_IN, TRIAL_PATH)
-
-
-def _having(line: ParsedCommand, options: Mapping[str, Value]) -> ParsedCommand:
-    """Return the command with these options; one that is added is spelled as it is here, which is what scripts know."""
-    present = {option: value for option, value in options.items() if line.has(option)}
-    added = [(option, value) for option, value in options.items() if option not in present]
-    # Whatever spelling the command prefers, a name without hyphens has only one.
-    names = {f"--zenithtune{index}": option for index, (option, _) in enumerate(added)}
-    text = line.set({**present, **dict(zip(names, (value for _, value in added), strict=True))}).text
-    for name, option in names.items():
-        text = text.replace(name, option, 1)
-    return ParsedCommand.of(text)
+    line = _unquoted(ParsedCommand.of(text), named.option)
+    return line.set({**wanted, named.option: _STAND_IN}, keeps_names=True).text.replace(_STAND_IN, TRIAL_PATH)
 
 
 def _unquoted(line: ParsedCommand, option: str) -> ParsedCommand:

@@ -8,10 +8,9 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
-from zenith_tune.presets.deepspeed.axes import ALL, listed_axes
 from zenith_tune.presets.deepspeed.command import ScriptOption
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
-from zenith_tune.presets.deepspeed.space import DeepSpeedSpace
+from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING
 from zenith_tune.strategies.zero_progressive.ds_config import (

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed.axes import refuse_listed_batch
 from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
 from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
 from zenith_tune.shell import ParsedCommand
@@ -164,7 +163,7 @@ def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
     is_trainer = _is_trainer(line, config)
     options = _batch_options(config, is_trainer)
     num_ranks = num_gpus // model_ranks
-    own = config.count(MICRO_BATCH) or _option_count(line, options.get(MICRO_BATCH))
+    own = config.count(MICRO_BATCH) or line.count(options.get(MICRO_BATCH))
     if own is None and is_trainer:
         own = TRAINER_DEFAULT_BATCH
     global_batch = _global_batch(config, line, options, own, num_ranks, given)
@@ -177,10 +176,22 @@ def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
         batch_options=options,
         is_trainer=is_trainer,
         precision=_precision(config, line),
-        model=given.model or _first_option(line, MODEL_OPTIONS),
-        seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _option_count(line, name))), None),
-        recomputes=_is_on(line, "--gradient-checkpointing"),
+        model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
+        seq_len=given.seq or line.count(*SEQUENCE_OPTIONS),
+        recomputes=line.is_on("--gradient-checkpointing"),
     )
+
+
+def refuse_listed_batch(config: DsConfig) -> None:
+    """Refuse a list where the global batch, which stays the same, or what follows from it belongs."""
+    for keys in (BATCH, ACCUMULATION):
+        if isinstance(value := config.get(keys), list):
+            problem = (
+                f"{keys[0]} must be one number, because the global batch is fixed and accumulation follows from it"
+            )
+            raise UsageError(
+                f"{config.source}: {problem}, but got {shown_json(value)}", hint="write one number, or leave it out"
+            )
 
 
 def _config_path(command: str, given: DeepSpeedOverrides) -> Path:
@@ -231,8 +242,8 @@ def _global_batch(
     num_ranks: int,
     given: DeepSpeedOverrides,
 ) -> int:
-    accumulation = config.count(ACCUMULATION) or _option_count(line, options.get(ACCUMULATION)) or 1
-    found = given.gbs or config.count(BATCH) or _option_count(line, options.get(BATCH))
+    accumulation = config.count(ACCUMULATION) or line.count(options.get(ACCUMULATION)) or 1
+    found = given.gbs or config.count(BATCH) or line.count(options.get(BATCH))
     if found is None and own is not None:
         found = own * accumulation * num_ranks
     if found is None:
@@ -258,20 +269,6 @@ def _precision(config: DsConfig, line: ParsedCommand) -> str:
     for name, sections in {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16",)}.items():
         for section in sections:
             enabled = config.get((section, "enabled"))
-            if enabled is True or (enabled == AUTO and _is_on(line, f"--{name}")):
+            if enabled is True or (enabled == AUTO and line.is_on(f"--{name}")):
                 return name
     return "fp32"
-
-
-def _is_on(line: ParsedCommand, option: str) -> bool:
-    value = line.get(option)
-    return value is not None and value.lower() not in ("false", "0", "no")
-
-
-def _first_option(line: ParsedCommand, names: tuple[str, ...]) -> str | None:
-    return next((value for name in names if (value := line.get(name))), None)
-
-
-def _option_count(line: ParsedCommand, option: str | None) -> int | None:
-    value = line.get(option) if option else None
-    return int(value) if value and value.isdecimal() and len(value) < 10 and int(value) > 0 else None
