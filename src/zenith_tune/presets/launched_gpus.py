@@ -18,7 +18,7 @@ from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
 DEFAULT_HOSTFILE = "/job/hostfile"
-"""Where DeepSpeed's launcher looks unless it is told otherwise."""
+"""Where DeepSpeed's launcher looks unless an option says otherwise."""
 _YAML_PROCESSES = re.compile(r"^num_processes:\s*(\d{1,6})\s*$", re.MULTILINE)
 MAX_BYTES = 1 << 20
 
@@ -73,7 +73,7 @@ def _filtered(hosts: dict[str, int], include: str, exclude: str) -> int | None:
 
 
 def _hosts(path: str | None) -> dict[str, int]:
-    """Return the slots of each host of a hostfile; the launcher goes on without one that is not there."""
+    """Return the slots of each host of a hostfile; the launcher continues without one that is not there."""
     try:
         return read_hostfile(path or DEFAULT_HOSTFILE)
     except OSError:
@@ -127,7 +127,7 @@ def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
     """
     try:
         started = started_gpus(command) or num_gpus
-    except UsageError:  # a hostfile that cannot be read is told by the preset that needs it
+    except UsageError:  # a hostfile that cannot be read is reported by the preset that needs it
         started = num_gpus
     nodes = _num_nodes(command)
     if started is None or started % nodes:

@@ -36,7 +36,7 @@ class ShellText(NamedTuple):
 
 
 def refusal(problem: str, part: str) -> CommandError:
-    """Return the error for a command with no safe place: the law, the offending part without secrets, and the cure."""
+    """Return the error for a command with no safe place, with the offending part shown without secrets."""
     [shown] = shown_words([part])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return CommandError(f"{problem}, but the training command has {shown!r}", hint=HINT)
@@ -204,7 +204,7 @@ def _text_option(launcher: Launcher, words: Sequence[Word], at: int) -> ShellTex
 
 
 def _after_options(launcher: Launcher, words: Sequence[Word], at: int) -> int | None:
-    """Return the first word that is not one of the launcher's options, or None where that cannot be told."""
+    """Return the first word that is not one of the launcher's options, or None where that is unknown."""
     while at < len(words):
         value = words[at].value
         if not words[at].static and not words[at].is_static:

@@ -203,7 +203,7 @@ class ParsedCommand:
 
     @property
     def target(self) -> Target:
-        """Return the program that trains, or raise CommandError with the reason why that cannot be told."""
+        """Return the program that trains, or raise CommandError with the reason why that is unknown."""
         if isinstance(self._found, CommandError):
             # A fresh error: raising the kept one again would pile up tracebacks on it.
             raise CommandError(self._found.problem, hint=self._found.hint)
@@ -211,7 +211,7 @@ class ParsedCommand:
 
     @property
     def found_target(self) -> Target | None:
-        """Return the program that trains, or None where that cannot be told."""
+        """Return the program that trains, or None where that is unknown."""
         return None if isinstance(self._found, CommandError) else self._found
 
     @property

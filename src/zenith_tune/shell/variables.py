@@ -67,7 +67,7 @@ _READ_BYTES = 1 << 20
 def fixed_in_script(command: str, name: str) -> tuple[str, str] | None:
     """Return the script of a command and the line in which it sets the variable `name` whatever that was before.
 
-    None where it does not, where a line up to there looks at the variable first, and where there is no telling.
+    None where it does not, where a line up to there looks at the variable first, and where that is unknown.
     """
     target = ParsedCommand.of(command).found_target
     if target is None:

@@ -53,12 +53,13 @@ def emit_accelerate(target: Target) -> Emission:
 
 
 def _batch_note(target: Target) -> str:
-    at = target.layout
-    size = f"the dataloader's batch size must be {at.micro_batch}"
+    layout = target.layout
+    size = f"the dataloader's batch size must be {layout.micro_batch}"
     if target.job.framework.name not in ("fsdp", "hf-accelerate"):
-        return f"{size}; the file says the {at.num_micro_batches} accumulation steps of batch {at.global_batch}"
-    steps = f"Accelerator(gradient_accumulation_steps={at.num_micro_batches})"
-    return f"{size}, with {steps}: {at.dp} x {at.micro_batch} x {at.num_micro_batches} = batch {at.global_batch}"
+        return f"{size}; the file says the {layout.num_micro_batches} accumulation steps of batch {layout.global_batch}"
+    steps = f"Accelerator(gradient_accumulation_steps={layout.num_micro_batches})"
+    product = f"{layout.dp} x {layout.micro_batch} x {layout.num_micro_batches} = batch {layout.global_batch}"
+    return f"{size}, with {steps}: {product}"
 
 
 def _backend_notes(target: Target) -> list[str]:
@@ -102,52 +103,52 @@ def _common(target: Target, kind: str) -> Yaml:
 
 
 def _megatron(target: Target) -> Yaml:
-    at = target.layout
+    layout = target.layout
     _refuse_what_accelerate_lacks(target)
-    _, _, method = at.recompute.partition("/")
+    _, _, method = layout.recompute.partition("/")
     return {
-        "megatron_lm_tp_degree": at.tp,
-        "megatron_lm_pp_degree": at.pp,
+        "megatron_lm_tp_degree": layout.tp,
+        "megatron_lm_pp_degree": layout.pp,
         # Left out, Accelerate takes 2.
-        "megatron_lm_context_parallel_size": at.cp,
-        "megatron_lm_num_micro_batches": at.num_micro_batches,
-        "megatron_lm_sequence_parallelism": at.sequence_parallel,
-        "megatron_lm_use_distributed_optimizer": at.zero > 0,
+        "megatron_lm_context_parallel_size": layout.cp,
+        "megatron_lm_num_micro_batches": layout.num_micro_batches,
+        "megatron_lm_sequence_parallelism": layout.sequence_parallel,
+        "megatron_lm_use_distributed_optimizer": layout.zero > 0,
         "megatron_lm_gradient_clipping": 1.0,
-        # Left out, Accelerate takes full over all layers; blocks of none are how it is told to recompute nothing.
+        # Left out, Accelerate takes full over all layers; blocks of none are how it is asked to recompute nothing.
         "megatron_lm_recompute_granularity": "full",
         "megatron_lm_recompute_method": method or "block",
-        "megatron_lm_recompute_num_layers": at.recompute_layers,
-        "megatron_lm_expert_model_parallel_size": at.ep,
-        "megatron_lm_expert_tensor_parallel_size": at.etp,
+        "megatron_lm_recompute_num_layers": layout.recompute_layers,
+        "megatron_lm_expert_model_parallel_size": layout.ep,
+        "megatron_lm_expert_tensor_parallel_size": layout.etp,
     }
 
 
 def _refuse_what_accelerate_lacks(target: Target) -> None:
-    at = target.layout
+    layout = target.layout
     lacks = {
-        "virtual stages": at.vp > 1,
-        "context parallelism, whose ranks it counts into the batch": at.cp > 1,
-        "an uneven pipeline": not is_even(target.model.num_layers, pp=at.pp, vp=at.vp),
+        "virtual stages": layout.vp > 1,
+        "context parallelism, whose ranks it counts into the batch": layout.cp > 1,
+        "an uneven pipeline": not is_even(target.model.num_layers, pp=layout.pp, vp=layout.vp),
         "selective recomputation, to which its plugin adds a number of layers that Megatron refuses": (
-            at.recompute == "selective"
+            layout.recompute == "selective"
         ),
-        "gradients or weights that are sharded": at.zero > 1,
+        "gradients or weights that are sharded": layout.zero > 1,
     }
     for what, lacking in lacks.items():
         if lacking:
             problem = f"Accelerate's file has no key for {what}"
-            raise UsageError(f"{problem}, but {layout_name(at)} needs it: plan with --emit accelerate")
+            raise UsageError(f"{problem}, but {layout_name(layout)} needs it: plan with --emit accelerate")
 
 
 def _deepspeed(target: Target) -> Yaml:
-    at = target.layout
+    layout = target.layout
     return {
-        "zero_stage": at.zero,
-        "gradient_accumulation_steps": at.num_micro_batches,
+        "zero_stage": layout.zero,
+        "gradient_accumulation_steps": layout.num_micro_batches,
         "gradient_clipping": 1.0,
-        "zero3_init_flag": at.zero == 3,
-        "zero3_save_16bit_model": at.zero == 3,
+        "zero3_init_flag": layout.zero == 3,
+        "zero3_save_16bit_model": layout.zero == 3,
     }
 
 

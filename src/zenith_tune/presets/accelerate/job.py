@@ -87,7 +87,7 @@ class AccelerateJob:
 
 
 def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
-    """Read a command and its configuration; what is missing is told in one line with its cure."""
+    """Read a command and its configuration; what is missing is an error of one line with a hint."""
     launch, line = Launch(command), ParsedCommand.of(command)
     _refuse_unknown(launch)
     settings = _merged(launch)

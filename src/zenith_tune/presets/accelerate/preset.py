@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from zenith_tune.presets.accelerate.job import (
     read_job,
 )
 from zenith_tune.presets.accelerate.megatron import MegatronBackend
-from zenith_tune.presets.accelerate.rules import TensorIsland, tensor_island
+from zenith_tune.presets.accelerate.rules import tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, TuningPreset
@@ -179,8 +179,7 @@ class AcceleratePreset(TuningPreset):
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
         self._model: LookedUp[ModelSpec] | None = None
-        self._subject = self._unasked()
-        self._island = self._unseen()
+        self._forget()
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -194,8 +193,7 @@ class AcceleratePreset(TuningPreset):
         model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
         known = model if isinstance(model, ModelSpec) else None
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
-        self._subject = self._unasked()
-        self._island = self._unseen()
+        self._forget()
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
@@ -312,15 +310,13 @@ class AcceleratePreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its file, but has none: bind a command first")
         return self._bound
 
-    def _unasked(self) -> LookedUp[PlanSubject]:
-        return LookedUp(lambda: self._looked_up())
-
-    def _looked_up(self) -> PlanSubject:
-        backend = self._backend
-        assert self._model is not None, "bound with the backend"
-        return accelerate_subject(backend, self._model, self.cluster, self.topology)
-
-    def _unseen(self) -> Callable[[], TensorIsland | None]:
-        return functools.cache(
+    def _forget(self) -> None:
+        """Look the subject and the machines up anew when they are asked for next."""
+        self._subject = LookedUp(self._looked_up)
+        self._island = functools.cache(
             lambda: tensor_island(self._backend.job, self.cluster, self.topology, self._subject.get())
         )
+
+    def _looked_up(self) -> PlanSubject:
+        assert self._model is not None, "bound with the backend"
+        return accelerate_subject(self._backend, self._model, self.cluster, self.topology)

@@ -60,7 +60,7 @@ def _at_home(text: str) -> Path:
 
 
 def _training_folder(target: Target) -> Path | None:
-    """Return the folder in which the script starts, as seen from here; None where it cannot be told."""
+    """Return the folder in which the script starts, as seen from here; None where it is unknown."""
     folder = Path()
     for before in _commands_before(target):
         moves = [each for each in before if each.words and each.words[0].value in FOLDER_CHANGES]
@@ -150,7 +150,7 @@ class DeepSpeedJob:
 
 
 def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
-    """Read a command and its configuration; what is missing is told in one line with its cure."""
+    """Read a command and its configuration; what is missing is an error of one line with a hint."""
     refuse_own_autotuning(command)
     refuse_two_configs(command)
     config, line = read_ds_config(_config_path(command, given)), ParsedCommand.of(command)

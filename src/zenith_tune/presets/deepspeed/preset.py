@@ -83,7 +83,7 @@ class DeepSpeedPreset(TuningPreset):
         self.search, self.mbs_max, self.metric = search, mbs_max, metric
         self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
-        self._subject = self._unasked()
+        self._subject = LookedUp(self._looked_up)
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -92,7 +92,7 @@ class DeepSpeedPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
-        self._subject = self._unasked()
+        self._subject = LookedUp(self._looked_up)
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {**self._space.parameters()}
@@ -183,7 +183,7 @@ class DeepSpeedPreset(TuningPreset):
             n_gpus=job.num_gpus,
             flops_per_sample=per_sample,
             seq=job.seq_len,
-            # A study that goes on with an edited file would compare two configurations.
+            # A study that continues with an edited file would compare two configurations.
             contents=f"{Path(job.config.source).name} (contents {job.config.digest})",
         )
 
@@ -197,7 +197,7 @@ class DeepSpeedPreset(TuningPreset):
             notes.append("the section autotuning gives limits and is taken out of what trials run")
         subject = self._subject.get()
         if isinstance(subject, UsageError):
-            notes.append(f"memory is not reckoned before a trial: {subject}")
+            notes.append(f"memory is not predicted before a trial: {subject}")
         return notes
 
     @property
@@ -206,8 +206,8 @@ class DeepSpeedPreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its JSON, but has none: bind a command first")
         return self._bound
 
-    def _unasked(self) -> LookedUp[ZeroSubject]:
-        return LookedUp(lambda: deepspeed_subject(self._space.job, self.cluster, self.topology))
+    def _looked_up(self) -> ZeroSubject:
+        return deepspeed_subject(self._space.job, self.cluster, self.topology)
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")
