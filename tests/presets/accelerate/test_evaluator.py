@@ -55,7 +55,7 @@ def test_objectives_and_units() -> None:
 def test_another_objective_compares_the_same_job() -> None:
     evaluator = AccelerateEvaluator(n_gpus=2)
     evaluator.asked = lambda params: RunAsked(num_processes=4, wrapper=None)
-    with pytest.raises(ValueError, match="world of 2.* 4 processes"):
+    with pytest.raises(ValueError, match=r"world of 2.* 4 processes"):
         evaluator.with_objective("latency").evaluate(pair() + steps(STEADY), {})
 
 

@@ -109,5 +109,5 @@ def test_a_topology_with_fewer_gpus_than_the_job_takes_of_a_machine_is_refused(t
 
 
 def test_a_cluster_that_is_named_and_cannot_be_is_not_passed_over(tmp_path: Path, smi: Path) -> None:
-    with pytest.raises(UsageError, match="16 GPUs.*a100-80x8"):
+    with pytest.raises(UsageError, match=r"16 GPUs.*a100-80x8"):
         job(tmp_path, cluster="a100x8").notes("")

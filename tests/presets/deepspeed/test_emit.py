@@ -24,7 +24,7 @@ def test_recomputation_is_the_models_own_affair() -> None:
 
 
 def test_a_layout_that_cuts_the_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="TP8 PP2 DP4 mbs1 .*tp and pp"):
+    with pytest.raises(UsageError, match=r"TP8 PP2 DP4 mbs1 .*tp and pp"):
         emit_deepspeed(target(tp=8, pp=2))
 
 

@@ -17,7 +17,7 @@ from zenith_tune.errors import UsageError
 def test_what_is_no_name_of_an_option_never_gets_into_a_command(tmp_path: Path, option: Any) -> None:
     section = {"arg_mappings": {"train_micro_batch_size_per_gpu": option}}
     path = write(tmp_path, {**PLAIN, "autotuning": section})
-    with pytest.raises(UsageError, match="arg_mappings.*--batch_size") as error:
+    with pytest.raises(UsageError, match=r"arg_mappings.*--batch_size") as error:
         bound(command(path))
     assert "\n" not in str(error.value)
 

@@ -78,7 +78,7 @@ def test_checkpointing_is_an_argument_and_the_own_choice_comes_first(tmp_path: P
 
 def test_checkpointing_of_a_script_that_has_no_such_argument_is_refused(tmp_path: Path) -> None:
     text = f"deepspeed --num_gpus 4 train.py --deepspeed_config {write(tmp_path, PLAIN)}"
-    with pytest.raises(UsageError, match="checkpointing.*Trainer"):
+    with pytest.raises(UsageError, match=r"checkpointing.*Trainer"):
         bound(text, search="default+checkpointing")
 
 
