@@ -19,7 +19,7 @@ from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.server.url import shown
 from zenith_tune.registry import PresetRegistry, StrategyRegistry, construct, typed
 from zenith_tune.runners.base import Runner, check_runner, make_runner
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
@@ -51,7 +51,7 @@ def check_command(preset: TuningPreset, command: str, folder: Path) -> None:
     fill_placeholders(preset.apply_parameters(command, first), {TRIAL_FOLDER: str(folder)})
 
 
-def check_program(line: CommandLine) -> None:
+def check_program(line: ParsedCommand) -> None:
     """Refuse a command whose program is not there."""
     program = line.program
     if program is not None and "{" not in program and shutil.which(program) is None:
@@ -100,7 +100,7 @@ class PresetTuner:
             check_runner(runner, runner_args)  # a mistake is told now, not when the study begins
         check_text(command, "the training command")
         self.command = command
-        self._line = CommandLine(command)
+        self._line = ParsedCommand.of(command)
         self._tune_args = dict(tune_args or {})
         self._preset_args: dict[str, Any] = {}
         self.preset_name, self.preset = self._make_preset(preset)

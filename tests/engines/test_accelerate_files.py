@@ -25,7 +25,6 @@ from zenith_tune.presets.accelerate.settings import (
     FIELDS_OF_THE_JSON,
     ONLY_AS_OPTIONS,
     SECTIONS,
-    SWITCHES,
     TOP,
     AccelerateSettings,
 )
@@ -90,18 +89,13 @@ def test_the_names_are_those_of_the_installed_release() -> None:
 
     assert package.__version__ == CHECKED_VERSION
     assert set(ClusterConfig.__dataclass_fields__) == TOP
-    actions = launch_command_parser()._actions
-    known = {action.dest for action in actions}
+    known = {action.dest for action in launch_command_parser()._actions}
     for section, keys in SECTIONS.items():
         assert keys - {"fsdp_ignored_modules"} <= known, section
     for prefix, section in {"megatron_lm_": "megatron_lm_config", "fsdp_": "fsdp_config", "fp8_": "fp8_config"}.items():
         assert {name for name in known if name.startswith(prefix)} <= SECTIONS[section]
     group = next(each for each in launch_command_parser()._action_groups if each.title == "DeepSpeed Arguments")
     assert {action.dest for action in group._group_actions} == SECTIONS["deepspeed_config"]
-    bare = {
-        option.lstrip("-").replace("-", "_") for each in actions if each.nargs == 0 for option in each.option_strings
-    }
-    assert bare == SWITCHES
 
 
 def test_the_options_that_take_a_value_are_those_of_the_installed_launcher() -> None:

@@ -18,19 +18,19 @@ from zenith_tune.probe.fake_rank import (
     probed_stages,
     without,
 )
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.script import PretrainRun
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.script import ProgramRun
 
 LAYOUT = Layout(num_gpus=64, tp=8, pp=4, cp=2, micro_batch=2, global_batch=64)
 
 
-def run_of(*arguments: str, launcher: tuple[str, ...] = ("python3",), **variables: str) -> PretrainRun:
-    return PretrainRun(launcher=launcher, program="pretrain_gpt.py", arguments=arguments, variables=variables)
+def run_of(*arguments: str, launcher: tuple[str, ...] = ("python3",), **variables: str) -> ProgramRun:
+    return ProgramRun(launcher=launcher, program="pretrain_gpt.py", arguments=arguments, variables=variables)
 
 
 def options_of(command: str) -> list[str]:
     """Return the words behind the script."""
-    words = CommandLine(command).argv()
+    words = ParsedCommand.of(command).argv()
     return words[words.index("pretrain_gpt.py") + 1 :]
 
 
@@ -77,7 +77,7 @@ def test_an_interleaved_pipeline_gets_a_batch_that_megatron_takes_and_that_fills
 
 def test_the_command_is_that_of_one_rank_in_a_world_of_all() -> None:
     rank = fake_rank(run_of("--bf16", "--global-batch-size", "64"), LAYOUT, 3, Path("a folder") / "steps.jsonl")
-    line = CommandLine(rank.command)
+    line = ParsedCommand.of(rank.command)
     assert (rank.stage, rank.rank, rank.num_micro_batches) == (3, 48, 8)
     expected = {"RANK": "48", "WORLD_SIZE": "64", "LOCAL_RANK": "0", RECORD: str(Path("a folder", "steps.jsonl"))}
     assert expected.items() <= line.assignments().items()
@@ -87,7 +87,7 @@ def test_the_command_is_that_of_one_rank_in_a_world_of_all() -> None:
 
 def test_a_command_that_names_its_own_rank_does_not_win_over_the_probes() -> None:
     rank = fake_rank(run_of(RANK="5", WORLD_SIZE="8", NCCL_DEBUG="INFO"), LAYOUT, 1, Path("r"))
-    variables = CommandLine(rank.command).assignments()
+    variables = ParsedCommand.of(rank.command).assignments()
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["NCCL_DEBUG"]) == ("16", "64", "INFO")
 
 
@@ -125,7 +125,7 @@ def test_the_python_path_is_kept_behind_the_hook(
     run = run_of() if of_the_command is None else run_of(PYTHONPATH=of_the_command)
     command = fake_rank(run, LAYOUT, 0, Path("r")).command
     expected = str(HOOK) if rest is None else f"{HOOK}{os.pathsep}{rest}"
-    assert CommandLine(command).assignments()["PYTHONPATH"] == expected
+    assert ParsedCommand.of(command).assignments()["PYTHONPATH"] == expected
 
 
 def test_secrets_of_the_shell_are_not_written_into_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_secrets_of_the_shell_are_not_written_into_the_command(monkeypatch: pyte
 
 
 def test_the_rank_runs_where_the_users_script_does() -> None:
-    run = PretrainRun(
+    run = ProgramRun(
         launcher=("python3",), program="pretrain_gpt.py", arguments=(), variables={}, folder=Path("my tree")
     )
     assert fake_rank(run, LAYOUT, 0, Path("r")).command.startswith("cd 'my tree' && ")

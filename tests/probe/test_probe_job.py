@@ -9,7 +9,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
 from zenith_tune.probe.fake_rank import fake_rank
 from zenith_tune.probe.probe_job import ProbeJob
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def job_of(*options: str, n_gpus: int | None = None, **variables: str) -> ProbeJob:
-    return ProbeJob.of(CommandLine.from_argv(training(*options, **variables)).text, MegatronLmOverrides(n_gpus=n_gpus))
+    command = ParsedCommand.from_argv(training(*options, **variables)).text
+    return ProbeJob.of(command, MegatronLmOverrides(n_gpus=n_gpus))
 
 
 def written(job: ProbeJob, layout: str) -> str:

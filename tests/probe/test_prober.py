@@ -17,7 +17,7 @@ from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.probe.prober import Prober
 from zenith_tune.runners.local.runner import LocalRunner
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.trial import Outcome
 from zenith_tune.units import GIB, MIB
 
@@ -36,7 +36,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
         layout: str = "PP4", *, timeout_s: float | None = 60, notes: list[str] | None = None, **how: str
     ) -> ProbedLayout:
         lines: list[str] = [] if notes is None else notes
-        job = ProbeJob.of(CommandLine.from_argv(training(**how)).text, MegatronLmOverrides())
+        job = ProbeJob.of(ParsedCommand.from_argv(training(**how)).text, MegatronLmOverrides())
         subject = job.subject("h200x8")
         prober = Prober(
             planner=Planner(subject.model, subject.cluster, subject.job),

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
 
 
 def found(command: str) -> RankLauncher:
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     assert launcher is not None
     return launcher
 
@@ -28,9 +29,9 @@ def test_the_launcher_is_found_behind_others(command: str, kind: str) -> None:
     assert found(command).kind == kind
 
 
-@pytest.mark.parametrize("command", ["python t.py --torchrun", "bash train.sh", "accelerate config", "a; b; c", ""])
+@pytest.mark.parametrize("command", ["python t.py --torchrun", "bash train.sh", "accelerate config", "a; b; c"])
 def test_a_command_without_a_launcher_has_none(command: str) -> None:
-    assert RankLauncher.find(command) is None
+    assert ParsedCommand.of(command).launcher is None
 
 
 def test_options_of_the_script_are_not_the_launchers() -> None:

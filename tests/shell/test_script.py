@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenith_tune.shell.script import PretrainRun, find_pretrain_run
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run
+from zenith_tune.shell.script import ProgramRun
 
 PLAIN = "torchrun --nproc-per-node 8 pretrain_gpt.py --bf16"
 FAKE_TORCHRUN = """#!/bin/sh
@@ -17,7 +18,7 @@ for word in "$@"; do printf '%s\\0' "$word"; done > "$SEEN"
 """
 
 
-def found(command: str, environment: dict[str, str] | None = None) -> PretrainRun:
+def found(command: str, environment: dict[str, str] | None = None) -> ProgramRun:
     run = find_pretrain_run(command, environment)
     assert run is not None
     return run

@@ -13,7 +13,7 @@ from zenith_tune.calibrate.measured_run import MeasuredRun, recompute_kind
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import read_regular
 from zenith_tune.units import MIB
 
@@ -129,7 +129,7 @@ def _from_command(trial: Json, job: StudiedJob, sizes: Mapping[str, int]) -> dic
     """Return what the options of Megatron's own script say; a script that hides them is taken to have what is usual."""
     usual: dict[str, int | bool] = {"zero": 1, "sequence_parallel": sizes.get("tp", 1) > 1}
     try:
-        line = CommandLine(str(trial.get("command") or ""))
+        line = ParsedCommand.of(str(trial.get("command") or ""))
         if not _PRETRAIN_SCRIPT.search(line.text):
             return usual
         chunks = _count(line.get("--num-virtual-stages-per-pipeline-rank"))

@@ -84,12 +84,12 @@ def _run(target: Path | None, command: tuple[str, ...], options: Options) -> tup
     from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
     from zenith_tune.doctor.diagnosed_run import RunHints
     from zenith_tune.doctor.studied_run import find_run
-    from zenith_tune.shell import CommandLine
+    from zenith_tune.shell import ParsedCommand
 
     path = options["topology"]
     topology = read_topology(path) if path is not None else None
     hints = RunHints(preset=options["preset"], args=pairs(options), cluster=options["cluster"])
-    text = CommandLine.from_argv(command).text if command else None
+    text = ParsedCommand.from_argv(command).text if command else None
     run = find_run(target, text, hints, db=options["db"], output_dir=options["output_dir"])
     if topology is None:
         return run, ""

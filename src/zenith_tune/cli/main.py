@@ -191,7 +191,7 @@ def _masked(line: str, command: list[str]) -> str:
 
 
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
-    from zenith_tune.shell import CommandLine
+    from zenith_tune.shell import ParsedCommand
     from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.scheduler import Limits
     from zenith_tune.tuning.watch import Timeouts
@@ -205,7 +205,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
     limits = Limits(consecutive_duplicates=options["max_duplicates"], consecutive_prunes=options["max_prunes"])
     evaluator, evaluator_args, objective = _evaluator(options)
     return PresetTuner(
-        command=CommandLine.from_argv(command).text,
+        command=ParsedCommand.from_argv(command).text,
         preset=options["preset"],
         strategy=options["strategy"],
         evaluator=evaluator,

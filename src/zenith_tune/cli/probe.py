@@ -144,7 +144,7 @@ def _job(command: tuple[str, ...], options: Options) -> tuple[ProbeJob, PlanSubj
     from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
     from zenith_tune.registry import construct
-    from zenith_tune.shell import CommandLine
+    from zenith_tune.shell import ParsedCommand
 
     named = {"n_gpus": options["gpus"], **{name: options[name] for name in ("gbs", "model", "vocab", "cluster")}}
     args: Options = {
@@ -153,7 +153,7 @@ def _job(command: tuple[str, ...], options: Options) -> tuple[ProbeJob, PlanSubj
     }
     cluster = args.pop("cluster", None)
     args.setdefault("n_gpus", _num_gpus(cluster))
-    job = ProbeJob.of(CommandLine.from_argv(command).text, construct(MegatronLmOverrides, args, "probe"))
+    job = ProbeJob.of(ParsedCommand.from_argv(command).text, construct(MegatronLmOverrides, args, "probe"))
     return job, job.subject(cluster)
 
 

@@ -29,7 +29,7 @@ from zenith_tune.presets.megatron.swift import (
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.registry import PresetRegistry, construct, typed
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
 from zenith_tune.units import whole
 
@@ -143,7 +143,7 @@ def emitted(preset: str, command: str) -> str:
     return "ms-swift" if is_swift else EMITTED.get(preset, "")
 
 
-def _listed(line: CommandLine, option: str) -> tuple[str, ...]:
+def _listed(line: ParsedCommand, option: str) -> tuple[str, ...]:
     """Return the words that follow an option, up to the next one."""
     words = line.text.replace(f"{option}=", f"{option} ").split()
     if option not in words:
@@ -195,7 +195,7 @@ SWIFT_BATCH, SWIFT_MICRO_BATCH, SWIFT_RECOMPUTE = 16, 1, "selective"
 def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
     """Read a run from the options of its command; `--args` says the rest, and goes before the command."""
     try:
-        said = MegatronArgs(CommandLine(command))
+        said = MegatronArgs(ParsedCommand.of(command))
         defaults = _stated_by(command, said)
     except CommandError as error:
         raise UsageError(
@@ -226,7 +226,7 @@ def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _by_variables(line: CommandLine) -> int | None:
+def _by_variables(line: ParsedCommand) -> int | None:
     """Return the GPUs that the variables of ms-swift's launcher tell."""
     variables = {**os.environ, **line.assignments()}
     per_node = whole(variables.get("NPROC_PER_NODE", ""))

@@ -29,7 +29,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.failures.failures import FailureKind, hidden_failure
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
 
@@ -85,7 +85,7 @@ def dumped_arguments(log: str) -> dict[str, str]:
 
 def dumped_command(arguments: Mapping[str, str]) -> str:
     """Return a command that stands for the run that dumped these arguments."""
-    return CommandLine.from_argv(["python", "pretrain_gpt.py", *_words(arguments)]).text
+    return ParsedCommand.from_argv(["python", "pretrain_gpt.py", *_words(arguments)]).text
 
 
 def recompute_modules(arguments: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""When a trial has told enough: its value is known, or it surely cannot beat the best.
+"""When a trial has shown enough: its value is known, or it surely cannot beat the best.
 
 Known. The middle of the steady iterations has a confidence interval (`location.py`) of at most 1% to either side: the
 fixed-width sequential interval of Chow and Robbins 1965, Ann. Math. Stat. 36. Looking after every iteration gives
@@ -208,7 +208,7 @@ class EarlyStop:
             raise UsageError(f"min_samples must be at least {MIN_SAMPLES}, but got {self.min_samples}")
 
     def judge(self, progress: Progress, best: float | None, direction: Direction) -> str | None:
-        """Return why the trial may end, its first word being "known" or "behind"; None: it goes on."""
+        """Return why the trial may end, its first word being "known" or "behind"; None: it continues."""
         values = progress.values
         if len(values) < self.min_samples or min(values) <= 0:
             return None

@@ -124,7 +124,7 @@ def gib_to_bytes(text: str | None) -> int | None:
 
 
 def _raw_lines(log: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield number and fields of each iteration line; two that run into one line are told apart."""
+    """Yield number and fields of each iteration line; two that run into one line are separated."""
     starts = (match for match in _START.finditer(log) if not log[match.start() - 1 : match.start()].isalnum())
     for match, following in itertools.pairwise(itertools.chain(starts, [None])):
         assert match is not None

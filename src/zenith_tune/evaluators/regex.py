@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
-from zenith_tune.evaluators.regex_search import SearchError, search_apart
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
+
+MOST_CPU_S = 10
+"""Megabytes of log take a second or two; a pattern that needs more goes through every way to cut a line."""
+_SYNTAX = re.compile(r"\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:\d+,?\d*|,\d*)\}|\{", re.DOTALL)
+"""Escapes, sets, repeats, and braces that are none of these."""
+_IN_SET = re.compile(r"\\.|\[", re.DOTALL)
 
 SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda numbers: numbers[-1],
@@ -44,7 +52,7 @@ class RegexEvaluator(TuningEvaluator):
         self.pattern = pattern
         self.selector = selector
         self.direction = Direction(direction)
-        _check(pattern)
+        self._compiled = _compiled(pattern)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
         """Return the selected number, or raise ValueError where the pattern finds none."""
@@ -60,9 +68,21 @@ class RegexEvaluator(TuningEvaluator):
     def _chosen(self, stdout: str) -> Sequence[str]:
         """Return what counts, unread: a NaN on the way does not matter to the last value."""
         try:
-            return search_apart(self.pattern, lines_of(stdout), self.selector)
-        except SearchError as error:
-            raise ValueError(f"pattern {self.pattern!r} {error}") from None
+            found = self._found(lines_of(stdout))
+            if self.selector == "first":
+                return list(islice(found, 1))
+            return list(deque(found, maxlen=1) if self.selector == "last" else found)
+        except TimeoutError:
+            hint = "write it without a repeat inside a repeat, as in (a+)+"
+            raise ValueError(f"pattern {self.pattern!r} takes more than {MOST_CPU_S} s: {hint}") from None
+
+    def _found(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield what the group finds, or raise TimeoutError: a busy machine must not cut a search short."""
+        end_s = time.thread_time() + MOST_CPU_S
+        for line in lines:
+            for match in self._compiled.finditer(line, timeout=max(end_s - time.thread_time(), 1e-3)):
+                if match[1] is not None:  # an optional group that took no part in a match has found nothing
+                    yield match[1]
 
     def _number(self, text: str) -> float:
         number = read_number(text)
@@ -73,12 +93,32 @@ class RegexEvaluator(TuningEvaluator):
         return number
 
 
-def _check(pattern: str) -> None:
-    """Say in one line what is wrong with a user's pattern, if anything is."""
+def _compiled(pattern: str) -> Any:
+    """Return a pattern that can be searched with a time limit, or say in one line what is wrong with it."""
+    import regex  # here, because only this evaluator pays for its import
+
     try:
-        regex = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
+        num_groups = re.compile(pattern).groups
+        compiled = regex.compile(_for_regex(pattern), regex.V0)
+    except (re.error, regex.error, OverflowError, RecursionError) as error:
         raise UsageError(f"a pattern must be a valid regular expression, but {pattern!r} is not: {error}") from error
-    if regex.groups != 1:
-        hint = "put ( ) around the number" if regex.groups == 0 else "write (?: ) for the others"
-        raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {regex.groups}", hint=hint)
+    if num_groups != 1:
+        hint = "put ( ) around the number" if num_groups == 0 else "write (?: ) for the others"
+        raise UsageError(f"a pattern must have exactly one group, but {pattern!r} has {num_groups}", hint=hint)
+    return compiled
+
+
+def _for_regex(pattern: str) -> str:
+    """Return re's pattern for the regex package, to which some braces and brackets that re takes literally are syntax.
+
+    >>> print(_for_regex(r"a{e} b{2} [[:x] (\\d+)"))
+    a\\{e} b{2} [\\[:x] (\\d+)
+    """
+
+    def literal(match: re.Match[str]) -> str:
+        text = match[0]
+        if text.startswith("["):
+            return "[" + _IN_SET.sub(lambda each: r"\[" if each[0] == "[" else each[0], text[1:])
+        return r"\{" if text == "{" else text
+
+    return _SYNTAX.sub(literal, pattern)

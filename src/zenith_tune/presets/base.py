@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.registry import PresetRegistry
@@ -56,6 +56,26 @@ class ImplicitDefault:
     def hint(self) -> str:
         """The line to write."""
         return f"set {self.key}: {self.meant}"
+
+
+DEFAULT = "default"
+"""What `search` is unless the user says otherwise."""
+
+
+def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Return the axes that `search` lists, with a plus between them; a name may stand for several.
+
+    >>> sorted(chosen_axes("default+tp", {"default": ("stage", "mbs"), "tp": ("tp",)}))
+    ['mbs', 'stage', 'tp']
+    """
+    names: set[str] = set()
+    for name in filter(None, (part.strip() for part in search.split("+"))):
+        if name not in known:
+            raise UnknownNameError("axis", name, known)
+        names.update(known[name])
+    if not names:
+        raise UsageError("search must name an axis, but is empty", hint=f"give search={DEFAULT}")
+    return names
 
 
 NUMERIC_POINTS = 5

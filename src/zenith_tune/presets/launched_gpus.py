@@ -4,47 +4,50 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from zenith_tune.describe.hostfile import read_hostfile
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.presets.deepspeed.command import LAUNCHERS, PRESET, launcher_option, launcher_words
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.options import canonical
-from zenith_tune.shell.script import PretrainRun
+from zenith_tune.presets.deepspeed.command import PRESET
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, last_option
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
 DEFAULT_HOSTFILE = "/job/hostfile"
-"""Where DeepSpeed's launcher looks unless it is told otherwise."""
+"""Where DeepSpeed's launcher looks unless an option says otherwise."""
 _YAML_PROCESSES = re.compile(r"^num_processes:\s*(\d{1,6})\s*$", re.MULTILINE)
 MAX_BYTES = 1 << 20
 
 
 def started_gpus(command: str) -> int | None:
     """Return how many processes the command starts, one for each GPU; None where it does not tell."""
-    words = launcher_words(command)
-    names = [word.rpartition("/")[2] for word in words]
-    variables = _variables(command)
-    if any(name in LAUNCHERS for name in names):
+    try:
+        parsed = ParsedCommand.of(command)
+    except CommandError:
+        return None
+    words, kind = parsed.front, parsed.launcher.kind if parsed.launcher else None
+    variables = {} if parsed.needs_shell else parsed.assignments()
+    if kind == DEEPSPEED:
         return _deepspeed_gpus(words, variables)
-    if "accelerate" in names or "accelerate-launch" in names:
-        return _whole(launcher_option(words, "--num-processes")) or _accelerate_file(words)
-    per_node = _whole(launcher_option(words, "--nproc-per-node"))
+    if kind == ACCELERATE:
+        return _whole(last_option(words, "--num-processes")) or _accelerate_file(words)
+    per_node = _whole(last_option(words, "--nproc-per-node"))
     if per_node is not None:
-        nodes = launcher_option(words, "--nnodes") or "1"
+        nodes = last_option(words, "--nnodes") or "1"
         num_nodes = _whole(nodes)
         return per_node * num_nodes if num_nodes else None
     return _whole(variables.get("WORLD_SIZE"))
 
 
 def _deepspeed_gpus(words: list[str], variables: Mapping[str, str]) -> int | None:
-    hosts = _hosts(launcher_option(words, "-H", "--hostfile"))
-    include, exclude = launcher_option(words, "-i", "--include"), launcher_option(words, "-e", "--exclude")
-    num_gpus = _whole(launcher_option(words, "--num-gpus", "--num-accelerators"))
-    num_nodes = _whole(launcher_option(words, "--num-nodes"))
+    hosts = _hosts(last_option(words, "-H", "--hostfile"))
+    include, exclude = last_option(words, "-i", "--include"), last_option(words, "-e", "--exclude")
+    num_gpus = _whole(last_option(words, "--num-gpus", "--num-accelerators"))
+    num_nodes = _whole(last_option(words, "--num-nodes"))
     if include or exclude:
         return _filtered(hosts, include or "", exclude or "")
     if hosts:
@@ -70,7 +73,7 @@ def _filtered(hosts: dict[str, int], include: str, exclude: str) -> int | None:
 
 
 def _hosts(path: str | None) -> dict[str, int]:
-    """Return the slots of each host of a hostfile; the launcher goes on without one that is not there."""
+    """Return the slots of each host of a hostfile; the launcher continues without one that is not there."""
     try:
         return read_hostfile(path or DEFAULT_HOSTFILE)
     except OSError:
@@ -78,7 +81,7 @@ def _hosts(path: str | None) -> dict[str, int]:
 
 
 def _accelerate_file(words: list[str]) -> int | None:
-    path = launcher_option(words, "--config-file")
+    path = last_option(words, "--config-file")
     match = _YAML_PROCESSES.search("\n".join(_lines(path))) if path else None
     return int(match[1]) or None if match else None
 
@@ -91,11 +94,11 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _variables(command: str) -> dict[str, str]:
+def _front(command: str) -> list[str]:
     try:
-        return CommandLine(command).assignments()
+        return ParsedCommand.of(command).front
     except CommandError:
-        return {}
+        return []
 
 
 def _whole(text: str | None) -> int | None:
@@ -124,7 +127,7 @@ def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
     """
     try:
         started = started_gpus(command) or num_gpus
-    except UsageError:  # a hostfile that cannot be read is told by the preset that needs it
+    except UsageError:  # a hostfile that cannot be read is reported by the preset that needs it
         started = num_gpus
     nodes = _num_nodes(command)
     if started is None or started % nodes:
@@ -133,7 +136,7 @@ def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
 
 
 def _num_nodes(command: str) -> int:
-    given = launcher_option(launcher_words(command), *_NODES) or ""
+    given = last_option(_front(command), *_NODES) or ""
     # torchrun also takes a range: an elastic job runs with its least number as well.
     least = given.partition(":")[0]
     return int(least) if least.isdecimal() and int(least[:6]) > 0 else 1
@@ -143,19 +146,10 @@ PER_NODE, NODES = "--nproc-per-node", "--nnodes"
 VARIABLE = "WORLD_SIZE"
 
 
-def pretrain_gpus(run: PretrainRun) -> int | None:
+def pretrain_gpus(run: ProgramRun) -> int | None:
     """Return torchrun's processes, or WORLD_SIZE where the command or its script sets it; None where neither tells."""
-    per_node, nodes = _option(run.launcher, PER_NODE), _option(run.launcher, NODES)
+    per_node, nodes = last_option(run.launcher, PER_NODE), last_option(run.launcher, NODES)
     num_here, num_nodes = whole(per_node or ""), whole(nodes or "1")
     if num_here is not None and num_nodes is not None:
         return num_here * num_nodes or None
     return whole(run.variables.get(VARIABLE, "")) or None
-
-
-def _option(words: Sequence[str], option: str) -> str | None:
-    """Return the value of one of a launcher's options, in either spelling."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and canonical(name) == option:
-            return value if equals else next(iter(words[index + 1 : index + 2]), None)
-    return None

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster, names_one_node
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 
 
@@ -43,6 +44,16 @@ def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
     from zenith_tune.planner.what_if import resized
 
     return resized(cluster, num_gpus)
+
+
+def job_model(name: str | None) -> ModelSpec:
+    """Return a job's model, which may have to be asked for over the network, or raise why it is not known."""
+    from zenith_tune.describe.model_catalog import load_model  # loaded only where a plan is made
+
+    if name is None:
+        problem = "the model is not known, because the command names none by --model_name_or_path"
+        raise UsageError(problem, hint="give --args model=NAME, a Hugging Face id or the path of a config.json")
+    return load_model(name)
 
 
 S = TypeVar("S")

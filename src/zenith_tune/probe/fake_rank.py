@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.script import PretrainRun
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.script import ProgramRun
 
 HOOK = Path(__file__).parent / "hook"
 RECORD = "ZENITHTUNE_PROBE_RECORD"
@@ -74,14 +74,14 @@ def probed_micro_batches(layout: Layout) -> int:
     return min(layout.num_micro_batches, max(2 * layout.pp, 4))
 
 
-def fake_rank(run: PretrainRun, layout: Layout, stage: int, record: Path) -> FakeRank:
+def fake_rank(run: ProgramRun, layout: Layout, stage: int, record: Path) -> FakeRank:
     """Return the first rank of a stage of `layout`, whose options `run` has already."""
     num_micro_batches = probed_micro_batches(layout)
     rank = first_rank(layout, stage, pipeline_first=ANOTHER_ORDER in run.arguments)
     batch = num_micro_batches * layout.micro_batch * layout.dp
     arguments = [*without(run.arguments, LEFT_OUT), "--global-batch-size", str(batch), "--log-interval", "1"]
     words = [*_environment(run.variables, rank, layout.num_gpus, record), interpreter(run.launcher), run.program]
-    command = in_folder(run.folder, CommandLine.from_argv([*words, *arguments, "--fake-process-group"]).text)
+    command = in_folder(run.folder, ParsedCommand.from_argv([*words, *arguments, "--fake-process-group"]).text)
     return FakeRank(stage=stage, rank=rank, num_micro_batches=num_micro_batches, command=command)
 
 

@@ -28,10 +28,11 @@ from zenith_tune.presets.megatron_lm.job import (
     recompute_name,
     subject_of,
 )
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.probe.fake_rank import in_folder, interpreter
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.script import PretrainRun, find_pretrain_run
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.study.parameters import Params
 
 if TYPE_CHECKING:
@@ -139,14 +140,14 @@ class ProbeJob:
             best.setdefault(replace(each.layout, recompute="none", recompute_layers=0), each.layout)
         return list(best.values())[:top]
 
-    def run_of(self, layout: Layout) -> PretrainRun:
+    def run_of(self, layout: Layout) -> ProgramRun:
         """Return the run with the options of a layout."""
         run = find_pretrain_run(written_command(self.command, self.job, layout, _point(layout)))
         assert run is not None
         return run
 
 
-def _plain_command(run: PretrainRun) -> str:
+def _plain_command(run: ProgramRun) -> str:
     """Return what one process runs, where it runs; how many there are is not for the command to say."""
     folder = Path.cwd() / (run.folder or "")
     script = str(Path.cwd() / run.script) if run.script else ""
@@ -164,7 +165,7 @@ def _plain_command(run: PretrainRun) -> str:
             problem = f"a probe runs the training without its script, and cannot know what {shown(word)} is"
             raise UsageError(problem, hint=f"write it out in {run.script or 'the command'}, or probe the plain command")
         words.append(known)
-    return in_folder(run.folder, CommandLine.from_argv(words).text)
+    return in_folder(run.folder, ParsedCommand.from_argv(words).text)
 
 
 def _point(layout: Layout) -> Params:

@@ -17,7 +17,7 @@ from zenith_tune.evaluators.base import BATCH
 from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.search import StudySearch
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
@@ -43,7 +43,7 @@ def trained_batch(trial: Trial) -> int | None:
     if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0:
         return batch
     try:
-        said = CommandLine(trial.command).get(OPTION) or ""
+        said = ParsedCommand.of(trial.command).get(OPTION) or ""
     except CommandError:
         return None
     return int(said) or None if said.isascii() and said.isdecimal() and len(said) <= _MOST_DIGITS else None

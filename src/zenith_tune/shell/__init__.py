@@ -1,5 +1,5 @@
-"""A user's training command: CommandLine reads and edits its options; the rest of this folder is how it finds them."""
+"""A user's training command: read once into a ParsedCommand, edited, and interpreted where it is a script."""
 
-from zenith_tune.shell.command_line import CommandLine, plain_value
+from zenith_tune.shell.parsed_command import ParsedCommand, plain_value
 
-__all__ = ["CommandLine", "plain_value"]
+__all__ = ["ParsedCommand", "plain_value"]

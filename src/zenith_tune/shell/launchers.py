@@ -16,7 +16,7 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
 
 _SCRIPTS = (".py", ".sh", ".bash")
 _SHELL_SCRIPTS = (".sh", ".bash")
-_PYTHON = re.compile(r"python[0-9.]*t?|pypy[0-9.]*")
+PYTHON = re.compile(r"python[0-9.]*t?|pypy[0-9.]*")
 _PYTHON_OPTION = re.compile(r"-[^cmXW]*(?:([cmXW])(.*))?", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ class ShellText(NamedTuple):
 
 
 def refusal(problem: str, part: str) -> CommandError:
-    """Return the error for a command with no safe place: the law, the offending part without secrets, and the cure."""
+    """Return the error for a command with no safe place, with the offending part shown without secrets."""
     [shown] = shown_words([part])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return CommandError(f"{problem}, but the training command has {shown!r}", hint=HINT)
@@ -84,7 +84,7 @@ def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
         raise refusal(f"{name} makes up command lines of its own", words[at].value)
     if name in SHELLS:
         return _after_shell(words, at + 1)
-    if _PYTHON.fullmatch(name):
+    if PYTHON.fullmatch(name):
         return _after_python(words, at + 1)
     if launcher := LAUNCHERS.get(name):
         return _after_launcher(launcher, words, at + 1)
@@ -204,7 +204,7 @@ def _text_option(launcher: Launcher, words: Sequence[Word], at: int) -> ShellTex
 
 
 def _after_options(launcher: Launcher, words: Sequence[Word], at: int) -> int | None:
-    """Return the first word that is not one of the launcher's options, or None where that cannot be told."""
+    """Return the first word that is not one of the launcher's options, or None where that is unknown."""
     while at < len(words):
         value = words[at].value
         if not words[at].static and not words[at].is_static:
@@ -241,7 +241,7 @@ def _guess(words: Sequence[Word], at: int) -> int:
     """Return the first word that looks like a script or an interpreter, past options that nobody knows."""
     for index in range(at, len(words)):
         name = program_name(words[index]) or ""
-        if _PYTHON.fullmatch(name) or name in STARTERS or words[index].value.endswith(_SCRIPTS):
+        if PYTHON.fullmatch(name) or name in STARTERS or words[index].value.endswith(_SCRIPTS):
             return index
     raise refusal("it must be clear where the launcher's own options end", words[at].value if at < len(words) else "")
 
@@ -262,7 +262,7 @@ def _after_other(name: str, words: Sequence[Word], at: int) -> Arguments | Shell
         # What follows a bare option may be its value, as in `--entrypoint python`.
         if not re.fullmatch(r"--[\w.-]+", words[index - 1].value):
             inner = program_name(words[index]) or ""
-            if _PYTHON.fullmatch(inner) or inner in STARTERS:
+            if PYTHON.fullmatch(inner) or inner in STARTERS:
                 return locate(words, index)
             if words[index].value.endswith(_SCRIPTS):
                 return Arguments(index + 1, by_shell=words[index].value.endswith(_SHELL_SCRIPTS))

@@ -69,12 +69,13 @@ def read_options(words: Sequence[Word]) -> list[OptionWord]:
             continue
         equals = match.end() - 1 if match[2] else -1
         following = words[index + 1] if equals < 0 and index + 1 < len(words) else None
-        value = following if following is not None and not _looks_like_option(following) else None
+        value = following if following is not None and not looks_like_option(following) else None
         found.append(OptionWord("--" + match[1].replace("_", "-"), word, equals, value))
     return found
 
 
-def _looks_like_option(word: Word) -> bool:
+def looks_like_option(word: Word) -> bool:
+    """Tell whether a program takes a word for an option: it begins with a dash, and is no negative number."""
     value = word.value
     return len(value) > 1 and value.startswith("-") and not _NEGATIVE_NUMBER.match(value)
 
@@ -112,6 +113,12 @@ def apply_splices(text: str, splices: Iterable[Splice]) -> str:
     for splice in reversed(in_order):
         text = text[: splice.start] + splice.text + text[splice.end :]
     return text
+
+
+def deletion(text: str, word: Word) -> Splice:
+    """Return what takes a word out of a text, with the blank before it unless a redirection touches the word."""
+    has_blank = text[word.start - 1 : word.start] in (" ", "\t") and not text.startswith(("<", ">"), word.end)
+    return Splice(word.start - has_blank, word.end, "")
 
 
 def splices_in_source(word: Word, splices: Iterable[Splice]) -> list[Splice]:

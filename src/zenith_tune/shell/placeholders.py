@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell import CommandLine, plain_value
-from zenith_tune.shell.lexer import Operator, Part, Quote, Token, Word, lex
+from zenith_tune.shell import ParsedCommand, plain_value
+from zenith_tune.shell.lexer import Operator, Part, Quote, Token, Word
 from zenith_tune.study.parameters import Value
 
 # ${name} is the shell's own, and {{name}} belongs to templates of other programs.
@@ -63,7 +63,7 @@ def fill_or_set(command: str, options: Mapping[str, str], values: Mapping[str, V
     """
     text, filled = fill_placeholders(command, values)
     left = {option: values[name] for name, option in options.items() if name in values and name not in filled}
-    return CommandLine(text).set(left).text if left else text
+    return ParsedCommand.of(text).set(left).text if left else text
 
 
 def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> str:
@@ -75,7 +75,7 @@ def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> 
 
 
 def _unquoted_spans(text: str) -> Iterator[tuple[int, int]]:
-    for token in lex(text):
+    for token in ParsedCommand.of(text).tokens:
         for part in _parts(token):
             if part.quote is Quote.NONE and not part.dynamic:
                 yield part.start, part.end

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS
-from zenith_tune.shell.launchers import program_name
+from zenith_tune.shell.launchers import ASSIGNMENT, PYTHON, program_name
 from zenith_tune.shell.lexer import Word
-from zenith_tune.shell.options import Splice, apply_splices, canonical, splices_in_source
-from zenith_tune.shell.target import Target, find_target
+from zenith_tune.shell.options import Splice, apply_splices, canonical, deletion, looks_like_option
+from zenith_tune.shell.target import Target, splices_through
 
 TORCHRUN, DEEPSPEED, ACCELERATE = "torchrun", "deepspeed", "accelerate"
 _MODULES = {
@@ -18,99 +17,141 @@ _MODULES = {
     "torch.distributed.launch": TORCHRUN,
     "deepspeed.launcher.runner": DEEPSPEED,
     "accelerate.commands.launch": ACCELERATE,
+    "accelerate.commands.accelerate_cli": ACCELERATE,
 }
-_PROGRAMS = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED, "accelerate-launch": ACCELERATE}
+_PROGRAMS = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED, "accelerate-launch": ACCELERATE, "accelerate": ACCELERATE}
 
 
-class _Span(NamedTuple):
-    """Hold which launcher it is, and the word at which its own options begin."""
+class LauncherOption(NamedTuple):
+    """Hold one option of the launcher."""
 
-    kind: str
-    first: int
+    name: str
+    """With hyphens, and the dashes that it has."""
+    value: str | None
+    """None of a switch."""
+    is_static: bool
+    """Whether its value is written out, rather than for the shell to find."""
+    words: tuple[Word, ...]
 
 
 class RankLauncher:
     """Read and set the options of the launcher, which stand in front of the script; the script's own are left alone.
 
-    >>> launcher = RankLauncher.find("srun torchrun --nproc_per_node 8 train.py --master-port 1")
+    >>> from zenith_tune.shell import ParsedCommand
+    >>> launcher = ParsedCommand.of("srun torchrun --nproc_per_node 8 train.py --master-port 1").launcher
     >>> launcher.kind, launcher.option("--nproc-per-node"), launcher.option("--master-port")
     ('torchrun', '8', None)
     >>> launcher.with_options({"--master-port": "29511"})
     'srun torchrun --master-port 29511 --nproc_per_node 8 train.py --master-port 1'
     """
 
-    def __init__(self, command: str, target: Target, span: _Span) -> None:
-        self._command = command
-        self._target = target
-        self.kind = span.kind
-        self._first = span.first
-        self._words = target.words[span.first : target.first]
-        self._flags = LAUNCHERS[span.kind].flags
+    def __init__(self, command: str, target: Target, kind: str, start: int, first: int) -> None:
+        self.kind = kind
+        self._command, self._target = command, target
+        self._start, self._first = start, first
+        self.options = tuple(_options(target.words[first : target.first - 1], LAUNCHERS[kind].flags))
 
     @classmethod
-    def find(cls, command: str) -> RankLauncher | None:
+    def find(cls, command: str, target: Target | None) -> RankLauncher | None:
         """Return the launcher of a command, or None where there is none that can be seen."""
-        try:
-            target = find_target(command)
-        except CommandError:
-            return None
-        span = _span(target.words[: target.first])
-        return None if span is None else cls(command, target, span)
+        words = target.words[: target.first] if target else ()
+        for index, word in enumerate(words):
+            name, is_module = program_name(word) or "", index > 0 and words[index - 1].value == "-m"
+            kind = _MODULES.get(word.value) if is_module else _PROGRAMS.get(name)
+            has_subcommand = name == "accelerate" or word.value.endswith(".accelerate_cli")
+            if kind is None or (has_subcommand and [each.value for each in words[index + 1 : index + 2]] != ["launch"]):
+                continue
+            assert target is not None
+            start = _interpreter(words, index) if is_module else index
+            return cls(command, target, kind, start, index + 1 + has_subcommand)
+        return None
 
     def option(self, *names: str) -> str | None:
-        """Return the last value of an option under any of its names; one that is short is written -x."""
-        found = [value for word, value, _ in self._options() if _name(word) in names]
-        return found[-1] if found else None
+        """Return the last value of an option under any of its names, "" of a switch; a short one is written -x."""
+        return next((each.value or "" for each in reversed(self.options) if each.name in names), None)
 
-    def with_options(self, options: Mapping[str, str], *, without: tuple[str, ...] = ()) -> str:
-        """Return the command with these options of the launcher in place of what it says; `without` are taken out."""
+    def with_options(
+        self, options: Mapping[str, str], *, without: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    ) -> str:
+        """Return the command with these options of the launcher in place of what it says; `without` are taken out.
+
+        `variables` are set for the launcher, written for the shell.
+        """
         gone = {_option_name(name) for name in (*options, *without)}
-        splices = [
-            self._deletion(word)
-            for word, _, follow in self._options()
-            if _name(word) in gone
-            for word in (word, *follow)
-        ]
+        words = [word for each in self.options if each.name in gone for word in each.words]
         added = "".join(f" {name} {value}" for name, value in options.items())
         at = self._target.words[self._first - 1].end
-        splices = [*splices, Splice(at, at, added)]
-        for layer in reversed(self._target.layers):
-            moved = [Splice(start + layer.offset, end + layer.offset, text) for start, end, text in splices]
-            splices = splices_in_source(layer.word, moved)
-        return apply_splices(self._command, splices)
+        splices = [*(deletion(self._target.text, word) for word in words), Splice(at, at, added)]
+        return self._edited([*splices, *self._variables(variables or {})])
 
-    def _options(self) -> list[tuple[Word, str, tuple[Word, ...]]]:
-        """Return each option with its value, and the further word that holds it where there is one."""
-        found = []
-        for index, word in enumerate(self._words):
-            if not word.value.startswith("-"):
-                continue
-            _, equals, value = word.value.partition("=")
-            follow = self._words[index + 1 : index + 2]
-            is_flag = _name(word).removeprefix("--") in self._flags
-            takes = not equals and not is_flag and bool(follow) and not follow[0].value.startswith("-")
-            found.append((word, value if equals else follow[0].value if takes else "", follow if takes else ()))
-        return found
+    def with_path(self, name: str, folder: str) -> str:
+        """Return the command with a folder in front of a variable such as PYTHONPATH, whatever that holds."""
+        own = self._assignment(name)
+        if own is None:
+            return self._edited(self._variables({name: f"{folder}${{{name}:+:${name}}}"}))
+        at = own.start + len(name) + 1
+        return self._edited([Splice(at, at, f"{folder}:")])
 
-    def _deletion(self, word: Word) -> Splice:
-        has_blank = self._target.text[word.start - 1 : word.start] in (" ", "\t")
-        return Splice(word.start - has_blank, word.end, "")
+    def _variables(self, values: Mapping[str, str]) -> list[Splice]:
+        """Set variables for the launcher; one that the command sets already gets the new value."""
+        own = {name: word for name in values if (word := self._assignment(name)) is not None}
+        splices = [Splice(word.start, word.end, f"{name}={values[name]}") for name, word in own.items()]
+        new = "".join(f"{name}={value} " for name, value in values.items() if name not in own)
+        at = self._target.words[self._start].start
+        return [*splices, Splice(at, at, f"{'' if self._is_behind_env else 'env '}{new}")] if new else splices
+
+    @property
+    def _is_behind_env(self) -> bool:
+        words = list(self._target.words[: self._start])
+        while words and ASSIGNMENT.match(words[-1].value):
+            words.pop()
+        return bool(words) and program_name(words[-1]) == "env"
+
+    def _assignment(self, name: str) -> Word | None:
+        """Return the word that sets a variable for the launcher: in front of its command, or behind `env`."""
+        words = self._target.words
+        command = next(each for each in self._target.commands if each.words == words)
+        setting = [*command.assignments, *words[: self._start]]
+        return next((word for word in setting if word.value.startswith(f"{name}=")), None)
+
+    def _edited(self, splices: Sequence[Splice]) -> str:
+        return apply_splices(self._command, splices_through(self._target.layers, splices))
 
 
-def _span(words: tuple[Word, ...]) -> _Span | None:
+def last_option(words: Sequence[str], *names: str) -> str | None:
+    """Return the last value of an option among words, in any spelling; short ones are given as -x.
+
+    >>> last_option(["srun", "-N", "2", "torchrun", "--nproc_per_node=8"], "--nproc-per-node")
+    '8'
+    """
+    found = None
     for index, word in enumerate(words):
-        name = program_name(word) or ""
-        if name in _PROGRAMS:
-            return _Span(_PROGRAMS[name], index + 1)
-        if name == "accelerate" and index + 1 < len(words) and words[index + 1].value == "launch":
-            return _Span(ACCELERATE, index + 2)
-        if index and words[index - 1].value == "-m" and word.value in _MODULES:
-            return _Span(_MODULES[word.value], index + 1)
-    return None
+        name, equals, value = word.partition("=")
+        if name.startswith("-") and _option_name(name) in names:
+            found = value if equals else next(iter(words[index + 1 : index + 2]), None)
+    return found
 
 
-def _name(word: Word) -> str:
-    return _option_name(word.value.partition("=")[0])
+def _options(words: Sequence[Word], flags: frozenset[str]) -> Iterator[LauncherOption]:
+    at = 0
+    while at < len(words):
+        word, follow = words[at], words[at + 1 : at + 2]
+        at += 1
+        if not word.value.startswith("-"):
+            continue
+        text, equals, value = word.value.partition("=")
+        name = _option_name(text)
+        if equals or name.lstrip("-") in flags or not follow or looks_like_option(follow[0]):
+            yield LauncherOption(name, value if equals else None, word.is_static, (word,))
+        else:
+            at += 1
+            yield LauncherOption(name, follow[0].value, follow[0].is_static, (word, *follow))
+
+
+def _interpreter(words: Sequence[Word], at: int) -> int:
+    """Return where the Python stands that runs the module at a word."""
+    pythons = [index for index in range(at) if PYTHON.fullmatch(program_name(words[index]) or "")]
+    return pythons[-1] if pythons else at - 2
 
 
 def _option_name(name: str) -> str:

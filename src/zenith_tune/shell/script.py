@@ -1,10 +1,9 @@
-"""The run of a pretrain script that a command comes down to, through the shell scripts and variables before it."""
+"""The runs of a program that a command leads to, through the shell scripts and variables before it."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from zenith_tune.errors import CommandError
 from zenith_tune.shell.interpreter import MAX_BYTES, REST, ShellVariables
 from zenith_tune.shell.launchers import ShellText, locate, program_name
 from zenith_tune.shell.lexer import BUILTINS, CONTROL_FLOW, TRIVIAL, Word, lex
+from zenith_tune.shell.parsed_command import ParsedCommand
 from zenith_tune.shell.structure import (
     MAYBE,
     RUN,
@@ -31,17 +31,16 @@ from zenith_tune.shell.target import SimpleCommand, is_assignment, simple_comman
 from zenith_tune.study.files import open_regular
 from zenith_tune.units import whole
 
-PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
-MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
-"""The same script as a module, behind -m."""
+IsProgram = Callable[[Sequence[str], int], bool]
+"""Tells whether the word at a place among others is the program that is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainRun:
-    """Hold one run of a pretrain script, its variables put in."""
+class ProgramRun:
+    """Hold one run of the program, its variables put in."""
 
     launcher: tuple[str, ...]
-    """The words in front of the script, such as torchrun and its options."""
+    """The words in front of the program, such as torchrun and its options."""
     program: str
     arguments: tuple[str, ...]
     added_at: int | None = None
@@ -56,12 +55,6 @@ class PretrainRun:
     """Lists that a condition which cannot be followed may have made longer."""
     is_guarded: bool = False
     """Whether a condition that cannot be followed decides if it runs."""
-
-    @property
-    def kind(self) -> str:
-        """Return what the script trains, such as gpt."""
-        match = PROGRAM.search(self.program) or MODULE.search(self.program)
-        return match[1] if match else ""
 
 
 MAX_DEPTH = 8
@@ -81,24 +74,22 @@ class _Group(NamedTuple):
     is_arithmetic: bool = False
 
 
-def find_pretrain_run(command: str, environment: Mapping[str, str] | None = None) -> PretrainRun | None:
-    """Return the first run of a pretrain script that a command leads to, or None.
+class ScriptReading(NamedTuple):
+    """Hold what a command was found to run."""
 
-    >>> run = find_pretrain_run("TP=2; torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP")
-    >>> run.launcher[-1], run.arguments
-    ('8', ('--tensor-model-parallel-size', '2'))
+    runs: Sequence[ProgramRun]
+    unread: str
+    """Why part of what it leads to was not read; empty where all was."""
+
+
+def find_runs(command: str, is_program: IsProgram, environment: Mapping[str, str] | None = None) -> ScriptReading:
+    """Go through a command and its scripts as far as they can be read; what was found by then stays found.
+
+    >>> reading = find_runs("LR=2; python train.py --lr $LR", lambda words, at: words[at] == "train.py")
+    >>> reading.runs[0].launcher, reading.runs[0].arguments
+    (('python',), ('--lr', '2'))
     """
-    return next(iter(_walked(command, environment).found), None)
-
-
-def why_unread(command: str) -> str:
-    """Return why part of what a command leads to was not read; empty where all was."""
-    return _walked(command, None).variables.budget.reason
-
-
-def _walked(command: str, environment: Mapping[str, str] | None) -> _Walk:
-    """Go through a command as far as it can be read; what was found by then stays found."""
-    walk = _Walk(ShellVariables(environment=os.environ if environment is None else environment))
+    walk = _Walk(ShellVariables(environment=os.environ if environment is None else environment), is_program)
     budget = walk.variables.budget
     try:
         walk.read(command)
@@ -106,15 +97,24 @@ def _walked(command: str, environment: Mapping[str, str] | None) -> _Walk:
         pass
     except (RecursionError, MemoryError, OverflowError):
         budget.reason = budget.reason or "its quotes and brackets are nested too deep"
-    return walk
+    return ScriptReading(walk.found, budget.reason)
 
 
 class _Walk:
     """Go through a shell text from its beginning to its end."""
 
-    def __init__(self, variables: ShellVariables, *, script: str = "", folder: Path | None = None, depth: int = 0):
+    def __init__(
+        self,
+        variables: ShellVariables,
+        is_program: IsProgram,
+        *,
+        script: str = "",
+        folder: Path | None = None,
+        depth: int = 0,
+    ) -> None:
         self.variables = variables
-        self.found: list[PretrainRun] = []
+        self.found: list[ProgramRun] = []
+        self._is_program = is_program
         self.functions: dict[str, Sequence[SimpleCommand]] = {}
         self.locals: set[str] = set()
         self.exits = False
@@ -128,7 +128,10 @@ class _Walk:
 
     def read(self, text: str) -> None:
         self.variables.budget.take_text(text)
-        self.follow(list(simple_commands(lex(without_comments(text)))))
+        text = without_comments(text)
+        # The command itself has been read by others; a script of many pages is not worth keeping.
+        is_command = not self._depth and text.strip()
+        self.follow(ParsedCommand.of(text).commands if is_command else list(simple_commands(lex(text))))
 
     def follow(self, commands: Sequence[SimpleCommand]) -> None:
         at = 0
@@ -302,14 +305,14 @@ class _Walk:
         self._end(inner)
 
     def _start(self, words: list[Word], settings: Sequence[Word], state: str) -> None:
-        """Note a pretrain script that is run, or go through a shell script."""
+        """Note a run of the program, or go through a shell script."""
         expanded = self._expanded(words)
         child = self.variables.child(())
         for word in (*settings, *set_by_env(words)):
             child.assign(word)
-        at = next((i for i in range(len(expanded)) if _is_program(expanded, i)), None)
+        at = next((i for i in range(len(expanded)) if self._is_program(expanded, i)), None)
         if at is not None:
-            self.found.append(self._pretrain(expanded, at, child, is_guarded=self._is_guarded or state != RUN))
+            self.found.append(self._noted(expanded, at, child, is_guarded=self._is_guarded or state != RUN))
             return
         try:
             place = locate(words)
@@ -330,7 +333,7 @@ class _Walk:
         """Return a walk through what runs in this very shell."""
         if self._depth >= MAX_DEPTH:
             raise CommandError(f"shell scripts must not call one another more than {MAX_DEPTH} deep")
-        inner = _Walk(variables, script=script, folder=self._folder, depth=self._depth + 1)
+        inner = _Walk(variables, self._is_program, script=script, folder=self._folder, depth=self._depth + 1)
         inner.found, inner.functions, inner._base = self.found, self.functions, state
         inner._is_guarded = self._is_guarded
         return inner
@@ -341,9 +344,9 @@ class _Walk:
         inner.functions, inner._base, inner._is_guarded = {}, RUN, self._is_guarded or state != RUN
         return inner
 
-    def _pretrain(self, words: list[str], at: int, variables: ShellVariables, *, is_guarded: bool) -> PretrainRun:
+    def _noted(self, words: list[str], at: int, variables: ShellVariables, *, is_guarded: bool) -> ProgramRun:
         arguments = words[at + 1 :]
-        return PretrainRun(
+        return ProgramRun(
             launcher=tuple(words[:at]),
             program=words[at],
             arguments=tuple(word for word in arguments if word != REST),
@@ -374,9 +377,3 @@ class _Walk:
             self.variables.budget.refusal(f"{path.name} is longer than {MAX_BYTES >> 10} KiB")
             return None
         return text
-
-
-def _is_program(words: Sequence[str], at: int) -> bool:
-    """Tell whether a word is a pretrain script, by its file or by its module."""
-    is_module = at > 0 and words[at - 1] in ("-m", "--module") and MODULE.search(words[at])
-    return bool(is_module or PROGRAM.search(words[at]))

@@ -105,7 +105,7 @@ def _of_tail(qualifiers: list[str], kind: str, is_plural: bool) -> Secrecy:
 
 
 def _is_spelt_out(words: list[str]) -> bool:
-    """Tell whether a secret's name goes on with `id` or `value`: an `access_key_id` is as secret as the key."""
+    """Tell whether a secret's name continues with `id` or `value`: an `access_key_id` is as secret as the key."""
     if words[-2:] == ["secret", "id"]:
         return True
     is_key = words[-2:] == ["key", "id"] or (words[-2:-1] in (["key"], ["token"]) and words[-1] in _VALUES)

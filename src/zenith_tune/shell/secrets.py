@@ -13,7 +13,8 @@ from typing import BinaryIO
 from urllib.parse import quote, quote_plus
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.lexer import Operator, Quote, Word, lex
+from zenith_tune.shell.lexer import Operator, Quote, Word
+from zenith_tune.shell.parsed_command import ParsedCommand
 from zenith_tune.shell.secret_names import MASK, MIN_SECRET_CHARS, Secrecy, is_placeholder, secrecy_of, shaped_secrets
 from zenith_tune.study.files import open_regular
 
@@ -74,7 +75,7 @@ def _by_shape(text: str) -> Iterator[str]:
 def _in_shell_text(text: str) -> Iterator[str]:
     """Yield the values of options and assignments whose names tell, also in shell texts within words."""
     try:
-        tokens = lex(text)
+        tokens = ParsedCommand.of(text).tokens
     except (CommandError, RecursionError):
         yield from _in_loose_text(text)
         return

@@ -19,7 +19,7 @@ _SETS = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")
 
 
 class Function(NamedTuple):
-    """Hold a function that is defined, and where the script goes on behind it."""
+    """Hold a function that is defined, and where the script continues behind it."""
 
     name: str
     body: Sequence[SimpleCommand]

@@ -28,6 +28,7 @@ from zenith_tune.shell.lexer import (
     Word,
     lex,
 )
+from zenith_tune.shell.options import Splice, splices_in_source
 
 
 class SimpleCommand(NamedTuple):
@@ -46,6 +47,8 @@ class Layer(NamedTuple):
 
     word: Word
     offset: int
+    commands: tuple[SimpleCommand, ...]
+    """All commands of the text that the word stands in."""
 
 
 class Target(NamedTuple):
@@ -53,6 +56,8 @@ class Target(NamedTuple):
 
     text: str
     """The shell text that the words' places refer to: the whole command, or the innermost `bash -c`."""
+    commands: tuple[SimpleCommand, ...]
+    """All commands of that text."""
     words: tuple[Word, ...]
     outer_words: tuple[Word, ...]
     """The words of the outermost command, which starts the shells that `layers` go through."""
@@ -102,26 +107,30 @@ def is_assignment(word: Word) -> bool:
     return bool(word.parts) and ASSIGNMENT.match(word.parts[0].value) is not None and word.parts[0].start == word.start
 
 
-def find_target(text: str, tokens: Sequence[Token] | None = None) -> Target:
-    """Find the training command of a shell text, or raise `CommandError` with the law that stands against it."""
-    commands = list(simple_commands(lex(text) if tokens is None else tokens))
+def find_target(text: str, commands: tuple[SimpleCommand, ...]) -> Target:
+    """Find the training command of a shell text, or raise `CommandError` with the reason why there is none."""
     candidates = _candidates(commands)
     if len(candidates) != 1:
         raise _not_one(candidates, commands)
     [command] = candidates
     before = commands[: commands.index(command)]
     moves = any(earlier.words and earlier.words[0].value in FOLDER_CHANGES for earlier in before)
-    place = locate(command.words)
-    if isinstance(place, ShellText):
-        return _nested(command.words, place, moves)
-    return Target(text, command.words, command.words, place.first, place.by_shell, (), moves)
-
-
-def _nested(words: tuple[Word, ...], place: ShellText, moves: bool) -> Target:
-    layer = Layer(words[place.word], place.offset)
-    inner = find_target(layer.word.value[layer.offset :])
+    words, place = command.words, locate(command.words)
+    if not isinstance(place, ShellText):
+        return Target(text, commands, words, words, place.first, place.by_shell, (), moves)
+    layer = Layer(words[place.word], place.offset, commands)
+    inner_text = layer.word.value[layer.offset :]
+    inner = find_target(inner_text, tuple(simple_commands(lex(inner_text))))
     layers = (layer, *inner.layers)
     return inner._replace(outer_words=words, layers=layers, changes_folder=moves or inner.changes_folder)
+
+
+def splices_through(layers: Sequence[Layer], splices: Sequence[Splice]) -> Sequence[Splice]:
+    """Turn splices of the innermost text into splices of the whole command."""
+    for layer in reversed(layers):
+        moved = [Splice(start + layer.offset, end + layer.offset, text) for start, end, text in splices]
+        splices = splices_in_source(layer.word, moved)
+    return splices
 
 
 def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from zenith_tune.errors import CommandError
-from zenith_tune.shell.lexer import Word, lex
-from zenith_tune.shell.options import Splice, apply_splices, splices_in_source
-from zenith_tune.shell.target import Layer, find_target, simple_commands
+from zenith_tune.shell.lexer import Word
+from zenith_tune.shell.options import Splice, apply_splices
+from zenith_tune.shell.parsed_command import ParsedCommand
+from zenith_tune.shell.target import Layer, SimpleCommand, splices_through
 from zenith_tune.study.files import open_regular
 
 _DECLARES = frozenset(("export", "declare", "typeset", "local", "readonly"))
-
-
-class _Text(NamedTuple):
-    """Hold the words of a shell text that may set a variable, and the words that the text is nested in."""
-
-    words: tuple[Word, ...]
-    layers: tuple[Layer, ...]
 
 
 def set_variables(command: str) -> dict[str, str]:
@@ -30,7 +22,7 @@ def set_variables(command: str) -> dict[str, str]:
     >>> set_variables("export A=1 && env B='2 3' python train.py C=4")
     {'A': '1', 'B': '2 3'}
     """
-    pairs = (word.value.partition("=") for text in _texts(command) for word in text.words)
+    pairs = (word.value.partition("=") for _, word in _setting_words(ParsedCommand.of(command)))
     return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
 
 
@@ -41,38 +33,27 @@ def with_variables(command: str, values: Mapping[str, str]) -> str:
     'A=1 bash -c \\'export B="$C"; python train.py\\''
     """
     splices: list[Splice] = []
-    for text in _texts(command):
-        found = [
-            Splice(word.start, word.end, f"{name}={values[name]}")
-            for word in text.words
-            if (name := word.value.partition("=")[0]) in values and "=" in word.value
-        ]
-        for layer in reversed(text.layers):
-            moved = [Splice(start + layer.offset, end + layer.offset, new) for start, end, new in found]
-            found = splices_in_source(layer.word, moved)
-        splices += found
+    for layers, word in _setting_words(ParsedCommand.of(command)):
+        name, equals, _ = word.value.partition("=")
+        if equals and name in values:
+            splices += splices_through(layers, [Splice(word.start, word.end, f"{name}={values[name]}")])
     return apply_splices(command, splices)
 
 
-def _texts(command: str) -> Iterator[_Text]:
-    """Yield the command itself, and the shell texts that it goes through on the way to its program."""
-    layers: tuple[Layer, ...] = ()
-    program: Word | None = None
-    try:
-        target = find_target(command)
-        layers, program = target.layers, target.words[target.first - 1]
-    except CommandError:
-        pass  # what stands in front of its programs can be seen all the same
-    text = command
-    for depth, layer in enumerate(layers):
-        yield _Text(tuple(_setting_words(text, layer.word)), layers[:depth])
-        text = layer.word.value[layer.offset :]
-    yield _Text(tuple(_setting_words(text, program)), layers)
+def _setting_words(command: ParsedCommand) -> Iterator[tuple[Sequence[Layer], Word]]:
+    """Yield the words that set variables for the program, each with the shells that its text is nested in."""
+    target = command.found_target
+    if target is None:  # what stands in front of its programs can be seen all the same
+        yield from (((), word) for word in _set_in(command.commands, None))
+        return
+    for depth, layer in enumerate(target.layers):
+        yield from ((target.layers[:depth], word) for word in _set_in(layer.commands, layer.word))
+    yield from ((target.layers, word) for word in _set_in(target.commands, target.words[target.first - 1]))
 
 
-def _setting_words(text: str, program: Word | None) -> Iterator[Word]:
+def _set_in(commands: Sequence[SimpleCommand], program: Word | None) -> Iterator[Word]:
     """Yield the words that set variables in a text, in which `program` is what its launchers come down to."""
-    for command in simple_commands(lex(text)):
+    for command in commands:
         yield from command.assignments
         if command.words and command.words[0].value in _DECLARES:
             yield from command.words[1:]
@@ -86,11 +67,10 @@ _READ_BYTES = 1 << 20
 def fixed_in_script(command: str, name: str) -> tuple[str, str] | None:
     """Return the script of a command and the line in which it sets the variable `name` whatever that was before.
 
-    None where it does not, where a line up to there looks at the variable first, and where there is no telling.
+    None where it does not, where a line up to there looks at the variable first, and where that is unknown.
     """
-    try:
-        target = find_target(command)
-    except CommandError:
+    target = ParsedCommand.of(command).found_target
+    if target is None:
         return None
     script = target.words[target.first - 1]
     if not script.is_static or (target.changes_folder and not Path(script.value).is_absolute()):

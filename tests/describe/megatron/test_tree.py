@@ -8,7 +8,8 @@ import pytest
 
 from tests.describe.megatron.test_version import write_tree
 from zenith_tune.describe.megatron.version import megatron_version
-from zenith_tune.shell.script import PretrainRun, find_pretrain_run
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run
+from zenith_tune.shell.script import ProgramRun
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def test_a_folder_that_only_a_shell_knows_is_not_guessed_at(here: Path, command:
 
 
 def test_a_name_that_no_file_can_have_is_none() -> None:
-    run = PretrainRun(launcher=("torchrun",), program="x\0/pretrain_gpt.py", arguments=(), variables={}, folder=Path())
+    run = ProgramRun(launcher=("torchrun",), program="x\0/pretrain_gpt.py", arguments=(), variables={}, folder=Path())
     assert megatron_version(run, {"PYTHONPATH": "y\0"}) is None
 
 

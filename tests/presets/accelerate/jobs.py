@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.presets.accelerate.yaml_file import read_yaml
 from zenith_tune.study.parameters import Params, Value
 
 TOP = """\
@@ -82,7 +83,8 @@ def point(preset: AcceleratePreset, **values: Value) -> Params:
 
 def config_of(preset: AcceleratePreset, **values: Value) -> dict[str, Any]:
     """Return a trial's own configuration."""
-    return read_yaml(preset.files(point(preset, **values))[FILE_NAME])
+    found: dict[str, Any] = yaml.safe_load(preset.files(point(preset, **values))[FILE_NAME])
+    return found
 
 
 def choices(preset: AcceleratePreset) -> dict[str, list[Value]]:

@@ -55,7 +55,7 @@ def test_objectives_and_units() -> None:
 def test_another_objective_compares_the_same_job() -> None:
     evaluator = AccelerateEvaluator(n_gpus=2)
     evaluator.asked = lambda params: RunAsked(num_processes=4, wrapper=None)
-    with pytest.raises(ValueError, match="a world of 2, where one job of 4 processes"):
+    with pytest.raises(ValueError, match=r"world of 2.* 4 processes"):
         evaluator.with_objective("latency").evaluate(pair() + steps(STEADY), {})
 
 
@@ -114,15 +114,15 @@ def test_one_rank_that_differs_is_enough() -> None:
 def test_settings_that_did_not_arrive_are_told() -> None:
     log = pair(settings={"zero_stage": 2, "reshard_after_forward": True})
     assert fault(log, settings={"zero_stage": 2, "reshard_after_forward": True, "unreported": 1}) is None
-    assert "ran with zero_stage 2, where 3 was asked for" in str(fault(log, settings={"zero_stage": 3}))
-    assert "reshard_after_forward True, where False" in str(fault(log, settings={"reshard_after_forward": False}))
+    assert "zero_stage 2" in str(fault(log, settings={"zero_stage": 3}))
+    assert "reshard_after_forward True" in str(fault(log, settings={"reshard_after_forward": False}))
 
 
 def test_a_batch_that_did_not_arrive_is_told() -> None:
     log = pair() + steps(STEADY, passes=1)
     assert fault(log, micro_batch=4, passes=1) is None
-    assert "batch size was 4, where micro-batch 8" in str(fault(log, micro_batch=8))
-    assert "most steps took 1 backward pass, where 2 were asked for: train under" in str(fault(log, passes=2))
+    assert "micro-batch 8" in str(fault(log, micro_batch=8))
+    assert "accelerator.accumulate" in str(fault(log, passes=2))
     assert fault(pair(batch_sizes=[]) + steps(STEADY, passes=0), micro_batch=8, passes=2) is None, "nobody knows"
 
 
@@ -135,13 +135,13 @@ def test_a_short_last_accumulation_of_an_epoch_is_no_fault_and_is_not_timed() ->
 
 def test_an_accumulation_that_is_short_elsewhere_is_told_by_its_number() -> None:
     log = pair() + epochs(of=[(1, 0.5), (1, 0.5), (2, 0.5)], num=4)
-    assert "most steps took 1 backward pass, where 2 were asked for" in str(fault(log, passes=2))
+    assert "1 backward pass, where 2" in str(fault(log, passes=2))
     assert fault(log, passes=1) is None
 
 
 def test_a_dataloader_that_ends_with_every_step_is_told() -> None:
     log = pair() + epochs(of=[(3, 0.5)], num=6)
-    assert "took 3 backward passes, where 4 were asked for, because the dataloader ends" in str(fault(log, passes=4))
+    assert "3 backward passes, where 4" in str(fault(log, passes=4))
 
 
 def test_a_second_model_that_is_not_wrapped_does_not_hide_the_first() -> None:

@@ -78,7 +78,7 @@ def test_the_shell_gives_the_launcher_both(tmp_path: Path, command: str, inherit
 
 def test_variables_replace_those_that_are_there() -> None:
     command = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1 accelerate launch t.py"
-    written = Launch(command).written(variables=["ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4"])
+    written = Launch(command).written(variables={"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"})
     assert written == f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 accelerate launch {FILE} t.py"
 
 
@@ -86,8 +86,8 @@ def test_options_are_read_in_every_spelling() -> None:
     launch = Launch(
         "accelerate launch --use-deepspeed --zero-stage 2 --num_processes=$N -m --mixed_precision bf16 pkg.t"
     )
-    assert launch.values() == {"use_deepspeed": True, "zero_stage": "2", "m": True, "mixed_precision": "bf16"}
-    assert launch.unknown_names() == {"num_processes"}
+    assert launch.values == {"use_deepspeed": True, "zero_stage": "2", "m": True, "mixed_precision": "bf16"}
+    assert launch.unknown_names == {"num_processes"}
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,18 @@ def test_other_commands_are_none_of_its(command: str) -> None:
 
 
 def test_variables_of_a_trial_and_its_hook_share_one_env() -> None:
-    written = Launch("accelerate launch t.py").written(variables=["A=1"])
+    written = Launch("accelerate launch t.py").written(variables={"A": "1"})
     both = Launch(written).watched()
     assert both.startswith("env A=1 PYTHONPATH={trial_folder}/hook") and both.count("env ") == 1
     assert (
         Launch("/usr/bin/env B=2 accelerate launch t.py")
-        .written(variables=["A=1"])
+        .written(variables={"A": "1"})
         .startswith("/usr/bin/env B=2 A=1 accelerate launch")
+    )
+
+
+def test_a_module_is_watched_from_in_front_of_its_interpreter() -> None:
+    watched = Launch("python -u -W ignore -m accelerate.commands.accelerate_cli launch t.py").watched()
+    assert watched.startswith("env PYTHONPATH=") and watched.endswith(
+        " python -u -W ignore -m accelerate.commands.accelerate_cli launch t.py"
     )

@@ -83,7 +83,7 @@ def test_a_degree_that_the_script_insists_on_is_a_failed_trial(
     optimize(zenithtune, tmp_path, launcher, "MEGATRON_LM", *options)
     causes = {trial["parameters"]["tp"]: trial["cause"] for trial in study(tmp_path)["trials"]}
     assert causes.pop(4) is None
-    assert causes and all("ran with tensor_model_parallel_size 4, where" in cause for cause in causes.values())
+    assert causes and all("tensor_model_parallel_size 4" in cause for cause in causes.values())
 
 
 def test_accumulation_reaches_a_plain_script_by_its_variable(

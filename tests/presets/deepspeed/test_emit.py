@@ -24,11 +24,11 @@ def test_recomputation_is_the_models_own_affair() -> None:
 
 
 def test_a_layout_that_cuts_the_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="TP8 PP2 DP4 mbs1 has tp and pp above 1"):
+    with pytest.raises(UsageError, match=r"TP8 PP2 DP4 mbs1 .*tp and pp"):
         emit_deepspeed(target(tp=8, pp=2))
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
 def test_a_precision_that_deepspeed_has_no_key_for_is_refused(precision: str) -> None:
-    with pytest.raises(UsageError, match=f"bf16, fp16, fp32 only, but the plan is for {precision}"):
+    with pytest.raises(UsageError, match=f"bf16, fp16, fp32.*{precision}"):
         emit_deepspeed(target(precision=precision))

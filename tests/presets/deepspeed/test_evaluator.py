@@ -107,7 +107,7 @@ def test_flops_are_per_gpu() -> None:
     evaluator = DeepSpeedEvaluator("flops", gbs=16, n_gpus=8, flops_per_sample=2e12)
     measured = evaluator.measure(speed_log([32.0] * 4), {})
     assert (measured.value, measured.unit) == (8.0, "TFLOP/s/GPU")
-    with pytest.raises(UsageError, match="needs flops_per_sample and n_gpus"):
+    with pytest.raises(UsageError, match=r"flops_per_sample.*n_gpus"):
         DeepSpeedEvaluator("flops")
 
 
@@ -138,7 +138,7 @@ def test_a_run_whose_every_step_is_skipped_is_no_value() -> None:
 
 def test_a_job_that_came_apart_into_single_ranks_is_no_value() -> None:
     said = "[INFO] [config.py:680:print]   world_size ................... 1\n"
-    with pytest.raises(ValueError, match="trained on 1 rank, but the job is for 8"):
+    with pytest.raises(ValueError, match=r"1 rank.* 8"):
         DeepSpeedEvaluator(n_gpus=8).evaluate(said + speed_log(STEADY), {})
     for ranks in (4, 8):  # of eight GPUs, two may share a model
         assert DeepSpeedEvaluator(n_gpus=8).evaluate(said.replace(" 1\n", f" {ranks}\n") + speed_log(STEADY), {})

@@ -34,7 +34,7 @@ def test_the_folder_is_followed(text: str, path: str, monkeypatch: pytest.Monkey
     "before", ["cd $WHERE;", "cd a || cd b;", "pushd sub;", "cd;", "cd -;", "(cd a; ls);", "cd a*;", "cd $(pwd)/a;"]
 )
 def test_where_only_the_shell_follows_an_absolute_path_is_asked_for(before: str) -> None:
-    with pytest.raises(UsageError, match=r"that only its shell follows: give the absolute path of ds\.json"):
+    with pytest.raises(UsageError, match=r"ds\.json"):
         path_in_training_folder(f"{before} {TRAIN}", "ds.json")
     absolute = TRAIN.replace("ds.json", "/x/ds.json")
     assert str(path_in_training_folder(f"{before} {absolute}", "/x/ds.json")) == "/x/ds.json"
@@ -47,7 +47,7 @@ def test_a_home_is_put_in_where_the_shell_does_so(monkeypatch: pytest.MonkeyPatc
         for form in (" ~/ds.json", " '~/ds.json'", "=~/ds.json")
     }
     assert list(shown.values()) == ["/home/me/ds.json", "~/ds.json", "~/ds.json"]
-    with pytest.raises(UsageError, match="nobody's home is ~no-such-user: give the absolute path"):
+    with pytest.raises(UsageError, match="~no-such-user"):
         path_in_training_folder("deepspeed train.py --deepspeed ~no-such-user/ds.json", "~no-such-user/ds.json")
 
 

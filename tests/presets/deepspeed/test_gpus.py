@@ -63,7 +63,7 @@ def test_accelerates_file_tells_how_many(tmp_path: Path) -> None:
 def test_ranks_that_share_a_model_are_no_data_parallel_ranks(tmp_path: Path) -> None:
     preset = bound(command(write(tmp_path, {**PLAIN, "autotuning": {"mp_size": 2}})))
     assert preset.get_search_space()["mbs"].grid(9) == [1, 2, 4, 8, 16, 32]
-    with pytest.raises(UsageError, match="mp_size must divide the GPUs, but got 3 and 4"):
+    with pytest.raises(UsageError, match=r"mp_size.* 3 and 4"):
         bound(command(write(tmp_path, {**PLAIN, "autotuning": {"mp_size": 3}})))
 
 

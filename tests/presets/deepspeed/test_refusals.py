@@ -17,7 +17,7 @@ from zenith_tune.errors import UsageError
 def test_what_is_no_name_of_an_option_never_gets_into_a_command(tmp_path: Path, option: Any) -> None:
     section = {"arg_mappings": {"train_micro_batch_size_per_gpu": option}}
     path = write(tmp_path, {**PLAIN, "autotuning": section})
-    with pytest.raises(UsageError, match="arg_mappings must name an option such as --batch_size") as error:
+    with pytest.raises(UsageError, match=r"arg_mappings.*--batch_size") as error:
         bound(command(path))
     assert "\n" not in str(error.value)
 
@@ -33,6 +33,6 @@ def test_names_of_options_are_taken_with_hyphens_in_front_or_without(tmp_path: P
 def test_two_configurations_in_one_command_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, PLAIN)
     text = f"deepspeed --num_gpus 4 train.py --deepspeed a.json --deepspeed_config {path}"
-    with pytest.raises(UsageError, match=r"must name one DeepSpeed configuration, .* --deepspeed a\.json: take"):
+    with pytest.raises(UsageError, match=r"--deepspeed a\.json"):
         bound(text)
     assert bound(text.replace(" a.json", "")).get_search_space()

@@ -16,7 +16,7 @@ from zenith_tune import Direction, Parameter, PresetTuner, TuningStrategy
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.presets.megatron.preset import MegatronPreset
 from zenith_tune.presets.megatron.swift import INTERLEAVING, swift_version, with_underscores
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.parameters import Params
 
@@ -64,7 +64,7 @@ def test_what_only_looks_like_the_option_is_not_touched() -> None:
     command = "echo --micro-batch-size 9 && megatron sft --model x"
     edited = FOLDING.apply_parameters(command, DENSE)
     assert edited.startswith("echo --micro-batch-size 9 && megatron sft --model x ")
-    assert CommandLine(edited).get("--micro-batch-size") == "1"
+    assert ParsedCommand.of(edited).get("--micro-batch-size") == "1"
     assert with_underscores("megatron sft --my-lr-decay 1", "megatron sft", ["--lr-decay"]).endswith("--my-lr-decay 1")
 
 
@@ -81,7 +81,7 @@ def test_what_only_looks_like_the_option_is_not_touched() -> None:
 )
 def test_sequence_parallelism_goes_with_tensor_parallelism(command: str, change: Params, expected: str | None) -> None:
     params = {**PLAIN, **change}
-    edited = CommandLine(FOLDING.apply_parameters(command, params))
+    edited = ParsedCommand.of(FOLDING.apply_parameters(command, params))
     assert edited.get("--sequence-parallel") == expected
     # What is planned is what runs; at tp 1 ms-swift switches it off by itself.
     assert FOLDING.planned_layout(command, params).sequence_parallel is (expected == "true" and change["tp"] == 2)
@@ -147,9 +147,9 @@ def test_chunks_are_written_as_each_framework_takes_them(command: str, option: s
     preset.bind(command)
     edited = preset.apply_parameters(command, {**PLAIN, "pp": 4, "vp": 2})
     assert f" --{option} {value}" in edited
-    assert [name for name in INTERLEAVING if CommandLine(edited).has(name)] == ["--" + option.replace("_", "-")]
+    assert [name for name in INTERLEAVING if ParsedCommand.of(edited).has(name)] == ["--" + option.replace("_", "-")]
     # A trial without interleaving loses the option, however the command spelled it.
-    again = CommandLine(preset.apply_parameters(edited, {**PLAIN, "pp": 4, "vp": 1}))
+    again = ParsedCommand.of(preset.apply_parameters(edited, {**PLAIN, "pp": 4, "vp": 1}))
     assert [name for name in INTERLEAVING if again.has(name)] == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.presets.megatron_lm.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
 
 PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
@@ -21,8 +21,8 @@ def bound(command: str, **keywords: int | str) -> MegatronLmPreset:
     return preset
 
 
-def applied(command: str, change: Params, **keywords: int | str) -> CommandLine:
-    return CommandLine(bound(command, **keywords).apply_parameters(command, {**PLAIN, **change}))
+def applied(command: str, change: Params, **keywords: int | str) -> ParsedCommand:
+    return ParsedCommand.of(bound(command, **keywords).apply_parameters(command, {**PLAIN, **change}))
 
 
 def test_sizes_and_batches_are_replaced_where_they_stand_and_added_where_not() -> None:

@@ -10,8 +10,8 @@ import pytest
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run
 from zenith_tune.shell.interpreter import MAX_BYTES
-from zenith_tune.shell.script import find_pretrain_run
 
 SOON = 3.0
 """Seconds of this process; without a limit each of these takes minutes, or all the memory."""

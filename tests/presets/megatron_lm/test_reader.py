@@ -11,7 +11,8 @@ import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.shell.script import PretrainRun, find_pretrain_run
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run
+from zenith_tune.shell.script import ProgramRun
 
 RUN = "torchrun pretrain_gpt.py"
 SHAPE = (
@@ -24,7 +25,7 @@ for word in "$@"; do printf '%s\\0' "$word"; done > "$SEEN"
 """
 
 
-def read(tmp_path: Path, text: str, *, before: str = "", after: str = "") -> PretrainRun | None:
+def read(tmp_path: Path, text: str, *, before: str = "", after: str = "") -> ProgramRun | None:
     script = tmp_path / "train.sh"
     script.write_text(text)
     return find_pretrain_run(f"{before}bash {script}{after}", {})

@@ -10,7 +10,7 @@ from tests.describe.megatron.test_version import write_tree
 from zenith_tune.describe.megatron.version import NEWEST, read_version
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.presets.megatron_lm.rules import VersionRules
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 
 DENSE = "--hidden-size 512 --num-attention-heads 16 --group-query-attention --num-query-groups 2"
@@ -45,8 +45,8 @@ class Tuned:
     def explain(self, **change: Value) -> str | None:
         return self.preset.explain({**PLAIN, **change})
 
-    def written(self, **change: Value) -> CommandLine:
-        return CommandLine(self.preset.apply_parameters(self.command, {**PLAIN, **change}))
+    def written(self, **change: Value) -> ParsedCommand:
+        return ParsedCommand.of(self.preset.apply_parameters(self.command, {**PLAIN, **change}))
 
 
 @pytest.mark.parametrize(

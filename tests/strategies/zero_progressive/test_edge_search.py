@@ -11,7 +11,7 @@ def looks_of(num: int, edge: int, guess: int | None) -> list[int]:
     search, looks = EdgeSearch(num, guess), []
     while (index := search.next()) is not None:
         looks.append(index)
-        search.tell(index, index <= edge)
+        search.observe(index, index <= edge)
     assert search.edge == edge
     return looks
 

@@ -51,7 +51,7 @@ def test_the_profiling_run_is_scaled_to_other_micro_batches_and_other_stages() -
     job = subject()
     profile = ActivationProfile(job)
     assert not profile.is_measured({"mbs": 1})
-    profile.tell(ran(job, stage=3, mbs=2, activations=6 * GIB))
+    profile.observe(ran(job, stage=3, mbs=2, activations=6 * GIB))
     assert profile.activations({"stage": 1, "mbs": 8}) == pytest.approx(24 * GIB)
     assert profile.largest({"stage": 3, "mbs": 1}, [1, 2, 4, 8, 16, 32]) == 16
     why = profile.why_not({"stage": 3, "mbs": 32})
@@ -62,7 +62,7 @@ def test_two_runs_tell_activations_whatever_the_states_really_take() -> None:
     job = subject()
     profile = ActivationProfile(job)
     for mbs in (1, 4):
-        profile.tell(ran(job, stage=2, mbs=mbs, activations=(3 * mbs - 5) * GIB))
+        profile.observe(ran(job, stage=2, mbs=mbs, activations=(3 * mbs - 5) * GIB))
     assert profile.activations({"stage": 2, "mbs": 10}) == pytest.approx(30 * GIB)
 
 
@@ -71,7 +71,7 @@ def test_states_that_take_less_than_is_reckoned_are_taken_for_that_everywhere() 
     profile, at = ActivationProfile(job), {"stage": 2, "mbs": 1}
     for mbs in (1, 2):
         peak = round(0.8 * job.states(at).total + 3 * GIB * mbs)
-        profile.tell(Trial(params={"stage": 2, "mbs": mbs}, outcome=Outcome.OK, value=1.0, peak_memory_bytes=peak))
+        profile.observe(Trial(params={"stage": 2, "mbs": mbs}, outcome=Outcome.OK, value=1.0, peak_memory_bytes=peak))
     assert profile.needed({"stage": 3, "mbs": 4}) == pytest.approx(
         0.8 * job.states({"stage": 3, "mbs": 4}).total + 12 * GIB
     )
@@ -82,7 +82,7 @@ def test_a_peak_below_the_states_leaves_activations_to_the_planner() -> None:
     job = subject()
     profile = ActivationProfile(job)
     peak = round(0.9 * job.states({"stage": 2, "mbs": 1}).total)
-    profile.tell(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OK, value=1.0, peak_memory_bytes=peak))
+    profile.observe(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OK, value=1.0, peak_memory_bytes=peak))
     assert profile.activations({"mbs": 1}) == job.planned_activations({"mbs": 1})
     assert profile.needed({"stage": 2, "mbs": 1}) == pytest.approx(peak)
 
@@ -99,7 +99,7 @@ def test_nothing_is_pruned_that_may_fit_without_passing_copies() -> None:
 def test_recomputed_activations_are_measured_by_themselves() -> None:
     job = subject()
     profile = ActivationProfile(job)
-    profile.tell(ran(job, stage=2, mbs=1, activations=4 * GIB, checkpointing=False))
+    profile.observe(ran(job, stage=2, mbs=1, activations=4 * GIB, checkpointing=False))
     assert not profile.is_measured({"mbs": 1, "checkpointing": True})
     assert profile.activations({"stage": 2, "mbs": 1, "checkpointing": True}) < 4 * GIB
 
@@ -107,8 +107,8 @@ def test_recomputed_activations_are_measured_by_themselves() -> None:
 def test_where_no_run_tells_the_planners_figure_serves() -> None:
     job = subject()
     profile = ActivationProfile(job)
-    profile.tell(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OK, value=1.0))
-    profile.tell(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OOM))
+    profile.observe(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OK, value=1.0))
+    profile.observe(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OOM))
     assert profile.activations({"stage": 2, "mbs": 4}) == job.planned_activations({"mbs": 4}) > 0
     assert job.planned_activations({"mbs": 4}) == pytest.approx(4 * job.planned_activations({"mbs": 1}), rel=0.05)
 

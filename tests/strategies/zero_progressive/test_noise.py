@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from zenith_tune.strategies.zero_progressive.ladder import Rung
-from zenith_tune.strategies.zero_progressive.rung import RungSearch
+from zenith_tune.strategies.zero_progressive.rung import Rung, RungSearch
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
 

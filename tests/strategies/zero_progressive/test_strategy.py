@@ -206,9 +206,9 @@ def test_a_spent_budget_leaves_a_summary() -> None:
 
 
 def test_a_space_of_another_preset_is_refused_with_a_cure() -> None:
-    with pytest.raises(UsageError, match=r"needs 'stage' in the search space.*--preset deepspeed"):
+    with pytest.raises(UsageError, match=r"'stage'.*--preset deepspeed"):
         ZeroProgressiveStrategy().optimize(World(), {"mbs": IntParameter(1, 4)}, Direction.MAXIMIZE)
-    with pytest.raises(UsageError, match="'mbs' to be a CategoricalParameter"):
+    with pytest.raises(UsageError, match=r"'mbs'.*CategoricalParameter"):
         ZeroProgressiveStrategy().max_trials({**space(), "mbs": IntParameter(1, 4)})
     with pytest.raises(UsageError, match="whole numbers from 1"):
         ZeroProgressiveStrategy().max_trials(space((0, 1)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 MOST = 10_000_000
 MOST_OF = {
@@ -40,12 +40,12 @@ class MegatronArgs:
     (16, None, True)
     """
 
-    line: CommandLine
+    line: ParsedCommand
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> MegatronArgs:
         """Read the arguments of a pretrain script."""
-        return cls(CommandLine.from_argv(["python", "pretrain_gpt.py", *arguments]))
+        return cls(ParsedCommand.from_argv(["python", "pretrain_gpt.py", *arguments]))
 
     def has(self, option: str) -> bool:
         """Tell whether the option is there."""

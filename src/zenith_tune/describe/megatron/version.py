@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zenith_tune.shell.script import PretrainRun
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.study.files import read_regular
 
 Release = tuple[int, int]
@@ -83,12 +83,12 @@ MAX_ENTRIES = 64
 _UNKNOWN = re.compile(r"[$`{\0]")
 
 
-def megatron_version(run: PretrainRun, environment: Mapping[str, str] | None = None) -> MegatronVersion | None:
+def megatron_version(run: ProgramRun, environment: Mapping[str, str] | None = None) -> MegatronVersion | None:
     """Return the version that a run uses, or None where no tree of it can be found."""
     return find_version(_folders(run, os.environ if environment is None else environment))
 
 
-def _folders(run: PretrainRun, environment: Mapping[str, str]) -> Iterator[Path]:
+def _folders(run: ProgramRun, environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the folders in the order of Python's own path: the script's, PYTHONPATH's, those of installed packages."""
     if (program := _placed(run.program, run.folder)) is not None:
         yield Path(os.path.realpath(program)).parent
@@ -102,7 +102,7 @@ def _folders(run: PretrainRun, environment: Mapping[str, str]) -> Iterator[Path]
             yield from sorted(start.parent.parent.glob(f"lib/python3*/{packages}"))
 
 
-def _started(python: str, run: PretrainRun, environment: Mapping[str, str]) -> Path | None:
+def _started(python: str, run: ProgramRun, environment: Mapping[str, str]) -> Path | None:
     if "/" in python:
         return _placed(python, run.folder)
     found = shutil.which(python, path=run.variables.get("PATH", environment.get("PATH", "")))

@@ -273,10 +273,10 @@ def _last_informative_line(log: str) -> str:
     """Return the last line that speaks of an error, else the last one that says anything."""
     tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
     lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
-    telling = [line for line in lines[-50:] if _INFORMATIVE.search(line)]
+    informative = [line for line in lines[-50:] if _INFORMATIVE.search(line)]
     if not lines:
         return "the log is empty" if not log or log.isspace() else "the log has no readable line"
-    return (telling or lines)[-1]
+    return (informative or lines)[-1]
 
 
 _SIZE = r"([\d.]{1,12}) ?([KMGT]i?B|bytes)"
@@ -346,7 +346,7 @@ def _refuse_alike(study: Study) -> None:
     base, trials = study.baseline, study.trials
     if len(trials) < MAX_ALIKE_FAILURES:
         return
-    # Out of memory, too slow or refused by a rule: another layout may cure each of these, but not a fault of the
+    # Out of memory, too slow or refused by a rule: another layout may fix each of these, but not a fault of the
     # program, nor what no layout has a part in.
     causes = {trial.cause for trial in trials}
     if len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):

@@ -12,15 +12,13 @@ from pathlib import Path
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
-from zenith_tune.presets.accelerate.backend import Backend
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
-from zenith_tune.presets.accelerate.deepspeed import OFFLOADS, DeepSpeedBackend
 from zenith_tune.presets.accelerate.job import FSDP_TYPE, PLAIN_TYPE
-from zenith_tune.presets.accelerate.settings import AccelerateSettings
+from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
+from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.yaml_text import Settings, yaml_text
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.zero_progressive.axes import OFF
 from zenith_tune.study.parameters import Value
@@ -31,7 +29,7 @@ KNOWN_MODELS = ("bert", "gpt2", "t5", "llama", "glm4")
 """What the models are called that its Megatron-LM plugin can build."""
 
 
-def accelerate_config(target: Target) -> Settings:
+def accelerate_config(target: Target) -> Yaml:
     """Return the settings of the backend that runs the layout's framework."""
     framework = target.job.framework.name
     if framework not in PLAIN:
@@ -55,12 +53,13 @@ def emit_accelerate(target: Target) -> Emission:
 
 
 def _batch_note(target: Target) -> str:
-    at = target.layout
-    size = f"the dataloader's batch size must be {at.micro_batch}"
+    layout = target.layout
+    size = f"the dataloader's batch size must be {layout.micro_batch}"
     if target.job.framework.name not in ("fsdp", "hf-accelerate"):
-        return f"{size}; the file says the {at.num_micro_batches} accumulation steps of batch {at.global_batch}"
-    steps = f"Accelerator(gradient_accumulation_steps={at.num_micro_batches})"
-    return f"{size}, with {steps}: {at.dp} x {at.micro_batch} x {at.num_micro_batches} = batch {at.global_batch}"
+        return f"{size}; the file says the {layout.num_micro_batches} accumulation steps of batch {layout.global_batch}"
+    steps = f"Accelerator(gradient_accumulation_steps={layout.num_micro_batches})"
+    product = f"{layout.dp} x {layout.micro_batch} x {layout.num_micro_batches} = batch {layout.global_batch}"
+    return f"{size}, with {steps}: {product}"
 
 
 def _backend_notes(target: Target) -> list[str]:
@@ -88,8 +87,8 @@ def _is_sharded(target: Target) -> bool:
     return target.job.framework.name == "fsdp" and target.layout.zero > 0
 
 
-def _common(target: Target, kind: str) -> Settings:
-    settings: dict[str, int | str | bool] = {
+def _common(target: Target, kind: str) -> Yaml:
+    settings: Yaml = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": _precision(target, kind),
@@ -103,58 +102,57 @@ def _common(target: Target, kind: str) -> Settings:
     return settings
 
 
-def _megatron(target: Target) -> Settings:
-    at = target.layout
+def _megatron(target: Target) -> Yaml:
+    layout = target.layout
     _refuse_what_accelerate_lacks(target)
-    _, _, method = at.recompute.partition("/")
-    settings: dict[str, int | float | str | bool] = {
-        "megatron_lm_tp_degree": at.tp,
-        "megatron_lm_pp_degree": at.pp,
+    _, _, method = layout.recompute.partition("/")
+    return {
+        "megatron_lm_tp_degree": layout.tp,
+        "megatron_lm_pp_degree": layout.pp,
         # Left out, Accelerate takes 2.
-        "megatron_lm_context_parallel_size": at.cp,
-        "megatron_lm_num_micro_batches": at.num_micro_batches,
-        "megatron_lm_sequence_parallelism": at.sequence_parallel,
-        "megatron_lm_use_distributed_optimizer": at.zero > 0,
+        "megatron_lm_context_parallel_size": layout.cp,
+        "megatron_lm_num_micro_batches": layout.num_micro_batches,
+        "megatron_lm_sequence_parallelism": layout.sequence_parallel,
+        "megatron_lm_use_distributed_optimizer": layout.zero > 0,
         "megatron_lm_gradient_clipping": 1.0,
-        # Left out, Accelerate takes full over all layers; blocks of none are how it is told to recompute nothing.
+        # Left out, Accelerate takes full over all layers; blocks of none are how it is asked to recompute nothing.
         "megatron_lm_recompute_granularity": "full",
         "megatron_lm_recompute_method": method or "block",
-        "megatron_lm_recompute_num_layers": at.recompute_layers,
-        "megatron_lm_expert_model_parallel_size": at.ep,
-        "megatron_lm_expert_tensor_parallel_size": at.etp,
+        "megatron_lm_recompute_num_layers": layout.recompute_layers,
+        "megatron_lm_expert_model_parallel_size": layout.ep,
+        "megatron_lm_expert_tensor_parallel_size": layout.etp,
     }
-    return settings
 
 
 def _refuse_what_accelerate_lacks(target: Target) -> None:
-    at = target.layout
+    layout = target.layout
     lacks = {
-        "virtual stages": at.vp > 1,
-        "context parallelism, whose ranks it counts into the batch": at.cp > 1,
-        "an uneven pipeline": not is_even(target.model.num_layers, pp=at.pp, vp=at.vp),
+        "virtual stages": layout.vp > 1,
+        "context parallelism, whose ranks it counts into the batch": layout.cp > 1,
+        "an uneven pipeline": not is_even(target.model.num_layers, pp=layout.pp, vp=layout.vp),
         "selective recomputation, to which its plugin adds a number of layers that Megatron refuses": (
-            at.recompute == "selective"
+            layout.recompute == "selective"
         ),
-        "gradients or weights that are sharded": at.zero > 1,
+        "gradients or weights that are sharded": layout.zero > 1,
     }
     for what, lacking in lacks.items():
         if lacking:
             problem = f"Accelerate's file has no key for {what}"
-            raise UsageError(f"{problem}, but {layout_name(at)} needs it: plan with --emit accelerate")
+            raise UsageError(f"{problem}, but {layout_name(layout)} needs it: plan with --emit accelerate")
 
 
-def _deepspeed(target: Target) -> Settings:
-    at = target.layout
+def _deepspeed(target: Target) -> Yaml:
+    layout = target.layout
     return {
-        "zero_stage": at.zero,
-        "gradient_accumulation_steps": at.num_micro_batches,
+        "zero_stage": layout.zero,
+        "gradient_accumulation_steps": layout.num_micro_batches,
         "gradient_clipping": 1.0,
-        "zero3_init_flag": at.zero == 3,
-        "zero3_save_16bit_model": at.zero == 3,
+        "zero3_init_flag": layout.zero == 3,
+        "zero3_save_16bit_model": layout.zero == 3,
     }
 
 
-def _fsdp(target: Target) -> Settings:
+def _fsdp(target: Target) -> Yaml:
     return {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": target.layout.zero == 3,
@@ -224,12 +222,13 @@ def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -
     values: dict[str, Value] = {**params, "gas": gas, "gbs": backend.global_batch}
     text, filled = fill_placeholders(command, values)
     options = {"mbs": job.mbs_option, "gas": job.gas_option, "recompute": job.recompute_option}
-    wanted = {option: values[name] for name, option in options.items() if option and name in values}
-    given = {option: value for option, value in wanted.items() if _name_of(options, option) not in filled}
-    text = _with_options(text, given)
+    left = {name: option for name, option in options.items() if option and name in values and name not in filled}
+    if left:
+        given = {option: values[name] for name, option in left.items()}
+        text = ParsedCommand.of(text).set(given, keeps_names=True).text
     needs_variable = job.backend in (PLAIN_TYPE, FSDP_TYPE) and job.gas_option is None and "gas" not in job.carriers
-    variables = [f"{ACCUMULATION_VARIABLE}={gas}"] if needs_variable and "mbs" in params else []
-    return Launch(text).written(_json_options(backend), variables=variables)
+    variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable and "mbs" in params else {}
+    return Launch(text).written(_json_options(backend), variables)
 
 
 def point_label(backend: Backend, params: Mapping[str, Value]) -> str:
@@ -254,20 +253,3 @@ def _json_options(backend: Backend) -> dict[str, str]:
     precision = job.settings.word("mixed_precision")
     # In the file, beside a JSON, Accelerate would refuse it.
     return {"deepspeed_config_file": DS_PATH, **({"mixed_precision": precision} if precision else {})}
-
-
-def _name_of(options: Mapping[str, str | None], option: str) -> str:
-    return next(name for name, each in options.items() if each == option)
-
-
-def _with_options(command: str, options: Mapping[str, Value]) -> str:
-    """Return the command with these options; one that is added is spelled as it is here, which is what scripts know."""
-    line = CommandLine(command)
-    present = {option: value for option, value in options.items() if line.has(option)}
-    added = {option: value for option, value in options.items() if option not in present}
-    # Whatever spelling the command prefers, a name without hyphens has only one.
-    names = {f"--zenithtune{index}": option for index, option in enumerate(added)}
-    text = line.set({**present, **{name: added[option] for name, option in names.items()}}).text if options else command
-    for name, option in names.items():
-        text = text.replace(name, option, 1)
-    return text

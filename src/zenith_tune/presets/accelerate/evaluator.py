@@ -1,9 +1,8 @@
 """The evaluator of jobs that use Accelerate: the steady speed of a job that ran as what was asked for.
 
-What a job that uses Accelerate says it ran as, beside what was asked for: a job may exit with 0 and be another.
-
-The lines are those of the trial's own hook (presets/accelerate_hook.py), one for each process that prepares a model and
-one for each step of the first rank.
+A job may exit with 0 and be another than what was asked for, so what it says it ran as is compared first. The lines are
+those of the trial's own hook (presets/accelerate/hook.py), one for each process that prepares a model and one for each
+step of the first rank.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -108,7 +107,7 @@ class AccelerateRun:
         """Return in one line how the job differs from what was asked for."""
         if not self.reports:
             hint = "prepare the model by Accelerator.prepare, or give --args check=false"
-            return f"the job told no model that Accelerate prepared, so nobody knows what it ran as: {hint}"
+            return f"the log shows no model that Accelerate prepared, so nobody knows what it ran as: {hint}"
         return self._world_fault(asked) or self._wrapper_fault(asked) or self._settings_fault(asked)
 
     def _world_fault(self, asked: RunAsked) -> str | None:
@@ -247,15 +246,7 @@ class AccelerateEvaluator(TuningEvaluator):
             extra = {"accelerate": str(run.reports[0].get("version")), "wrapper": str(run.reports[0].get("wrapper"))}
         if not run.seconds:
             measured = self._from_other_lines(stdout, metadata)
-            return Measurement(
-                value=measured.value,
-                unit=measured.unit,
-                spread=measured.spread,
-                num_samples=measured.num_samples,
-                step_s=measured.step_s,
-                peak_memory_bytes=measured.peak_memory_bytes,
-                extra={**measured.extra, **extra},
-            )
+            return replace(measured, extra={**measured.extra, **extra})
         seconds = _steady(run)
         values = self._values(seconds)
         return Measurement(
@@ -284,8 +275,8 @@ class AccelerateEvaluator(TuningEvaluator):
     def describe(self) -> str:
         """Say what is measured."""
         batch = f" at gbs {self.gbs}" if self.gbs else ""
-        doubt = "" if self.check else ", whatever the job ran as"
-        return f"accelerate {self.objective}{batch}{doubt}, {self.direction}"
+        unchecked = "" if self.check else ", whatever the job ran as"
+        return f"accelerate {self.objective}{batch}{unchecked}, {self.direction}"
 
     @property
     def _unit(self) -> str:

@@ -15,12 +15,12 @@ from zenith_tune.presets.accelerate.settings import (
     SECTION_OF,
     TOP,
     AccelerateSettings,
+    option_value,
     read_settings,
 )
-from zenith_tune.presets.accelerate.yaml_file import scalar
-from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, MOST, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
+from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.launched_gpus import machine_gpus
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 
@@ -87,8 +87,8 @@ class AccelerateJob:
 
 
 def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
-    """Read a command and its configuration; what is missing is told in one line with its cure."""
-    launch, line = Launch(command), CommandLine(command)
+    """Read a command and its configuration; what is missing is an error of one line with a hint."""
+    launch, line = Launch(command), ParsedCommand.of(command)
     _refuse_unknown(launch)
     settings = _merged(launch)
     backend, settings = _backend(settings, launch)
@@ -110,9 +110,9 @@ def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
         gas_option=gas_option,
         recompute_option=given.recompute_option,
         ds_config=ds_config,
-        script_precision=next((name for name in ("bf16", "fp16") if _is_on(line, f"--{name}")), None),
+        script_precision=next((name for name in ("bf16", "fp16") if line.is_on(f"--{name}")), None),
         model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
-        seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _count(line, name))), None),
+        seq_len=given.seq or line.count(*SEQUENCE_OPTIONS),
     )
 
 
@@ -126,7 +126,7 @@ def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
 
 def _refuse_unknown(launch: Launch) -> None:
     """Refuse an option that would win over every trial's file with a value that only the shell knows."""
-    for name in sorted(launch.unknown_names()):
+    for name in sorted(launch.unknown_names):
         if name == "config_file" or name in SECTION_OF:
             problem = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
             raise UsageError(problem, hint="write it out")
@@ -134,7 +134,7 @@ def _refuse_unknown(launch: Launch) -> None:
 
 def _merged(launch: Launch) -> AccelerateSettings:
     """Return what the file says, with the launcher's options in its place where both speak."""
-    options = launch.values()
+    options = dict(launch.values)
     named = options.pop("config_file", None)
     path = Path(str(named)) if named is not None else _default_file()
     if str(named) == TRIAL_PATH:
@@ -145,7 +145,7 @@ def _merged(launch: Launch) -> AccelerateSettings:
         if name in BACKEND_SWITCHES or name in ONLY_AS_OPTIONS:
             continue
         if name in SECTION_OF or name in TOP:
-            changes[name] = value if isinstance(value, bool) else scalar(value)
+            changes[name] = value if isinstance(value, bool) else option_value(value)
     # The launcher's own words for a precision are no booleans.
     if options.get("mixed_precision") == "no":
         changes["mixed_precision"] = "no"
@@ -162,9 +162,9 @@ def _default_file() -> Path | None:
 
 def _backend(settings: AccelerateSettings, launch: Launch) -> tuple[str, AccelerateSettings]:
     """Return which backend runs, and the settings with its name: a switch of the command wins over the file."""
-    chosen = [kind for switch, kind in BACKEND_SWITCHES.items() if switch in launch.values()]
+    chosen = [kind for switch, kind in BACKEND_SWITCHES.items() if switch in launch.values]
     kind = chosen[0] if chosen else str(settings.get("distributed_type") or "MULTI_GPU").upper()
-    settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values() else {})})
+    settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values else {})})
     if kind == FSDP_TYPE and (settings.whole("fsdp_version") or 1) != 2:
         problem = f"{PRESET} tunes FSDP version 2, but {settings.source} has version 1"
         raise UsageError(f"{problem}: convert it by `accelerate to-fsdp2`, or give --fsdp_version 2")
@@ -212,7 +212,7 @@ def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, D
 
 
 def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: Launch) -> int:
-    is_unknown = "num_processes" in launch.unknown_names()
+    is_unknown = "num_processes" in launch.unknown_names
     started = None if is_unknown else settings.whole("num_processes")
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
@@ -230,7 +230,7 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
 
 
 def _accumulation(
-    settings: AccelerateSettings, ds_config: DsConfig | None, line: CommandLine, gas_option: str | None, backend: str
+    settings: AccelerateSettings, ds_config: DsConfig | None, line: ParsedCommand, gas_option: str | None, backend: str
 ) -> int:
     if backend == MEGATRON_LM:
         return settings.whole("megatron_lm_num_micro_batches") or 1
@@ -238,33 +238,18 @@ def _accumulation(
         found = ds_config.count(ACCUMULATION) if ds_config else settings.whole("gradient_accumulation_steps")
         if found is not None:
             return found
-    variable = _variables(line).get(ACCUMULATION_VARIABLE, "")
-    return _count(line, gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
+    variable = ({} if line.needs_shell else line.assignments()).get(ACCUMULATION_VARIABLE, "")
+    return line.count(gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
 
 
-def _micro_batch(line: CommandLine, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
-    found = _count(line, mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
+def _micro_batch(line: ParsedCommand, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
+    found = line.count(mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
     if found is None and mbs_option == MBS_OPTIONS[0] and line.has("--output_dir"):
         return TRAINER_DEFAULT_BATCH
     return found
 
 
-def _gas_option(line: CommandLine, mbs_option: str | None) -> str | None:
+def _gas_option(line: ParsedCommand, mbs_option: str | None) -> str | None:
     """Return the script's option for accumulation: one that it has, or that of the Hugging Face Trainer."""
     is_trainer = line.has("--output_dir") and mbs_option == MBS_OPTIONS[0]
     return GAS_OPTION if line.has(GAS_OPTION) or is_trainer else None
-
-
-def _variables(line: CommandLine) -> dict[str, str]:
-    return {} if line.needs_shell else line.assignments()
-
-
-def _is_on(line: CommandLine, option: str) -> bool:
-    value = line.get(option)
-    return value is not None and value.lower() not in ("false", "0", "no")
-
-
-def _count(line: CommandLine, option: str | None) -> int | None:
-    value = line.get(option) if option else None
-    found = int(value) if value and value.isdecimal() and len(value) < 10 else 0
-    return found if 1 <= found <= MOST else None

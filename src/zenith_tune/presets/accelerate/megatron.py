@@ -23,8 +23,8 @@ from zenith_tune.layouts.constraints import (
     check_query_groups_either_way,
 )
 from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.accelerate.backend import Axes, Backend
 from zenith_tune.presets.accelerate.job import AccelerateJob
+from zenith_tune.presets.accelerate.space import Axes, Backend
 from zenith_tune.presets.base import ImplicitDefault
 from zenith_tune.study.parameters import Value
 

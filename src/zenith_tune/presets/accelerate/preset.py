@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.accelerate.backend import DEFAULT, Backend, FsdpBackend, PlainBackend
 from zenith_tune.presets.accelerate.command import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
-from zenith_tune.presets.accelerate.deepspeed import DeepSpeedBackend
 from zenith_tune.presets.accelerate.emit import (
     DS_FILE,
     DS_PATH,
@@ -34,17 +33,45 @@ from zenith_tune.presets.accelerate.job import (
     read_job,
 )
 from zenith_tune.presets.accelerate.megatron import MegatronBackend
-from zenith_tune.presets.accelerate.plan import TensorIsland, accelerate_subject, job_model, tensor_island
+from zenith_tune.presets.accelerate.rules import tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
-from zenith_tune.presets.base import ImplicitDefault, TuningPreset
+from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
+from zenith_tune.presets.base import DEFAULT, ImplicitDefault, TuningPreset
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import MOST
-from zenith_tune.presets.subject import LookedUp
+from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
+from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
+from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+
+
+def accelerate_subject(
+    backend: Backend, looked_up: LookedUp[ModelSpec], cluster: str | None, topology: str | None = None
+) -> PlanSubject:
+    """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
+    # Not at the top: the catalogs are loaded only where a plan is made.
+    from zenith_tune.describe.framework_spec import load_framework
+
+    job, model = backend.job, looked_up.required()
+    if job.seq_len is None:
+        raise UsageError("the command has no --max_seq_length, --block_size or the like", hint="give --args seq=2048")
+    if backend.own_micro_batch is None:
+        raise UsageError(
+            "the dataloader's batch size is not known", hint="give --args mbs_option=--batch_size, or gbs=256"
+        )
+    spec = JobSpec(seq_len=job.seq_len, framework=load_framework(backend.framework), precision=job.precision)
+    known: dict[str, Any] = {
+        "model": model,
+        "cluster": job_cluster(cluster, job.num_gpus, topology),
+        "job": spec,
+    }
+    if not isinstance(backend, DeepSpeedBackend):
+        return PlanSubject(**known)
+    config = job.ds_config or DsConfig(values={}, source=job.settings.source)
+    return ZeroSubject(**known, config=config, num_ranks=backend.own_ranks)
 
 
 def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str]:
@@ -152,8 +179,7 @@ class AcceleratePreset(TuningPreset):
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._bound: Backend | None = None
         self._model: LookedUp[ModelSpec] | None = None
-        self._subject = self._unasked()
-        self._island = self._unseen()
+        self._forget()
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -163,12 +189,11 @@ class AcceleratePreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
-        self._model = LookedUp(lambda: job_model(job))
+        self._model = LookedUp(lambda: job_model(job.model))
         model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
         known = model if isinstance(model, ModelSpec) else None
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
-        self._subject = self._unasked()
-        self._island = self._unseen()
+        self._forget()
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
@@ -180,8 +205,6 @@ class AcceleratePreset(TuningPreset):
         broken = self._backend.explain(params)
         subject = self._subject.get()
         if broken is None and isinstance(subject, ZeroSubject) and "mbs" in params:
-            from zenith_tune.strategies.zero_progressive.feasibility import why_surely_too_large
-
             return why_surely_too_large(subject, params)
         if broken is None and isinstance(self._backend, MegatronBackend):
             return self._explain_megatron(self._backend, params, subject)
@@ -287,15 +310,13 @@ class AcceleratePreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its file, but has none: bind a command first")
         return self._bound
 
-    def _unasked(self) -> LookedUp[PlanSubject]:
-        return LookedUp(lambda: self._looked_up())
-
-    def _looked_up(self) -> PlanSubject:
-        backend = self._backend
-        assert self._model is not None, "bound with the backend"
-        return accelerate_subject(backend, self._model, self.cluster, self.topology)
-
-    def _unseen(self) -> Callable[[], TensorIsland | None]:
-        return functools.cache(
+    def _forget(self) -> None:
+        """Look the subject and the machines up anew when they are asked for next."""
+        self._subject = LookedUp(self._looked_up)
+        self._island = functools.cache(
             lambda: tensor_island(self._backend.job, self.cluster, self.topology, self._subject.get())
         )
+
+    def _looked_up(self) -> PlanSubject:
+        assert self._model is not None, "bound with the backend"
+        return accelerate_subject(self._backend, self._model, self.cluster, self.topology)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.presets.accelerate.yaml_file import Yaml, YamlError, read_yaml
-from zenith_tune.presets.yaml_text import yaml_text
 from zenith_tune.study.files import open_regular
+
+Yaml = dict[str, Any]
 
 CHECKED_VERSION = "1.15.0"
 """The release whose launcher and classes the tests compare these names with."""
@@ -112,14 +112,6 @@ FIELDS_OF_THE_JSON = (
 )
 """What Accelerate refuses in its own file where DeepSpeed has a JSON."""
 
-SWITCHES = _names(
-    """
-    quiet cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation
-    use_deepspeed use_fsdp use_parallelism_config use_megatron_lm same_network module no_python tpu_cluster
-    no_tpu_cluster tpu_use_sudo downcast_bf16 fp8_use_autocast_during_eval debug q m h help
-    """
-)
-"""Options of the launcher that take no value."""
 BACKEND_SWITCHES = {
     "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",
@@ -178,7 +170,9 @@ class AccelerateSettings:
         if value is None or value == "auto" or (key == "num_processes" and value == -1):
             return None
         if type(value) is not int or not 1 <= value <= 2**31:
-            raise UsageError(f"{self.source}: {key} must be a whole number from 1, but got {value!r}: correct it")
+            raise UsageError(
+                f"{self.source}: {key} must be a whole number from 1, but got {reprlib.repr(value)}: correct it"
+            )
         return value
 
     def flag(self, key: str) -> bool:
@@ -212,7 +206,7 @@ class AccelerateSettings:
     @property
     def text(self) -> str:
         """The configuration as a file."""
-        return yaml_text(_plain(self.values))
+        return yaml_text(_written(self.values))
 
 
 def is_on(value: object) -> bool:
@@ -224,6 +218,44 @@ def is_on(value: object) -> bool:
     return str(value).lower() in ("true", "1", "yes", "y", "on", "t")
 
 
+def read_yaml(text: str) -> Any:
+    """Return what a YAML text holds, or raise ValueError with the line that is wrong.
+
+    >>> read_yaml("num_processes: 8  # GPUs\\nfsdp_config: {fsdp_version: 2}\\n")
+    {'num_processes': 8, 'fsdp_config': {'fsdp_version': 2}}
+    """
+    import yaml  # here, because only jobs of Accelerate pay for its import
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"line {mark.line + 1}: {error.problem or error.context}" if mark else str(error)) from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Return values as YAML, in their order."""
+    import yaml
+
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000)
+    return text
+
+
+def option_value(text: str) -> Any:
+    """Return what a file would say for the value of an option.
+
+    >>> [option_value(word) for word in ("8", "1.0", "no", "bf16", "a: b")]
+    [8, 1.0, False, 'bf16', 'a: b']
+    """
+    try:
+        value = read_yaml(text)
+    except ValueError:
+        return text
+    return value if value is None or isinstance(value, bool | int | float) else text
+
+
 def read_settings(path: Path) -> AccelerateSettings:
     """Read a configuration, YAML or JSON, or say in one line what is wrong with it."""
     source = str(path)
@@ -233,18 +265,19 @@ def read_settings(path: Path) -> AccelerateSettings:
     except FileNotFoundError:
         raise UsageError(f"the Accelerate configuration {source} does not exist: correct --config_file") from None
     except OSError as error:
-        raise UsageError(f"the Accelerate configuration {source} cannot be read ({error.strerror}): mend it") from None
-    except (YamlError, ValueError, RecursionError) as error:
+        raise UsageError(f"the Accelerate configuration {source} cannot be read ({error.strerror}): fix it") from None
+    except (ValueError, RecursionError) as error:
         problem = "must be a file as `accelerate config` writes it"
         raise UsageError(f"{source} {problem}, but is not ({' '.join(str(error).split())}): correct it") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{source} must hold keys and values, but is a {type(values).__name__}: correct it")
+        found = "is empty" if values is None else f"holds a {type(values).__name__}"
+        raise UsageError(f"{source} must hold keys and values, but {found}: correct it")
     return _checked(values, source)
 
 
 def _checked(values: Yaml, source: str) -> AccelerateSettings:
     """Refuse what Accelerate refuses, and tell what it would ignore."""
-    for key in values:
+    for key in map(str, values):
         if key not in TOP | OLD:
             close = difflib.get_close_matches(key, TOP, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ": take it out"
@@ -265,33 +298,27 @@ def _checked(values: Yaml, source: str) -> AccelerateSettings:
         if content is None:
             continue
         if not isinstance(content, dict):
-            raise UsageError(f"{source}: {section} must hold keys and values, but got {content!r}: correct it")
-        keys = {full_key(section, key): value for key, value in content.items()}
+            kind = type(content).__name__
+            raise UsageError(f"{source}: {section} must hold keys and values, but is a {kind}: correct it")
+        keys = {full_key(section, str(key)): value for key, value in content.items()}
         unread += [key for key in keys if key not in known]
         named[section] = {key: value for key, value in keys.items() if key in known}
     return AccelerateSettings(values=named, source=source, unread=tuple(unread))
 
 
-def _plain(values: Yaml) -> Yaml:
-    """Return what can be written: nothing that is unset, and no section without a key."""
-    found: Yaml = {}
-    for key, value in values.items():
-        if value is None or value in ({}, []):
-            continue
-        if isinstance(value, list):
-            raise UsageError(f"{key} is a list, which only TPUs have a use for, but got {value!r}", hint="take it out")
-        # PyYAML reads 1e-05 as a word.
-        found[key] = _plain(value) if isinstance(value, dict) else _decimal(value)
-    return found
+def _written(values: Yaml) -> Yaml:
+    """Return what is written of a configuration: nothing that is unset, and no section without a key."""
+    sections = {key: _set(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return _set(sections)
 
 
-def _decimal(value: Any) -> Any:
-    return f"{value:.12f}".rstrip("0") if isinstance(value, float) and "e" in repr(value) else value
+def _set(values: Yaml) -> Yaml:
+    return {key: value for key, value in values.items() if value is not None and value not in ({}, [])}
 
 
 def _content(path: Path) -> str:
     with open_regular(Path(os.path.realpath(path))) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise YamlError("larger than 1 MiB")
+        raise ValueError("larger than 1 MiB")
     return data.decode("utf-8-sig")

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zenith_tune.errors import CommandError, UsageError
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.options import canonical
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
-from zenith_tune.shell.target import Target, find_target
+from zenith_tune.shell.rank_launcher import DEEPSPEED, last_option
 from zenith_tune.study.parameters import Value
 
 PRESET = "preset deepspeed"
@@ -20,7 +19,6 @@ FILE_NAME = "ds_config.json"
 TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
 """Where a trial's own configuration lies; the tuner fills the folder in."""
 _STAND_IN = "ZENITHTUNE_DS_CONFIG"
-LAUNCHERS = ("deepspeed", "deepspeed.launcher.runner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ def find_config(command: str) -> NamedConfig | None:
     'ds.json'
     """
     try:
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
     except CommandError:
         return None
     for option in CONFIG_OPTIONS:
@@ -49,7 +47,7 @@ def find_config(command: str) -> NamedConfig | None:
 
 def refuse_two_configs(command: str) -> None:
     """Refuse a command that names a JSON by both options: which of them counts is the script's secret."""
-    line = CommandLine(command)
+    line = ParsedCommand.of(command)
     named = {option: path for option in CONFIG_OPTIONS if (path := line.get(option)) and path.endswith(".json")}
     if len(named) > 1:
         both = " and ".join(f"{option} {path[:80]}" for option, path in named.items())
@@ -63,29 +61,20 @@ def is_deepspeed_command(command: str) -> bool:
     named = find_config(command)
     if named is not None:
         return named.path.endswith(".json") or PLACEHOLDER in command or named.path == TRIAL_PATH
-    return any(word.rpartition("/")[2] in LAUNCHERS for word in launcher_words(command)) or PLACEHOLDER in command
+    return PLACEHOLDER in command or _starts_deepspeed(command)
 
 
-def launcher_words(command: str) -> list[str]:
-    """Return the words in front of the script's own arguments: launchers, their options, and the script."""
-    target = _target(command)
-    return [word.value for word in target.words[: target.first]] if target else []
-
-
-def launcher_option(words: list[str], *names: str) -> str | None:
-    """Return the last value of one of a launcher's options, in any spelling; short ones are given as -x."""
-    found = None
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        name = canonical(name) if name.startswith("--") else name
-        if name.startswith("-") and name in names:
-            found = value if equals else next(iter(words[index + 1 : index + 2]), None)
-    return found
+def _starts_deepspeed(command: str) -> bool:
+    try:
+        launcher = ParsedCommand.of(command).launcher
+    except CommandError:
+        return False
+    return launcher is not None and launcher.kind == DEEPSPEED
 
 
 def refuse_own_autotuning(command: str) -> None:
     """Refuse a command that asks DeepSpeed's launcher to tune: two tuners inside one another measure nothing."""
-    if launcher_option(launcher_words(command), "--autotuning") is not None:
+    if last_option(ParsedCommand.of(command).front, "--autotuning") is not None:
         problem = "the command must train, but it asks DeepSpeed's launcher to tune by --autotuning"
         raise UsageError(problem, hint="take that option out; what its section in the JSON says is heeded")
 
@@ -104,38 +93,19 @@ def written_command(command: str, options: Sequence[ScriptOption], placeholders:
     text, filled = fill_placeholders(command, placeholders)
     wanted = {each.option: each.value for each in options if each.placeholder not in filled}
     if PLACEHOLDER in text:
-        return _having(CommandLine(text), wanted).text.replace(PLACEHOLDER, TRIAL_PATH)
+        return ParsedCommand.of(text).set(wanted, keeps_names=True).text.replace(PLACEHOLDER, TRIAL_PATH)
     named = find_config(text)
     if named is None:
         raise UsageError(
             f"{PRESET} finds no option in the command that names the JSON", hint=f"write {PLACEHOLDER} for it"
         )
     # Without quotes around it, because the folder that is filled in brings those that it needs.
-    line = _having(_unquoted(CommandLine(text), named.option), {**wanted, named.option: _STAND_IN})
-    return line.text.replace(_STAND_IN, TRIAL_PATH)
+    line = _unquoted(ParsedCommand.of(text), named.option)
+    return line.set({**wanted, named.option: _STAND_IN}, keeps_names=True).text.replace(_STAND_IN, TRIAL_PATH)
 
 
-def _having(line: CommandLine, options: Mapping[str, Value]) -> CommandLine:
-    """Return the command with these options; one that is added is spelled as it is here, which is what scripts know."""
-    present = {option: value for option, value in options.items() if line.has(option)}
-    added = [(option, value) for option, value in options.items() if option not in present]
-    # Whatever spelling the command prefers, a name without hyphens has only one.
-    names = {f"--zenithtune{index}": option for index, (option, _) in enumerate(added)}
-    text = line.set({**present, **dict(zip(names, (value for _, value in added), strict=True))}).text
-    for name, option in names.items():
-        text = text.replace(name, option, 1)
-    return CommandLine(text)
-
-
-def _unquoted(line: CommandLine, option: str) -> CommandLine:
+def _unquoted(line: ParsedCommand, option: str) -> ParsedCommand:
     """Return the command without an option whose value is in quotes, so that it is written anew."""
     plain = line.set({option: _STAND_IN}).text
     at = plain.find(_STAND_IN)
     return line.remove(option) if plain[at - 1 : at] in ("'", '"') else line
-
-
-def _target(command: str) -> Target | None:
-    try:
-        return find_target(command)
-    except CommandError:
-        return None

@@ -8,10 +8,9 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
-from zenith_tune.presets.deepspeed.axes import ALL, listed_axes
 from zenith_tune.presets.deepspeed.command import ScriptOption
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
-from zenith_tune.presets.deepspeed.space import DeepSpeedSpace
+from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING
 from zenith_tune.strategies.zero_progressive.ds_config import (
@@ -32,25 +31,25 @@ CHECKPOINTING_NOTE = "switch gradient checkpointing on in the model: the file do
 
 def deepspeed_config(target: Target) -> dict[str, Any]:
     """Return the configuration: stage of sharding, micro-batch, accumulation and precision."""
-    at, precision = target.layout, target.job.precision
+    layout, precision = target.layout, target.job.precision
     _refuse(target)
     return {
-        "train_batch_size": at.global_batch,
-        "train_micro_batch_size_per_gpu": at.micro_batch,
-        "gradient_accumulation_steps": at.num_micro_batches,
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_micro_batches,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": precision == "fp16"},
-        "zero_optimization": _zero(at.zero),
+        "zero_optimization": _zero(layout.zero),
     }
 
 
 def emit_deepspeed(target: Target) -> Emission:
     """Return ds_config.json."""
-    at = target.layout
-    steps = f"{at.dp} ranks x micro-batch {at.micro_batch} x {at.num_micro_batches} accumulation steps"
-    notes = [f"batch {at.global_batch} = {steps}"]
-    if at.recompute != "none":
+    layout = target.layout
+    steps = f"{layout.dp} ranks x micro-batch {layout.micro_batch} x {layout.num_micro_batches} accumulation steps"
+    notes = [f"batch {layout.global_batch} = {steps}"]
+    if layout.recompute != "none":
         notes.append(CHECKPOINTING_NOTE)
     text = json.dumps(deepspeed_config(target), indent=2) + "\n"
     return Emission(file_name="ds_config.json", text=text, notes=tuple(notes))

@@ -1,7 +1,5 @@
 """The evaluator of DeepSpeed's and the Hugging Face Trainer's logs: the speed of the steady state.
 
-What DeepSpeed and the Hugging Face Trainer print of a training run's speed and memory.
-
 DeepSpeed 0.19 (utils/timer.py, runtime/utils.py), after whatever a logger puts before it:
 
     epoch=0/micro_step=10/global_step=5, RunningAvgSamplesPerSec=33.1, CurrSamplesPerSec=34.2, MemAllocated=1.2GB,
@@ -108,7 +106,7 @@ def peak_memory_bytes(log: str) -> int | None:
 
 
 def flaw(log: str) -> str | None:
-    """Return why a run is worth nothing although it goes on, in one line: no finite loss, or no step that counts."""
+    """Return why a run is worth nothing although it continues, in one line: no finite loss, or no step that counts."""
     if match := _LOSS.search(log):
         return f"NaN: the loss is {match[1].lower()}"
     steps = [(int(match[1]), int(match[2])) for match in _SKIPPED.finditer(log)]

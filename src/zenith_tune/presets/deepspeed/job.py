@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed.axes import refuse_listed_batch
 from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
 from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.lexer import FOLDER_CHANGES, Word, lex
-from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.lexer import FOLDER_CHANGES, Word
+from zenith_tune.shell.target import SimpleCommand, Target
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
     AUTO,
@@ -36,12 +35,12 @@ def path_in_training_folder(command: str, text: str) -> Path:
     >>> str(path_in_training_folder("cd sub && deepspeed train.py --deepspeed_config ds.json", "ds.json"))
     'sub/ds.json'
     """
-    target = find_target(command)
+    target = ParsedCommand.of(command).target
     is_home = any(word.value == text and _begins_at_home(word) for word in target.words)
     path = _at_home(text) if is_home else Path(text)
     if path.is_absolute() or not target.changes_folder:
         return path
-    folder = _training_folder(command, target)
+    folder = _training_folder(target)
     if folder is None:
         problem = "the DeepSpeed configuration must be found from here, but the command changes the folder in a way"
         raise UsageError(f"{problem} that only its shell follows", hint=f"give the absolute path of {text[:80]}")
@@ -60,10 +59,10 @@ def _at_home(text: str) -> Path:
         raise UsageError(f"nobody's home is {text.partition('/')[0][:80]}", hint="give the absolute path") from None
 
 
-def _training_folder(command: str, target: Target) -> Path | None:
-    """Return the folder in which the script starts, as seen from here; None where it cannot be told."""
+def _training_folder(target: Target) -> Path | None:
+    """Return the folder in which the script starts, as seen from here; None where it is unknown."""
     folder = Path()
-    for before in _commands_before(command, target):
+    for before in _commands_before(target):
         moves = [each for each in before if each.words and each.words[0].value in FOLDER_CHANGES]
         # A bracket that is closed again may have held the change.
         if moves and any(each.closer == ")" for each in before):
@@ -76,18 +75,11 @@ def _training_folder(command: str, target: Target) -> Path | None:
     return folder
 
 
-def _commands_before(command: str, target: Target) -> Iterator[Sequence[SimpleCommand]]:
+def _commands_before(target: Target) -> Iterator[Sequence[SimpleCommand]]:
     """Yield what runs before the training, in each of the shells that it is nested in."""
-    text = command
-    for layer in target.layers:
-        yield _before(text, layer.word)
-        text = layer.word.value[layer.offset :]
-    yield _before(text, target.words[0])
-
-
-def _before(text: str, word: Word) -> list[SimpleCommand]:
-    commands = list(simple_commands(lex(text)))
-    return commands[: next((at for at, each in enumerate(commands) if word in each.words), len(commands))]
+    texts = [*((layer.commands, layer.word) for layer in target.layers), (target.commands, target.words[0])]
+    for commands, word in texts:
+        yield commands[: next((at for at, each in enumerate(commands) if word in each.words), len(commands))]
 
 
 def _moved_to(move: SimpleCommand) -> Path | None:
@@ -158,10 +150,10 @@ class DeepSpeedJob:
 
 
 def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
-    """Read a command and its configuration; what is missing is told in one line with its cure."""
+    """Read a command and its configuration; what is missing is an error of one line with a hint."""
     refuse_own_autotuning(command)
     refuse_two_configs(command)
-    config, line = read_ds_config(_config_path(command, given)), CommandLine(command)
+    config, line = read_ds_config(_config_path(command, given)), ParsedCommand.of(command)
     refuse_listed_batch(config)
     num_gpus = _num_gpus(command, given)
     model_ranks = config.count((AUTOTUNING, "mp_size")) or 1
@@ -171,7 +163,7 @@ def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
     is_trainer = _is_trainer(line, config)
     options = _batch_options(config, is_trainer)
     num_ranks = num_gpus // model_ranks
-    own = config.count(MICRO_BATCH) or _option_count(line, options.get(MICRO_BATCH))
+    own = config.count(MICRO_BATCH) or line.count(options.get(MICRO_BATCH))
     if own is None and is_trainer:
         own = TRAINER_DEFAULT_BATCH
     global_batch = _global_batch(config, line, options, own, num_ranks, given)
@@ -184,10 +176,22 @@ def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
         batch_options=options,
         is_trainer=is_trainer,
         precision=_precision(config, line),
-        model=given.model or _first_option(line, MODEL_OPTIONS),
-        seq_len=given.seq or next((n for name in SEQUENCE_OPTIONS if (n := _option_count(line, name))), None),
-        recomputes=_is_on(line, "--gradient-checkpointing"),
+        model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
+        seq_len=given.seq or line.count(*SEQUENCE_OPTIONS),
+        recomputes=line.is_on("--gradient-checkpointing"),
     )
+
+
+def refuse_listed_batch(config: DsConfig) -> None:
+    """Refuse a list where the global batch, which stays the same, or what follows from it belongs."""
+    for keys in (BATCH, ACCUMULATION):
+        if isinstance(value := config.get(keys), list):
+            problem = (
+                f"{keys[0]} must be one number, because the global batch is fixed and accumulation follows from it"
+            )
+            raise UsageError(
+                f"{config.source}: {problem}, but got {shown_json(value)}", hint="write one number, or leave it out"
+            )
 
 
 def _config_path(command: str, given: DeepSpeedOverrides) -> Path:
@@ -210,7 +214,7 @@ def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
     return given.n_gpus or started or machine_gpus()
 
 
-def _is_trainer(line: CommandLine, config: DsConfig) -> bool:
+def _is_trainer(line: ParsedCommand, config: DsConfig) -> bool:
     """Tell whether the Trainer runs it: by its arguments, or because only it fills a batch that is left "auto"."""
     left = any(config.is_auto(keys) for keys in (BATCH, MICRO_BATCH, ACCUMULATION))
     return left or any(line.has(option) for option in TRAINER_OPTIONS)
@@ -232,14 +236,14 @@ def _batch_options(config: DsConfig, is_trainer: bool) -> dict[tuple[str, ...], 
 
 def _global_batch(
     config: DsConfig,
-    line: CommandLine,
+    line: ParsedCommand,
     options: Mapping[tuple[str, ...], str],
     own: int | None,
     num_ranks: int,
     given: DeepSpeedOverrides,
 ) -> int:
-    accumulation = config.count(ACCUMULATION) or _option_count(line, options.get(ACCUMULATION)) or 1
-    found = given.gbs or config.count(BATCH) or _option_count(line, options.get(BATCH))
+    accumulation = config.count(ACCUMULATION) or line.count(options.get(ACCUMULATION)) or 1
+    found = given.gbs or config.count(BATCH) or line.count(options.get(BATCH))
     if found is None and own is not None:
         found = own * accumulation * num_ranks
     if found is None:
@@ -260,25 +264,11 @@ def _left_over(config: DsConfig, global_batch: int, num_ranks: int) -> int | Non
     return global_batch // parts if has_rest and not global_batch % parts else None
 
 
-def _precision(config: DsConfig, line: CommandLine) -> str:
+def _precision(config: DsConfig, line: ParsedCommand) -> str:
     """Return bf16, fp16 or fp32; what is "auto" follows the Trainer's arguments."""
     for name, sections in {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16",)}.items():
         for section in sections:
             enabled = config.get((section, "enabled"))
-            if enabled is True or (enabled == AUTO and _is_on(line, f"--{name}")):
+            if enabled is True or (enabled == AUTO and line.is_on(f"--{name}")):
                 return name
     return "fp32"
-
-
-def _is_on(line: CommandLine, option: str) -> bool:
-    value = line.get(option)
-    return value is not None and value.lower() not in ("false", "0", "no")
-
-
-def _first_option(line: CommandLine, names: tuple[str, ...]) -> str | None:
-    return next((value for name in names if (value := line.get(name))), None)
-
-
-def _option_count(line: CommandLine, option: str | None) -> int | None:
-    value = line.get(option) if option else None
-    return int(value) if value and value.isdecimal() and len(value) < 10 and int(value) > 0 else None

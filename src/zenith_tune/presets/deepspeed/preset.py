@@ -9,12 +9,12 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.base import DEFAULT, TuningPreset, chosen_axes
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, batch_of, best_config, script_options, trial_config
 from zenith_tune.presets.deepspeed.job import MOST, SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job
-from zenith_tune.presets.deepspeed.space import DEFAULT, DeepSpeedSpace, search_names
-from zenith_tune.presets.subject import LookedUp, job_cluster
+from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
+from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -27,16 +27,13 @@ def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | No
     """Return model, cluster, job and configuration, or raise UsageError with what is missing and how to give it."""
     # Not at the top: the catalogs are loaded only where a plan is made.
     from zenith_tune.describe.framework_spec import load_framework
-    from zenith_tune.describe.model_catalog import load_model
 
-    if job.model is None:
-        problem = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(problem, hint="give --args model=NAME, a Hugging Face id or the path of a config.json")
+    model = job_model(job.model)
     if job.seq_len is None:
         options = ", ".join(option.replace("-", "_").replace("__", "--") for option in SEQUENCE_OPTIONS[:3])
         raise UsageError(f"the command has no {options} or the like", hint="give --args seq=2048")
     return ZeroSubject(
-        model=load_model(job.model),
+        model=model,
         cluster=job_cluster(cluster, job.num_gpus, topology),
         job=JobSpec(seq_len=job.seq_len, framework=load_framework("deepspeed"), precision=job.precision),
         config=job.config,
@@ -81,12 +78,12 @@ class DeepSpeedPreset(TuningPreset):
                 raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
         if metric is not None and metric not in METRICS:
             raise UnknownNameError("metric", metric, METRICS)
-        search_names(search)
+        chosen_axes(search, SEARCHABLE)
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.metric = search, mbs_max, metric
         self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
-        self._subject = self._unasked()
+        self._subject = LookedUp(self._looked_up)
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -95,7 +92,7 @@ class DeepSpeedPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
-        self._subject = self._unasked()
+        self._subject = LookedUp(self._looked_up)
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {**self._space.parameters()}
@@ -186,7 +183,7 @@ class DeepSpeedPreset(TuningPreset):
             n_gpus=job.num_gpus,
             flops_per_sample=per_sample,
             seq=job.seq_len,
-            # A study that goes on with an edited file would compare two configurations.
+            # A study that continues with an edited file would compare two configurations.
             contents=f"{Path(job.config.source).name} (contents {job.config.digest})",
         )
 
@@ -200,7 +197,7 @@ class DeepSpeedPreset(TuningPreset):
             notes.append("the section autotuning gives limits and is taken out of what trials run")
         subject = self._subject.get()
         if isinstance(subject, UsageError):
-            notes.append(f"memory is not reckoned before a trial: {subject}")
+            notes.append(f"memory is not predicted before a trial: {subject}")
         return notes
 
     @property
@@ -209,8 +206,8 @@ class DeepSpeedPreset(TuningPreset):
             raise UsageError(f"{PRESET} reads its job from a command and its JSON, but has none: bind a command first")
         return self._bound
 
-    def _unasked(self) -> LookedUp[ZeroSubject]:
-        return LookedUp(lambda: deepspeed_subject(self._space.job, self.cluster, self.topology))
+    def _looked_up(self) -> ZeroSubject:
+        return deepspeed_subject(self._space.job, self.cluster, self.topology)
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
 from zenith_tune.study.parameters import Value
 
@@ -70,7 +70,7 @@ def edit_command(
     """
     options = {name: option for name, option in OPTIONS.items() if name in values and name not in left_out}
     is_template = options.keys() <= placeholder_names(command, values)
-    line = CommandLine(fill_or_set(command, options, values))
+    line = ParsedCommand.of(fill_or_set(command, options, values))
     more = more or {}
     for option in (*(OPTIONS[name] for name in left_out), *(option for option, value in more.items() if value is None)):
         if line.has(option):
@@ -85,5 +85,5 @@ def edit_command(
     return line.text
 
 
-def _with_sequence_parallel(line: CommandLine) -> CommandLine:
+def _with_sequence_parallel(line: ParsedCommand) -> ParsedCommand:
     return line.set({SEQUENCE_PARALLEL: "true"}) if runs_ms_swift(line.text) else line.add_flag(SEQUENCE_PARALLEL)

@@ -26,7 +26,7 @@ from zenith_tune.evaluators.iterations import (
 from zenith_tune.evaluators.steady import Sample, num_warm_up, relative_spread, summarise
 from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_lines
 from zenith_tune.registry import EvaluatorRegistry
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Direction, Value
 
 SEQUENCE_OPTIONS = ("--seq-length", "--max-length")
@@ -45,7 +45,7 @@ def sequence_in_command(command: str) -> int | None:
     (4096, None)
     """
     try:
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
         said = next((value for name in SEQUENCE_OPTIONS if (value := line.get(name)) is not None), None)
     except CommandError:
         return None

@@ -12,10 +12,8 @@ from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron.command import SEQUENCE_PARALLEL, runs_ms_swift
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.lexer import lex
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
-from zenith_tune.shell.target import find_target
 from zenith_tune.study.parameters import Value
 
 RENAMED = {
@@ -46,7 +44,7 @@ def swift_version(command: str) -> SwiftVersion:
     3
     """
     try:
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
         signs = {3: list(filter(line.has, RENAMED)), 4: list(filter(line.has, RENAMED.values()))}
     except CommandError:
         signs = {3: [], 4: []}
@@ -95,7 +93,7 @@ def _underscored(option: str) -> str:
 def _has_own_spelling(command: str) -> bool:
     """Tell whether any option of the training program itself has several words in its name."""
     try:
-        target = find_target(command, lex(command))
+        target = ParsedCommand.of(command).target
     except CommandError:
         return True
     names = (option.word.value[2:].partition("=")[0] for option in read_options(own_words(target.words, target.first)))
@@ -105,7 +103,7 @@ def _has_own_spelling(command: str) -> bool:
 def says_false(command: str, option: str) -> bool:
     """Tell whether a command switches something off in so many words."""
     try:
-        said = CommandLine(command).get(option)
+        said = ParsedCommand.of(command).get(option)
     except CommandError:
         return False
     return said is not None and said.lower() in ("false", "no", "off", "0")
@@ -138,7 +136,7 @@ def megatron_subject(
 def batch_notes(command: str, gbs: int) -> list[str]:
     """Return a line where the command itself says another batch: its gain would compare two different jobs."""
     try:
-        said = CommandLine(command).get("--global-batch-size")
+        said = ParsedCommand.of(command).get("--global-batch-size")
     except CommandError:
         return []
     if said is None or not said.isdecimal() or int(said) == gbs:
@@ -149,7 +147,7 @@ def batch_notes(command: str, gbs: int) -> list[str]:
 def tokens_notes(command: str) -> list[str]:
     """Return a line where samples may be shorter than the sequence, so that tokens/s counts some that are not there."""
     try:
-        packing = CommandLine(command).get("--packing")
+        packing = ParsedCommand.of(command).get("--packing")
     except CommandError:
         return []
     if (packing or "").lower() == "true" or not runs_ms_swift(command) or sequence_in_command(command) is None:
@@ -160,7 +158,7 @@ def tokens_notes(command: str) -> list[str]:
 def layout_in(command: str, layout: Layout, *, sequence_parallel: bool = False) -> Layout:
     """Return a layout with what the command says of sharding and of sequence parallelism, which a trial may add."""
     try:
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
         sharded = line.has("--use-distributed-optimizer") or runs_ms_swift(command)  # ms-swift has it by default
         said = line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
     except CommandError:

@@ -27,7 +27,7 @@ from typing import Any
 
 from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.iterations import IterationLine, first_flaw, gib_to_bytes, last_run, read_number
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.trial_log import TrialLog
 
 _KEY = re.compile(r"""iteration['"]: ?['"](\d{1,12})/\d{1,12}['"]""")
@@ -154,7 +154,7 @@ def _places(log: str, command: str) -> Iterator[Path]:
 
 def _output_folder(command: str) -> str | None:
     try:
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
         return next((value for option in OUTPUT_OPTIONS if (value := line.get(option))), None)
     except CommandError:
         return None

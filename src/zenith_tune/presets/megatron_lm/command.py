@@ -13,7 +13,7 @@ from zenith_tune.presets.megatron_lm.options import pipeline_layout
 from zenith_tune.presets.megatron_lm.overlap import GATHER, GRADS, SWITCH, module_of, own_modules, wanted_overlap
 from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
 from zenith_tune.presets.megatron_lm.rules import FOLDED_EXPERTS, VIRTUAL_STAGES
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names
 from zenith_tune.study.parameters import Value
 
@@ -60,7 +60,7 @@ def written_command(command: str, job: MegatronJob, at: Layout, params: Mapping[
     if job.run is not None and job.run.script and job.run.added_at is None:
         return fill_placeholders(command, values)[0]
     sizes = SIZES | _expert_sizes(job)
-    line = CommandLine(fill_or_set(command, sizes, values))
+    line = ParsedCommand.of(fill_or_set(command, sizes, values))
     wanted: Wanted = {SEQUENCE: at.sequence_parallel or None}
     if "vp" not in filled:
         wanted |= _pipeline(job, at)
@@ -85,7 +85,7 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
             f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
         )
         raise UsageError(problem, hint=hint)
-    line = CommandLine(command)
+    line = ParsedCommand.of(command)
     if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
         problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
         raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
@@ -111,7 +111,7 @@ def _owners(option: str, names: list[str]) -> list[str]:
     return [name for name in names if option in WRITTEN[name]]
 
 
-def _is_removable(line: CommandLine, option: str) -> bool:
+def _is_removable(line: ParsedCommand, option: str) -> bool:
     """Tell whether an option stands in the command itself; a word behind a switch would be taken for its value."""
     return line.get(option) == "" if option in BARE else line.has(option)
 
@@ -150,7 +150,7 @@ def _recompute(at: Layout, module: str) -> Wanted:
     return {**wanted, MODULES: module} if module else wanted
 
 
-def _edited(line: CommandLine, wanted: Wanted) -> CommandLine:
+def _edited(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:
     """Return the command with these options and switches, and without those that must not be there."""
     for option, value in wanted.items():
         if value is None and _is_removable(line, option):

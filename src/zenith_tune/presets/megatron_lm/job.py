@@ -22,9 +22,10 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.rules import VersionRules
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run, pretrain_kind, why_unread
 from zenith_tune.presets.subject import job_cluster
-from zenith_tune.shell import CommandLine
-from zenith_tune.shell.script import PretrainRun, find_pretrain_run, why_unread
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.units import whole
 
 PRESET = "preset megatron-lm"
@@ -62,7 +63,7 @@ class MegatronJob:
     """Hold a command's own job; `start` is the layout that it runs with as it is."""
 
     args: MegatronArgs
-    run: PretrainRun | None
+    run: ProgramRun | None
     model: ModelSpec | None
     """None only before a command is known."""
     job: JobSpec
@@ -103,7 +104,7 @@ def at_most(what: str, number: int, most: int) -> int:
 def is_pretrain_command(command: str) -> bool:
     """Tell whether a command comes down to a pretrain script for decoder-only models."""
     run = find_pretrain_run(command)
-    return run is not None and run.kind not in OTHER_KINDS
+    return run is not None and pretrain_kind(run) not in OTHER_KINDS
 
 
 def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
@@ -116,7 +117,7 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         raise UsageError(
             f"{problem}, but {why_unread(command) or 'finds none'}", hint="write it out, or choose another --preset"
         )
-    if run.kind in OTHER_KINDS:
+    if pretrain_kind(run) in OTHER_KINDS:
         problem = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
         raise UsageError(problem, hint="take --preset megatron")
     args = MegatronArgs.of(run.arguments)
@@ -138,7 +139,8 @@ def unread_job(given: MegatronLmOverrides) -> MegatronJob:
     start = Layout(num_gpus=given.n_gpus, global_batch=given.gbs, zero=1)
     model = load_model(given.model) if given.model else None
     job = JobSpec(seq_len=0, framework=load_framework("megatron"))
-    return MegatronJob(args=MegatronArgs(CommandLine("pretrain_gpt.py")), run=None, model=model, job=job, start=start)
+    args = MegatronArgs(ParsedCommand.of("pretrain_gpt.py"))
+    return MegatronJob(args=args, run=None, model=model, job=job, start=start)
 
 
 def recompute_name(layout: Layout) -> str:
@@ -158,7 +160,7 @@ def _model(args: MegatronArgs, given: MegatronLmOverrides) -> ModelSpec:
     return model if given.model else replace(model, name=model_name(model))
 
 
-def _num_gpus(run: PretrainRun, given: MegatronLmOverrides) -> int:
+def _num_gpus(run: ProgramRun, given: MegatronLmOverrides) -> int:
     started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"

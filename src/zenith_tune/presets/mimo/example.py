@@ -13,7 +13,7 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 
 PROGRAM = "mimo_train.py"
@@ -41,7 +41,7 @@ STEP_S = 40e-3
 """The optimizer and the agreements of all ranks: what was left of steps on shared ranks there."""
 
 
-def read_example(line: CommandLine, given: MimoOverrides) -> ReadCommand:
+def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     """Read a command of the example."""
     args = MegatronArgs(line)
     sizes = {name: args.count(f"--{name}") or default for name, default in DEFAULTS.items()}

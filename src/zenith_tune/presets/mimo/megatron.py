@@ -14,7 +14,7 @@ from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.subject import job_cluster
-from zenith_tune.shell.script import PretrainRun
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.study.parameters import Params, Value
 
 PROGRAM, KIND = "pretrain_mimo.py", "mimo"
@@ -34,7 +34,7 @@ ROOM = 0.92
 MAX_EP = 64
 
 
-def read_megatron(run: PretrainRun, given: MimoOverrides) -> ReadCommand:
+def read_megatron(run: ProgramRun, given: MimoOverrides) -> ReadCommand:
     """Read a command of Megatron's example."""
     args = MegatronArgs.of(run.arguments)
     prefix = option_prefix(args)

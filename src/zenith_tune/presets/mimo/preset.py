@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.deepspeed.command import launcher_words
+from zenith_tune.presets.megatron_lm.run import find_pretrain_run, pretrain_kind
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
-from zenith_tune.shell.script import PretrainRun, find_pretrain_run
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.trial import Prediction
@@ -108,7 +108,7 @@ class MimoPreset(TuningPreset):
         derived = {name: options[name][1] for name in DERIVED}
         text, filled = fill_placeholders(command, {**params, **derived})
         left = {option: value for name, (option, value) in options.items() if name not in filled}
-        line = CommandLine(text).set(left)
+        line = ParsedCommand.of(text).set(left)
         for switch, is_on in read.switches(candidate).items():
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
@@ -151,7 +151,7 @@ class MimoPreset(TuningPreset):
 
     def _read(self, command: str) -> ReadCommand:
         if _runs_example(command):
-            return read_example(CommandLine(command), self._given)
+            return read_example(ParsedCommand.of(command), self._given)
         if (run := _megatron_run(command)) is not None:
             return read_megatron(run, self._given)
         problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
@@ -159,15 +159,15 @@ class MimoPreset(TuningPreset):
 
 
 def _runs_example(command: str) -> bool:
-    return any(word.rpartition("/")[2] == EXAMPLE for word in launcher_words(command)[-1:])
+    return any(word.rpartition("/")[2] == EXAMPLE for word in ParsedCommand.of(command).front[-1:])
 
 
-def _megatron_run(command: str) -> PretrainRun | None:
+def _megatron_run(command: str) -> ProgramRun | None:
     try:
         run = find_pretrain_run(command)
     except CommandError:
         return None
-    return run if run is not None and run.kind == KIND else None
+    return run if run is not None and pretrain_kind(run) == KIND else None
 
 
 def _placeholder(option: str) -> str:

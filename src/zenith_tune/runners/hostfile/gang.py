@@ -21,7 +21,7 @@ from pathlib import Path
 from zenith_tune.runners.hostfile.hosts import LOST_CODE, HostShell, last_line
 from zenith_tune.runners.launch.gang import NODE_RANK, GangLog, gang_environment, portable
 from zenith_tune.runners.launch.process_tree import MARK
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 LOST_FILE = "lost.json"
 """In the trial's folder: which host failed, and how."""
@@ -105,7 +105,7 @@ class HostGang:
     def _script(self, rank: int, shell: HostShell) -> str:
         order = self._order
         command = order.command.replace(NODE_RANK, str(rank))
-        line = CommandLine(command)
+        line = ParsedCommand.of(command)
         own = {} if line.needs_shell else line.assignments()
         meeting = gang_environment(len(order.hosts), rank, order.address, order.port)
         # An assignment of the command's own wins over what it would find.

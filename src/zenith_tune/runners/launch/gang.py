@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.runners.launch.own_command import DEEPSPEED_PLACE, GPUS, TORCH_MEETING
 from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import canonical
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
-from zenith_tune.shell.target import find_target
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
 """Stands in the command for the number of the node."""
@@ -43,7 +43,7 @@ def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
     >>> gang_command("torchrun train.py", 2, "n1", 29511)
     'torchrun --nnodes 2 --node-rank ZENITHTUNE-NODE-RANK --master-addr n1 --master-port 29511 train.py'
     """
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     meeting = Meeting(str(num_nodes), NODE_RANK, shlex.quote(address), str(port))
     if launcher is not None and (launcher.kind == TORCHRUN or (launcher.kind == ACCELERATE and num_nodes > 1)):
         return meeting_command(launcher, command, meeting)
@@ -76,7 +76,7 @@ def gang_environment(num_nodes: int, rank: int, address: str, port: int) -> dict
 
 def is_deepspeed(command: str) -> bool:
     """Tell whether DeepSpeed's launcher starts the ranks."""
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     return launcher is not None and launcher.kind == DEEPSPEED
 
 
@@ -92,7 +92,7 @@ def deepspeed_command(
 
     What is `written` for the shell stays as it is.
     """
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     if launcher is None or launcher.kind != DEEPSPEED:
         raise UsageError("the command must start deepspeed, but it does not")
     for name in _NAMES_HOSTS:
@@ -117,7 +117,7 @@ def deepspeed_on_each_node(command: str, num_nodes: int, gpus_per_node: int | No
 
     It takes the numbers of GPUs for all nodes from one list, and looks only at those of its own.
     """
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     asked = (launcher.option("--num-gpus", "--num-accelerators") if launcher is not None else None) or ""
     num_gpus = gpus_per_node or (int(asked) if asked.isdecimal() else 1)
     names = [f"node-{rank}" for rank in range(num_nodes)]
@@ -157,10 +157,8 @@ def _reads_its_rank(command: str) -> bool:
     """Tell whether a command without a launcher can know which node it is on."""
     if "NODE_RANK" in command:
         return True
-    try:
-        return find_target(command).by_shell
-    except CommandError:
-        return False
+    target = ParsedCommand.of(command).found_target
+    return target is not None and target.by_shell
 
 
 def most_gangs(rooms: Sequence[int], nodes: int) -> int:

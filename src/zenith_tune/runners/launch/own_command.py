@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from zenith_tune.errors import UsageError
-from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN
 from zenith_tune.shell.variables import fixed_in_script, set_variables, with_variables
 
 GPUS, PORT = "CUDA_VISIBLE_DEVICES", "MASTER_PORT"
@@ -30,7 +31,7 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
     'deepspeed --master_port 41234 --include localhost:2,3 train.py'
     """
     command = with_variables(command, {name: value for name, value in ((GPUS, gpus), (PORT, port)) if value})
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     if launcher is None:
         return command
     options: dict[str, str] = {}

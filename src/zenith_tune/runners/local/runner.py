@@ -24,7 +24,7 @@ from zenith_tune.runners.launch.process_tree import (
     ticks_at,
 )
 from zenith_tune.runners.local.room import LocalRoom, Slot
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 
@@ -165,7 +165,7 @@ class LocalJob(Job):
 
 
 def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    line = CommandLine(command)
+    line = ParsedCommand.of(command)
     environment = {**os.environ, **variables, MARK: str(files.path)}
     if line.needs_shell:
         argv = _shell_argv(command)

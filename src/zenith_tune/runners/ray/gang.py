@@ -20,7 +20,8 @@ from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command
 from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.runners.ray.cluster import RayCluster
-from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, RankLauncher
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED
 from zenith_tune.shell.variables import with_variables
 from zenith_tune.study.resources import Resources
 
@@ -107,7 +108,7 @@ class RayGang:
         first, num_nodes = self.slots[0], len(self.slots)
         gpus = f'"${GPUS}"' if all(slot.gpus for slot in self.slots) else ""
         command = with_variables(command, {PORT: str(first.port), **({GPUS: gpus} if gpus else {})})
-        launcher = RankLauncher.find(command)
+        launcher = ParsedCommand.of(command).launcher
         if launcher is not None and launcher.kind == DEEPSPEED:
             asks = launcher.option("--num-gpus", "--num-accelerators") is not None
             given = int(self._bundle.get("GPU", 0)) or self._resources.gpus_per_node

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from zenith_tune.errors import CommandError
 from zenith_tune.runners.launch.gang import (
     HOSTFILE,
     SHELL_MEETING,
@@ -18,10 +16,10 @@ from zenith_tune.runners.launch.gang import (
 )
 from zenith_tune.runners.launch.own_command import GPUS, PORT, accelerate_options, own_command
 from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.launchers import program_name
-from zenith_tune.shell.lexer import Word, lex
+from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.rank_launcher import DEEPSPEED, RankLauncher
-from zenith_tune.shell.target import find_target
 from zenith_tune.shell.variables import with_variables
 from zenith_tune.study.resources import Resources
 
@@ -49,7 +47,7 @@ class Launch(StrEnum):
         """
         if num_nodes == 1 or _launches_itself(command):
             return cls.ONCE
-        launcher = RankLauncher.find(command)
+        launcher = ParsedCommand.of(command).launcher
         goes_there_itself = launcher is not None and launcher.kind == DEEPSPEED and launcher.option("--launcher")
         return cls.HOSTFILE if goes_there_itself else cls.EACH_NODE
 
@@ -64,7 +62,7 @@ def launched_command(command: str, launch: Launch, needs: Resources) -> str:
     if needs.nodes == 1:
         return own_command(command, gpus=gpus, port=_PORT)
     command = with_variables(command, {PORT: _PORT, **({GPUS: gpus} if gpus else {})})
-    launcher = RankLauncher.find(command)
+    launcher = ParsedCommand.of(command).launcher
     if launcher is None:
         return command
     if launch is not Launch.EACH_NODE:
@@ -93,10 +91,11 @@ def _launched_once(launcher: RankLauncher, command: str, launch: Launch) -> str:
 
 
 def _launches_itself(command: str) -> bool:
-    tokens = [token for token in lex(command) if isinstance(token, Word)]
-    with contextlib.suppress(CommandError):
-        tokens += find_target(command).words  # those inside a `bash -c`
-    return any((program_name(token) or "") in _LAUNCHES_ITSELF for token in tokens)
+    parsed = ParsedCommand.of(command)
+    words = [token for token in parsed.tokens if isinstance(token, Word)]
+    if parsed.found_target is not None:
+        words += parsed.found_target.words  # those inside a `bash -c`
+    return any((program_name(word) or "") in _LAUNCHES_ITSELF for word in words)
 
 
 # Bash handles a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.

@@ -124,7 +124,7 @@ def read_ds_config(path: Path) -> DsConfig:
     except FileNotFoundError:
         raise UsageError(f"the DeepSpeed configuration {source} does not exist: correct its path") from None
     except OSError as error:
-        raise UsageError(f"the DeepSpeed configuration {source} cannot be read ({error.strerror}): mend it") from None
+        raise UsageError(f"the DeepSpeed configuration {source} cannot be read ({error.strerror}): fix it") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{source} must be JSON, but is not ({place}: {error.msg}): correct it") from None

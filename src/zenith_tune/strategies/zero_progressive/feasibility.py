@@ -1,4 +1,4 @@
-"""Whether a point fits a GPU's memory, on paper and with what runs have measured, with the arithmetic in words.
+"""Whether a point fits a GPU's memory, as predicted and as runs have measured it, with the arithmetic.
 
 What a GPU keeps for a model under ZeRO: weights, gradients, optimizer states, and the buffers of the communication.
 
@@ -94,7 +94,7 @@ def per_parameter(setting: ZeroSetting) -> tuple[int, int, int]:
 
 
 def shown(states: StateBytes, activations: str) -> str:
-    """Return the sum in words, as short as a table's cell wants it; `activations` are told by who knows them."""
+    """Describe the sum, as short as a table's cell wants it; the caller describes the `activations`."""
     buffers = [f"buffers {format_bytes(states.buffers)}"] if states.buffers else []
     return "; ".join([states.arithmetic, activations, *buffers])
 
@@ -161,8 +161,9 @@ class ZeroSubject(PlanSubject):
 
     def planned_activations(self, params: Mapping[str, Value]) -> float:
         """Return the planner's figure for activations at their peak."""
-        mbs, recomputes = int(params["mbs"]), self.recomputes_at(params)
-        return _planned_activations(self, mbs, recomputes) / self.model_ranks
+        # Kept by what it depends on and not by the whole subject, whose configuration has no hash.
+        planned = PlanSubject(model=self.model, cluster=self.cluster, job=self.job)
+        return _activations(planned, int(params["mbs"]), self.recomputes_at(params)) / self.model_ranks
 
     def recomputes_at(self, params: Mapping[str, Value]) -> bool:
         """Tell whether a point recomputes activations."""
@@ -209,11 +210,6 @@ def _context_bytes(framework: str) -> float:
     return default_calibration(framework).memory.context_bytes
 
 
-# By what it depends on and not by the whole subject, whose configuration has no hash.
-def _planned_activations(subject: ZeroSubject, mbs: int, recomputes: bool) -> float:
-    return _activations(PlanSubject(model=subject.model, cluster=subject.cluster, job=subject.job), mbs, recomputes)
-
-
 @functools.lru_cache(maxsize=4096)
 def _activations(subject: PlanSubject, mbs: int, recomputes: bool) -> float:
     """Return what a step needs at its peak for one micro-batch, with what the allocator holds in reserve for it."""
@@ -249,15 +245,15 @@ def why_too_large(
 ) -> str | None:
     """Return the sum that exceeds the memory, or None where it does not.
 
-    `origin` says how the activations are known, `share` what runs have measured of the states over what is reckoned.
+    `origin` says how the activations are known, `share` what runs have measured of the states over what is predicted.
     """
     states, capacity = subject.states(params), subject.capacity_bytes
     needed = share * states.total + activations
     if needed <= capacity:
         return None
-    words = f"activations {origin} {format_bytes(activations)} at micro-batch {params['mbs']}"
+    part = f"activations {origin} {format_bytes(activations)} at micro-batch {params['mbs']}"
     measured = f"; the states take {share:.0%} of that" if share < 1 else ""
-    return f"needs {format_bytes(needed)} of {format_bytes(capacity)}: {shown(states, words)}{measured}"
+    return f"needs {format_bytes(needed)} of {format_bytes(capacity)}: {shown(states, part)}{measured}"
 
 
 def why_surely_too_large(subject: ZeroSubject, params: Mapping[str, Value]) -> str | None:
@@ -269,7 +265,7 @@ def why_surely_too_large(subject: ZeroSubject, params: Mapping[str, Value]) -> s
 
 
 class ActivationProfile:
-    """Hold what runs have measured of memory: activations per sample, and the states over what is reckoned for them.
+    """Hold what runs have measured of memory: activations per sample, and the states over what is predicted for them.
 
     Two runs that differ in their micro-batch alone tell activations by themselves. Of one run it is the peak over whole
     steps less the states, or the planner's figure where there is less than the states alone should take. The run with
@@ -282,7 +278,7 @@ class ActivationProfile:
         self._measured: dict[bool, tuple[int, float]] = {}
         self._share = 1.0
 
-    def tell(self, trial: Trial) -> None:
+    def observe(self, trial: Trial) -> None:
         """Learn from a run whose log tells its peak memory."""
         if not trial.ok or not trial.peak_memory_bytes:
             return

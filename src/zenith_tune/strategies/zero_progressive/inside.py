@@ -19,7 +19,7 @@ from zenith_tune.study.trial import Trial
 
 KINDS = ("grid", "random", "model")
 MAX_POINTS = 20_000
-"""More combinations are not told apart by a few dozen trials."""
+"""More combinations are not distinguished by a few dozen trials."""
 PRIOR, NOISE = 0.05, 0.01
 """How far a key may move the logarithm of the value, and what a run is off by; standard deviations."""
 

@@ -1,6 +1,6 @@
-"""One rung of the search over ZeRO stages: its largest micro-batch that runs, and its best one.
+"""The rungs of a search over ZeRO stages: which there are, and the largest and the best micro-batch of one.
 
-How a step's pace grows with the micro-batch, as far as the runs tell.
+Each rung saves memory that the one before keeps, and pays for it in time.
 
 Legend: m micro-batch, p pace (time per sample), a what a sample takes, b what each micro-batch takes beside samples.
 
@@ -10,13 +10,100 @@ micro-batch is spread over its samples. Two runs give a and b.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from zenith_tune.strategies.zero_progressive.ladder import Rung
-from zenith_tune.study.parameters import Direction
+from zenith_tune.strategies.zero_progressive.axes import AXES, CPU, MEMORY_MODES, matters
+from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import format_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """Hold a stage and how it saves memory beside that."""
+
+    stage: int
+    modes: Mapping[str, Value]
+    base: Params
+    """A whole point of it, at the smallest micro-batch."""
+    is_lean: bool = False
+    """Whether its keys are those that take the least memory."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it.
+
+        >>> Rung(stage=2, modes={"offload_optimizer": "cpu"}, base={}).name
+        'stage 2, offload_optimizer'
+        """
+        saving = [name for name, value in self.modes.items() if is_saving(value)]
+        return ", ".join([f"stage {self.stage}", *saving, *(["small buffers"] if self.is_lean else [])])
+
+    def at(self, mbs: int, **others: Value) -> Params:
+        """Return its point of a micro-batch."""
+        return {**self.base, "mbs": mbs, **others}
+
+
+def is_saving(value: Value) -> bool:
+    """Tell whether a mode is one that saves memory."""
+    return value is True or value == CPU
+
+
+def rungs(choices: Mapping[str, tuple[Value, ...]]) -> Iterator[Rung]:
+    """Yield the stages in order for each way of saving memory, those that save nothing first.
+
+    A stage whose keys can be set to take less memory comes a second time with these.
+    """
+    modes = [name for name in MEMORY_MODES if name in choices]
+    chosen = [sorted(choices[name], key=is_saving) for name in modes]
+    combinations = [dict(zip(modes, values, strict=True)) for values in itertools.product(*chosen)]
+    for mode in sorted(combinations, key=_saving_order):
+        for stage in sorted(value for value in choices["stage"] if isinstance(value, int)):
+            if all(matters(name, stage) or not is_saving(value) for name, value in mode.items()):
+                usual = _rung(choices, mode, stage)
+                lean = _rung(leanest(choices), mode, stage, idle=choices)
+                yield usual
+                if lean.base != usual.base:
+                    yield replace(lean, is_lean=True)
+
+
+def _rung(
+    choices: Mapping[str, tuple[Value, ...]],
+    mode: Mapping[str, Value],
+    stage: int,
+    idle: Mapping[str, tuple[Value, ...]] | None = None,
+) -> Rung:
+    """Return a rung with the first choices; keys without effect have those of `idle`: a point has one spelling."""
+    first: Params = {name: values[0] for name, values in choices.items()}
+    still = {name: values[0] for name, values in (idle or choices).items()}
+    wanted = {**first, **mode, "stage": stage, "mbs": min(choices["mbs"])}
+    base = {name: value if matters(name, stage) else still[name] for name, value in wanted.items()}
+    return Rung(stage=stage, modes={name: value for name, value in mode.items() if matters(name, stage)}, base=base)
+
+
+def leanest(choices: Mapping[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
+    """Return the choices with those first that take the least memory: small buckets, and one of them.
+
+    >>> leanest({"reduce_bucket_size": (500, 50), "overlap_comm": (True, False), "mbs": (2, 1)})
+    {'reduce_bucket_size': (50, 500), 'overlap_comm': (False, True), 'mbs': (2, 1)}
+    """
+    lean = {name for name, axis in AXES.items() if name not in MEMORY_MODES and not _is_text(axis.choices[0])}
+    return {
+        name: tuple(sorted(values)) if name in lean and not any(map(_is_text, values)) else values
+        for name, values in choices.items()
+    }
+
+
+def _is_text(value: Value) -> bool:
+    return isinstance(value, str)
+
+
+def _saving_order(mode: Mapping[str, Value]) -> list[bool]:
+    # Recomputing costs a third of the time, the host's memory more, and weights in it the most.
+    return [is_saving(mode.get(name, False)) for name in reversed(MEMORY_MODES)]
 
 
 class EdgeSearch:
@@ -28,7 +115,7 @@ class EdgeSearch:
     >>> looks = []
     >>> while (index := search.next()) is not None:
     ...     looks.append(index)
-    ...     search.tell(index, index <= 6)
+    ...     search.observe(index, index <= 6)
     >>> looks, search.edge
     ([6, 7], 6)
     """
@@ -53,7 +140,7 @@ class EdgeSearch:
         wanted = (first + last) // 2 if self._guess is None else self._guess
         return min(max(wanted, low), high)
 
-    def tell(self, index: int, fits: bool) -> None:
+    def observe(self, index: int, fits: bool) -> None:
         """Learn whether a candidate fits."""
         self.num_looks += 1
         if fits:
@@ -108,7 +195,7 @@ class Growth:
         b = (p1 - p2) / (1 / pair[0] - 1 / pair[1])
         a = p2 - b / pair[1]
         before, after = a + b / old, a + b / new
-        # Runs that grow faster than the law has room for say nothing of its end.
+        # Runs that grow faster than this model has room for say nothing of its end.
         return before / after - 1 if after > 0 and before > 0 else None
 
     def last_step(self) -> tuple[int, int] | None:
@@ -161,7 +248,7 @@ class RungSearch:
         search = EdgeSearch(len(micro_batches), at)
         while (index := search.next()) is not None and not self.is_flat:
             trial = self._try(micro_batches[index], why)
-            search.tell(index, trial.ok)
+            search.observe(index, trial.ok)
             self.is_flat = trial.ok and self._ends_growth()
         self._refine(sorted({*micro_batches, *self.trials}))
 
@@ -232,13 +319,13 @@ class RungSearch:
 
     def _ends_growth(self) -> bool:
         gain = self.growth.last_gain()
-        return gain is not None and gain + self._doubt() < self.plateau
+        return gain is not None and gain + self._uncertainty() < self.plateau
 
-    def _doubt(self) -> float:
+    def _uncertainty(self) -> float:
         """Return how far the last gain may be off; 0 where it is known better than the plateau asks."""
         errors = [_relative_error(self.trials[mbs]) for mbs in self.growth.last_step() or ()]
-        doubt = math.hypot(*errors)
-        return doubt if doubt > self.plateau else 0.0
+        error = math.hypot(*errors)
+        return error if error > self.plateau else 0.0
 
     def _refine(self, micro_batches: Sequence[int]) -> None:
         """Look at the neighbours of the best, as long as a step gains more than the plateau."""
@@ -250,7 +337,7 @@ class RungSearch:
                 return
             before = self.trials[best].value
             trial = self._try(micro_batches[at + steps[0]], f"neighbour of the best micro-batch, {best}")
-            if trial.value is None or before is None or self._gain(trial.value, before) < self.plateau:
+            if trial.value is None or before is None or self.direction.gain(trial.value, over=before) < self.plateau:
                 closed.add(steps[0])
 
     def _is_open(self, micro_batches: Sequence[int], index: int) -> bool:
@@ -264,9 +351,6 @@ class RungSearch:
             return True
         gain = self.growth.expected_gain(mbs, best)
         return gain is not None and gain < self.plateau
-
-    def _gain(self, value: float, over: float) -> float:
-        return self.direction.gain(value, over=over)
 
 
 def _relative_error(trial: Trial) -> float:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from zenith_tune.strategies.base import EvalFunction, TunedJob
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.strategies.zero_progressive.inside import InsideRules, InsideSearch, own_keys
-from zenith_tune.strategies.zero_progressive.ladder import Rung, rungs
-from zenith_tune.strategies.zero_progressive.rung import RungSearch
+from zenith_tune.strategies.zero_progressive.rung import Rung, RungSearch, rungs
 from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_gain, format_value
@@ -89,7 +88,7 @@ class ProgressiveSearch:
             self._explore(search)
         if search.edge is None and not rung.is_lean and (self._rules.probe or self._has_keys_of_its_own(rung)):
             self._probe(search)
-        self._tell(search)
+        self._report(search)
 
     def _why_skip(self, rung: Rung) -> str | None:
         """Return why a rung cannot beat the best so far, or None where it may."""
@@ -121,7 +120,7 @@ class ProgressiveSearch:
             return
         why = "search of the largest micro-batch that runs"
         if (largest := self._largest(search.rung)) is not None:
-            search.find(larger, largest, f"{why}, {largest} on paper")
+            search.find(larger, largest, f"{why}, {largest} predicted")
         else:
             # Where nothing is known of memory, the next larger one tells whether the stage helps at all.
             search.find(larger, larger[0] if search.edge is None else None, why)
@@ -155,7 +154,7 @@ class ProgressiveSearch:
     def _run_point(self, rung: Rung, mbs: int, why: str) -> Trial:
         trial = self._eval_fn.run(rung.at(mbs), why)
         if self._profile is not None:
-            self._profile.tell(trial)
+            self._profile.observe(trial)
         return trial
 
     def _largest(self, rung: Rung) -> int | None:
@@ -195,7 +194,7 @@ class ProgressiveSearch:
             return trial.value is not None
         return self._direction.better(trial.value, than=than.value)
 
-    def _tell(self, search: RungSearch) -> None:
+    def _report(self, search: RungSearch) -> None:
         best, name = search.best, search.rung.name
         if search.skipped is not None:
             once = " but for one run" if search.trials else ""

@@ -10,7 +10,7 @@ from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TunedJob, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
 from zenith_tune.strategies.zero_progressive.inside import InsideRules, checked_kind
-from zenith_tune.strategies.zero_progressive.ladder import rungs
+from zenith_tune.strategies.zero_progressive.rung import rungs
 from zenith_tune.strategies.zero_progressive.search import ProgressiveSearch, SearchRules
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
 from zenith_tune.study.trial import Findings

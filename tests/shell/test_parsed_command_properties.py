@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zenith_tune.shell import CommandLine, plain_value
+from zenith_tune.shell import ParsedCommand, plain_value
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import find_secrets
 from zenith_tune.study.parameters import Value
@@ -198,7 +198,7 @@ def test_the_program_gets_the_options_and_otherwise_what_it_got_before(
     shell: Shell, command: str, options: dict[str, Value]
 ) -> None:
     filled, _ = fill_placeholders(command, {"mbs": 3})
-    line = CommandLine(filled)
+    line = ParsedCommand.of(filled)
     edited = line.set(options)
     find_secrets(filled), line.warnings(), line.needs_shell, line.get("--lr"), line.program
     assert not (shell.folder / "marker").exists()
@@ -217,7 +217,7 @@ def test_the_program_gets_the_options_and_otherwise_what_it_got_before(
 @given(command=commands(), name=st.sampled_from(OPTIONS))
 def test_the_program_loses_an_option_and_gains_a_flag_and_keeps_the_rest(shell: Shell, command: str, name: str) -> None:
     filled, _ = fill_placeholders(command, {"mbs": 3})
-    line = CommandLine(filled)
+    line = ParsedCommand.of(filled)
     without, flagged = line.remove(name), line.add_flag(FLAG)
     assert not (shell.folder / "marker").exists()
 
@@ -235,8 +235,8 @@ def test_the_program_loses_an_option_and_gains_a_flag_and_keeps_the_rest(shell: 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(command=commands())
 def test_without_shell_syntax_words_and_assignments_are_those_of_the_shell(shell: Shell, command: str) -> None:
-    line = CommandLine(fill_placeholders(command, {"mbs": 3})[0])
+    line = ParsedCommand.of(fill_placeholders(command, {"mbs": 3})[0])
     if line.needs_shell:
         return
-    direct = CommandLine.from_argv(["env", *(f"{k}={v}" for k, v in line.assignments().items()), *line.argv()])
+    direct = ParsedCommand.from_argv(["env", *(f"{k}={v}" for k, v in line.assignments().items()), *line.argv()])
     assert shell.run(direct.text) == shell.run(line.text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Value
 
 TP, MBS = "--tensor-model-parallel-size", "--micro-batch-size"
@@ -110,14 +110,14 @@ NESTED = [
 
 @pytest.mark.parametrize(("command", "expected"), FORMS + PLACES + NESTED)
 def test_an_option_is_replaced_where_it_is_and_added_where_it_is_not(command: str, expected: str) -> None:
-    edited = CommandLine(spelled(command)).set({TP: 8})
+    edited = ParsedCommand.of(spelled(command)).set({TP: 8})
     assert edited.text == spelled(expected)
     assert edited.get(TP) == "8"
 
 
 @pytest.mark.parametrize(("command", "expected"), FORMS + PLACES + NESTED)
 def test_setting_what_is_set_changes_nothing(command: str, expected: str) -> None:
-    assert CommandLine(spelled(expected)).set({TP: 8}).text == spelled(expected)
+    assert ParsedCommand.of(spelled(expected)).set({TP: 8}).text == spelled(expected)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_setting_what_is_set_changes_nothing(command: str, expected: str) -> Non
     ],
 )
 def test_added_options_follow_the_spelling_of_the_programs_own(command: str, expected: str) -> None:
-    assert CommandLine(spelled(command)).set({TP: 8, MBS: 2}).text == spelled(expected)
+    assert ParsedCommand.of(spelled(command)).set({TP: 8, MBS: 2}).text == spelled(expected)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_added_options_follow_the_spelling_of_the_programs_own(command: str, exp
 )
 @pytest.mark.parametrize("command", ["python t.py", "python t.py --k", "python t.py --k old", "python t.py --k $OLD"])
 def test_values_are_written_so_that_shell_and_argparse_read_them_back(value: Value, written: str, command: str) -> None:
-    assert CommandLine(command).set({"--k": value}).text == f"python t.py {written}"
+    assert ParsedCommand.of(command).set({"--k": value}).text == f"python t.py {written}"
 
 
 @pytest.mark.parametrize("value", ["a b", "it's", '"', "$x", "`x`", "\\", "a;b", "-1", ""])
@@ -179,7 +179,7 @@ def test_a_value_that_needs_quotes_survives_every_nesting(value: str, command: s
     program = tmp_path / "program.sh"
     program.write_text("#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
     program.chmod(0o755)
-    edited = CommandLine(command.replace("PROGRAM", str(program))).set({"--k": value})
+    edited = ParsedCommand.of(command.replace("PROGRAM", str(program))).set({"--k": value})
     printed = subprocess.run(["bash", "-c", edited.text], capture_output=True, check=True).stdout.decode()
     assert printed.split("\0")[:-1] in (["--k", value], [f"--k={value}"])
 
@@ -202,7 +202,7 @@ def test_a_value_that_needs_quotes_survives_every_nesting(value: str, command: s
     ],
 )
 def test_an_option_is_removed_with_its_value_wherever_it_stands(command: str, expected: str) -> None:
-    assert CommandLine(spelled(command)).remove(TP).text == spelled(expected)
+    assert ParsedCommand.of(spelled(command)).remove(TP).text == spelled(expected)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_option_is_removed_with_its_value_wherever_it_stands(command: str, ex
     ],
 )
 def test_a_flag_is_added_unless_it_is_there(command: str, expected: str) -> None:
-    assert CommandLine(command).add_flag("--sequence-parallel").text == expected
+    assert ParsedCommand.of(command).add_flag("--sequence-parallel").text == expected
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_flag_is_added_unless_it_is_there(command: str, expected: str) -> None
     ],
 )
 def test_the_last_value_of_the_programs_own_option_is_read(command: str, expected: str | None) -> None:
-    line = CommandLine(command)
+    line = ParsedCommand.of(command)
     assert line.get("--lr") == expected
     assert line.has("--lr") is (expected is not None)
 
@@ -254,16 +254,16 @@ def test_the_documented_options_reach_a_real_argparse(tmp_path: Path) -> None:
         "parser.add_argument('--recompute-method')\n"
         "print(parser.parse_args())\n"
     )
-    line = CommandLine(f"{sys.executable} {program} --micro-batch-size 1 2>&1 | cat")
+    line = ParsedCommand.of(f"{sys.executable} {program} --micro-batch-size 1 2>&1 | cat")
     text = line.set({MBS: 2, "--recompute-method": "uniform", "--seed": -7}).text
     ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
     assert ran.stdout == "Namespace(seed=-7, micro_batch_size=2, recompute_method='uniform')\n"
 
 
 def test_a_command_is_its_text_and_nothing_else() -> None:
-    line = CommandLine("python t.py")
+    line = ParsedCommand.of("python t.py")
     assert str(line) == line.text == "python t.py"
-    assert line == CommandLine("python t.py") != line.set({TP: 8})
-    assert len({line, CommandLine("python t.py")}) == 1
+    assert line == ParsedCommand.of("python t.py") != line.set({TP: 8})
+    assert len({line, ParsedCommand.of("python t.py")}) == 1
     assert eval(repr(line)) == line
     assert line.set({}) is line

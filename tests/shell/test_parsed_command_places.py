@@ -13,7 +13,7 @@ import pytest
 
 from tests.requirements import skip
 from zenith_tune.errors import CommandError
-from zenith_tune.shell import CommandLine
+from zenith_tune.shell import ParsedCommand
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ from zenith_tune.shell import CommandLine
     ],
 )
 def test_without_a_safe_place_the_law_the_part_and_placeholders_are_told_in_one_line(command: str, part: str) -> None:
-    line = CommandLine(command)
+    line = ParsedCommand.of(command)
     with pytest.raises(CommandError) as caught:
         line.set({"--k": 1})
     message = str(caught.value)
@@ -69,14 +69,14 @@ def test_without_a_safe_place_the_law_the_part_and_placeholders_are_told_in_one_
 
 
 def test_a_command_without_a_safe_place_can_still_be_looked_at() -> None:
-    line = CommandLine("for tp in 1 2; do python t.py --tp $tp; done")
+    line = ParsedCommand.of("for tp in 1 2; do python t.py --tp $tp; done")
     assert (line.get("--tp"), line.has("--tp"), line.program, line.warnings()) == (None, False, None, [])
     assert line.needs_shell
 
 
 def test_the_words_of_programs_beyond_the_first_two_stay_out_of_messages() -> None:
     with pytest.raises(CommandError) as caught:
-        CommandLine("A=hush python a.py --token hush; python b.py --token hush").set({"--k": 1})
+        ParsedCommand.of("A=hush python a.py --token hush; python b.py --token hush").set({"--k": 1})
     assert "hush" not in str(caught.value)
 
 
@@ -91,7 +91,7 @@ def test_the_words_of_programs_beyond_the_first_two_stay_out_of_messages() -> No
 )
 def test_secrets_among_the_first_two_words_stay_out_of_messages(command: str, part: str) -> None:
     with pytest.raises(CommandError) as caught:
-        CommandLine(command).set({"--k": 1})
+        ParsedCommand.of(command).set({"--k": 1})
     assert "hush" not in str(caught.value)
     assert part in str(caught.value)
 
@@ -99,20 +99,20 @@ def test_secrets_among_the_first_two_words_stay_out_of_messages(command: str, pa
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
 def test_an_empty_command_is_refused_with_the_cure(text: str) -> None:
     with pytest.raises(CommandError, match="is empty: give it after --"):
-        CommandLine(text)
+        ParsedCommand.of(text)
     with pytest.raises(CommandError, match="is empty: give it after --"):
-        CommandLine.from_argv([text])
+        ParsedCommand.from_argv([text])
 
 
 def test_no_words_at_all_are_an_empty_command() -> None:
     with pytest.raises(CommandError, match="give it after --"):
-        CommandLine.from_argv([])
+        ParsedCommand.from_argv([])
 
 
 @pytest.mark.parametrize("text", ["python 'a", 'python "a', "python $(a", "python t.py \\"])
 def test_an_unbalanced_command_is_refused_at_once_in_one_line(text: str) -> None:
     with pytest.raises(CommandError) as caught:
-        CommandLine(text)
+        ParsedCommand.of(text)
     assert "\n" not in str(caught.value)
 
 
@@ -129,7 +129,7 @@ def test_an_unbalanced_command_is_refused_at_once_in_one_line(text: str) -> None
 def test_a_command_without_shell_syntax_runs_by_its_words(
     text: str, argv: list[str], assignments: dict[str, str]
 ) -> None:
-    line = CommandLine(text)
+    line = ParsedCommand.of(text)
     assert not line.needs_shell
     assert (line.argv(), line.assignments()) == (argv, assignments)
 
@@ -144,7 +144,7 @@ def test_a_command_without_shell_syntax_runs_by_its_words(
     ],
 )
 def test_shell_syntax_needs_a_shell(text: str) -> None:
-    line = CommandLine(text)
+    line = ParsedCommand.of(text)
     assert line.needs_shell
     for words in (line.argv, line.assignments):
         with pytest.raises(CommandError, match="bash -c"):
@@ -167,27 +167,27 @@ def test_shell_syntax_needs_a_shell(text: str) -> None:
     ],
 )
 def test_the_program_is_what_the_shell_will_look_for(text: str, program: str | None) -> None:
-    assert CommandLine(text).program == program
+    assert ParsedCommand.of(text).program == program
 
 
 def test_several_words_are_taken_literally() -> None:
     words = ["python", "my train.py", "--x", "$HOME", "a;b", "it's", "", "{tp}"]
-    assert CommandLine.from_argv(words).argv() == words
+    assert ParsedCommand.from_argv(words).argv() == words
 
 
 def test_one_word_is_shell_text() -> None:
-    assert CommandLine.from_argv(["cd x && python t.py"]).text == "cd x && python t.py"
+    assert ParsedCommand.from_argv(["cd x && python t.py"]).text == "cd x && python t.py"
 
 
 def test_one_word_that_names_a_file_is_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my train.sh").touch()
     monkeypatch.chdir(tmp_path)
-    assert CommandLine.from_argv(["my train.sh"]).argv() == ["my train.sh"]
-    assert CommandLine.from_argv(["other train.sh"]).argv() == ["other", "train.sh"]
+    assert ParsedCommand.from_argv(["my train.sh"]).argv() == ["my train.sh"]
+    assert ParsedCommand.from_argv(["other train.sh"]).argv() == ["other", "train.sh"]
 
 
 def test_options_for_words_from_the_command_line_go_inside_their_nested_command() -> None:
-    line = CommandLine.from_argv(["bash", "-c", "python t.py --name 'a b'"]).set({"--k": 1})
+    line = ParsedCommand.from_argv(["bash", "-c", "python t.py --name 'a b'"]).set({"--k": 1})
     assert line.argv() == ["bash", "-c", "python t.py --name 'a b' --k 1"]
 
 
@@ -201,21 +201,21 @@ REMARK = (
 def test_a_script_that_ignores_its_arguments_is_remarked(command: str, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text('ARGS=(--lr 1)\npython t.py "${ARGS[@]}" $0\n')
-    assert CommandLine(command.format(script)).warnings() == [REMARK.format(script)]
+    assert ParsedCommand.of(command.format(script)).warnings() == [REMARK.format(script)]
 
 
 @pytest.mark.parametrize("body", ['python t.py "$@"', "python t.py $*", "python t.py ${1:-4}", "python t.py ${@:2}"])
 def test_a_script_that_passes_its_arguments_on_is_not_remarked(body: str, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(body)
-    assert CommandLine(f"bash {script}").warnings() == []
+    assert ParsedCommand.of(f"bash {script}").warnings() == []
 
 
 @pytest.mark.parametrize("command", ["bash none.sh", "bash $S", "python t.py", "cd x && bash train.sh", "bash ."])
 def test_what_cannot_be_read_is_not_remarked(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.sh").write_text("python t.py")
     monkeypatch.chdir(tmp_path)
-    assert CommandLine(command).warnings() == []
+    assert ParsedCommand.of(command).warnings() == []
 
 
 @pytest.mark.timeout(10)
@@ -223,19 +223,19 @@ def test_a_script_that_is_a_pipe_or_a_device_is_not_opened(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "fifo.sh")
     (tmp_path / "link.sh").symlink_to("fifo.sh")
     for name in ("fifo.sh", "link.sh", "/dev/zero"):
-        assert CommandLine(f"bash {tmp_path / name}").warnings() == []
+        assert ParsedCommand.of(f"bash {tmp_path / name}").warnings() == []
 
 
 def test_a_script_behind_a_link_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text("python t.py")
     link = tmp_path / "link.sh"
     link.symlink_to("train.sh")
-    assert CommandLine(f"bash {link}").warnings() == [REMARK.format(link)]
+    assert ParsedCommand.of(f"bash {link}").warnings() == [REMARK.format(link)]
 
 
 def test_the_tuners_own_input_is_left_alone() -> None:
-    program = "import sys; from zenith_tune.shell import CommandLine; "
-    program += "print(CommandLine('bash /dev/stdin').warnings(), sys.stdin.read())"
+    program = "import sys; from zenith_tune.shell import ParsedCommand; "
+    program += "print(ParsedCommand.of('bash /dev/stdin').warnings(), sys.stdin.read())"
     ran = subprocess.run([sys.executable, "-c", program], input="y", capture_output=True, text=True, check=True)
     assert ran.stdout == "[] y\n"
 
@@ -244,6 +244,7 @@ def test_the_tuners_own_input_is_left_alone() -> None:
 def test_options_go_inside_the_text_that_flock_runs(tmp_path: Path, option: str) -> None:
     if shutil.which("flock") is None:
         skip("flock", "there is no flock")
-    line = CommandLine(f"flock {tmp_path}/lock {option} 'python3 -c \"import sys; print(sys.argv)\"'").set({"--k": 1})
+    text = f"flock {tmp_path}/lock {option} 'python3 -c \"import sys; print(sys.argv)\"'"
+    line = ParsedCommand.of(text).set({"--k": 1})
     ran = subprocess.run(line.argv(), capture_output=True, text=True, check=True)
     assert ran.stdout == "['-c', '--k', '1']\n"

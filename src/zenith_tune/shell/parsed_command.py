@@ -1,4 +1,4 @@
-"""A user's training command: reads and edits its options, whatever their spelling and whatever surrounds them."""
+"""A user's training command, read once: its options, whatever their spelling, and edited copies of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from zenith_tune.errors import CommandError
@@ -19,12 +19,14 @@ from zenith_tune.shell.options import (
     Splice,
     apply_splices,
     canonical,
+    deletion,
     own_words,
     read_options,
     spelling_of,
     splices_in_source,
 )
-from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands
+from zenith_tune.shell.rank_launcher import RankLauncher
+from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands, splices_through
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
 
@@ -46,10 +48,12 @@ def plain_value(value: Value) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-class CommandLine:
-    """Show a shell command's options and return edited copies; nothing of the command is ever run.
+class ParsedCommand:
+    """Hold what a shell command says, and return edited copies; nothing of the command is ever run.
 
-    >>> print(CommandLine("torchrun --nproc-per-node 8 train.py --lr=1 > log").set({"--seed": 2, "--lr": 3}))
+    What is read of a text is read once: `of` returns the same value for the same text.
+
+    >>> print(ParsedCommand.of("torchrun --nproc-per-node 8 train.py --lr=1 > log").set({"--seed": 2, "--lr": 3}))
     torchrun --nproc-per-node 8 train.py --lr=3 --seed=2 > log
     """
 
@@ -57,18 +61,24 @@ class CommandLine:
         if not text.strip():
             raise CommandError(_EMPTY)
         self._text = text
-        self._tokens = lex(text)
+        self.tokens = tuple(lex(text))
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(text: str) -> ParsedCommand:
+        """Return what a command says."""
+        return ParsedCommand(text)
 
     @classmethod
-    def from_argv(cls, tokens: Sequence[str]) -> CommandLine:
+    def from_argv(cls, tokens: Sequence[str]) -> ParsedCommand:
         """Make a command from words: several are taken literally, a single one is shell text unless it names a file."""
         if not any(token.strip() for token in tokens):
             raise CommandError(_EMPTY)
         if len(tokens) == 1 and not _names_a_file(tokens[0]):
-            return cls(tokens[0])
+            return cls.of(tokens[0])
         num_assignments = next((i for i, token in enumerate(tokens) if not ASSIGNMENT.match(token)), len(tokens))
         assignments = [_quoted_assignment(token) for token in tokens[:num_assignments]]
-        return cls(" ".join([*assignments, *map(_quoted, tokens[num_assignments:])]))
+        return cls.of(" ".join([*assignments, *map(_quoted, tokens[num_assignments:])]))
 
     @property
     def text(self) -> str:
@@ -79,33 +89,42 @@ class CommandLine:
         return self._text
 
     def __repr__(self) -> str:
-        return f"CommandLine({self._text!r})"
+        return f"ParsedCommand({self._text!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CommandLine) and other._text == self._text
+        return isinstance(other, ParsedCommand) and other._text == self._text
 
     def __hash__(self) -> int:
         return hash(self._text)
 
-    def set(self, options: Mapping[str, Value]) -> CommandLine:
-        """Return the command with these options: what is there is replaced, what is not is added."""
-        text = self._target.text
+    def set(self, options: Mapping[str, Value], *, keeps_names: bool = False) -> ParsedCommand:
+        """Return the command with these options: what is there is replaced, what is not is added.
+
+        An option that is added is spelled like those that are there; with `keeps_names`, as it is given.
+        """
+        text = self.target.text
+        names = {canonical(name): name for name in options}
         wanted = {canonical(name): plain_value(value) for name, value in options.items()}
+        spelling = self._spelling._replace(underscores=False) if keeps_names else self._spelling
         splices: list[Splice] = []
         for option in self._options:
             if option.name in wanted:
                 splices += _new_value(text, option, wanted[option.name], self._spelling)
         present = {option.name for option in self._options}
-        added = [self._spelling.write(name, value) for name, value in wanted.items() if name not in present]
+        added = [
+            spelling.write(names[name] if keeps_names else name, value)
+            for name, value in wanted.items()
+            if name not in present
+        ]
         return self._edited(splices, added)
 
-    def remove(self, option: str) -> CommandLine:
+    def remove(self, option: str) -> ParsedCommand:
         """Return the command without an option that takes one value, and without that value."""
-        text, name = self._target.text, canonical(option)
+        text, name = self.target.text, canonical(option)
         gone = [word for each in self._options if each.name == name for word in (each.word, each.value) if word]
-        return self._edited([_deletion(text, word) for word in gone], [])
+        return self._edited([deletion(text, word) for word in gone], [])
 
-    def add_flag(self, option: str) -> CommandLine:
+    def add_flag(self, option: str) -> ParsedCommand:
         """Return the command with a flag that takes no value, unless it is there in any spelling."""
         return self._edited([], [] if self.has(option) else [self._spelling.write(canonical(option))])
 
@@ -119,6 +138,16 @@ class CommandLine:
                 return each.value.value if each.value else ""
         return None
 
+    def count(self, *options: str | None) -> int | None:
+        """Return the first whole number above 0 that one of these options has; None where none has any."""
+        values = (self.get(option) for option in options if option)
+        return next((int(text) for text in values if text and text.isdecimal() and len(text) < 10 and int(text)), None)
+
+    def is_on(self, option: str) -> bool:
+        """Tell whether the program is given the option, and not to switch it off."""
+        value = self.get(option)
+        return value is not None and value.lower() not in ("false", "0", "no")
+
     def has(self, option: str) -> bool:
         """Tell whether the program is given the option, in any spelling."""
         name = canonical(option)
@@ -127,9 +156,9 @@ class CommandLine:
     @cached_property
     def needs_shell(self) -> bool:
         """Tell whether the command uses shell syntax, so that only a shell can run it."""
-        if not all(isinstance(token, Word) and token.is_static for token in self._tokens):
+        if not all(isinstance(token, Word) and token.is_static for token in self.tokens):
             return True
-        command = next(simple_commands(self._tokens))
+        command = self.commands[0]
         has_odd_assignment = any(not word.value.partition("=")[0].isidentifier() for word in command.assignments)
         return bool(command.keywords or has_odd_assignment or not command.words or command.words[0].value in BUILTINS)
 
@@ -145,46 +174,69 @@ class CommandLine:
     @property
     def program(self) -> str | None:
         """Return the program that the shell will look for, or None where only the shell can know it."""
-        words = () if isinstance(self._found, CommandError) else self._found.outer_words
+        target = self.found_target
+        words = target.outer_words if target else ()
         while words and words[0].value in ("exec", "command"):
             words = words[1:]
         if not words or not words[0].is_static or words[0].value.startswith("-") or _SETS_PATH.search(self._text):
             return None
         program = words[0].value
-        moves = isinstance(self._found, Target) and self._found.changes_folder
+        moves = target is not None and target.changes_folder
         return None if moves and "/" in program and not program.startswith("/") else program
 
     def warnings(self) -> list[str]:
         """Return remarks on what may keep added options from having an effect, one line each."""
-        if isinstance(self._found, CommandError) or not self._found.by_shell:
+        target = self.found_target
+        if target is None or not target.by_shell:
             return []
-        script = self._found.words[self._found.first - 1]
-        if _passes_arguments_on(script, self._found.changes_folder):
+        script = target.words[target.first - 1]
+        if _passes_arguments_on(script, target.changes_folder):
             return []
-        doubt = "does not seem to pass its arguments on"
+        problem = "does not seem to pass its arguments on, so the options that are added may have no effect"
         hint = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
-        return [f"{script.value} {doubt}, so the options that are added may have no effect: {hint}"]
+        return [f"{script.value} {problem}: {hint}"]
+
+    @cached_property
+    def commands(self) -> tuple[SimpleCommand, ...]:
+        """Return the simple commands between its operators."""
+        return tuple(simple_commands(self.tokens))
+
+    @property
+    def target(self) -> Target:
+        """Return the program that trains, or raise CommandError with the reason why that is unknown."""
+        if isinstance(self._found, CommandError):
+            # A fresh error: raising the kept one again would pile up tracebacks on it.
+            raise CommandError(self._found.problem, hint=self._found.hint)
+        return self._found
+
+    @property
+    def found_target(self) -> Target | None:
+        """Return the program that trains, or None where that is unknown."""
+        return None if isinstance(self._found, CommandError) else self._found
+
+    @property
+    def front(self) -> list[str]:
+        """Return the words in front of the script's own arguments: launchers, their options, and the script."""
+        target = self.found_target
+        return [word.value for word in target.words[: target.first]] if target else []
+
+    @cached_property
+    def launcher(self) -> RankLauncher | None:
+        """Return the launcher that starts the ranks, or None where there is none that can be seen."""
+        return RankLauncher.find(self._text, self.found_target)
 
     @cached_property
     def _found(self) -> Target | CommandError:
         try:
-            return find_target(self._text, self._tokens)
+            return find_target(self._text, self.commands)
         except CommandError as error:
             return error
 
-    @property
-    def _target(self) -> Target:
-        if isinstance(self._found, CommandError):
-            # A fresh error: raising the kept one again would pile up tracebacks on it.
-            raise CommandError(str(self._found))
-        return self._found
-
     @cached_property
     def _options(self) -> list[OptionWord]:
-        """The program's own options; none where there is no telling which program trains."""
-        if isinstance(self._found, CommandError):
-            return []
-        return read_options(own_words(self._found.words, self._found.first))
+        """The program's own options; none where it is unknown which program trains."""
+        target = self.found_target
+        return read_options(own_words(target.words, target.first)) if target else []
 
     @cached_property
     def _spelling(self) -> Spelling:
@@ -193,17 +245,15 @@ class CommandLine:
     def _shell_free_command(self) -> SimpleCommand:
         if self.needs_shell:
             raise CommandError("a command with shell syntax has no fixed words", hint="run it through bash -c")
-        return next(simple_commands(self._tokens))
+        return self.commands[0]
 
-    def _edited(self, splices: list[Splice], added: Sequence[str]) -> CommandLine:
-        target = self._target
+    def _edited(self, splices: list[Splice], added: Sequence[str]) -> ParsedCommand:
+        target = self.target
         if added:
             end = target.words[target.first + len(own_words(target.words, target.first)) - 1].end
             splices = [*splices, _insertion(target.text, end, " " + " ".join(added))]
-        for layer in reversed(target.layers):
-            moved = (Splice(start + layer.offset, end + layer.offset, text) for start, end, text in splices)
-            splices = splices_in_source(layer.word, moved)
-        return CommandLine(apply_splices(self._text, splices)) if splices else self
+        splices_of_all = splices_through(target.layers, splices)
+        return ParsedCommand.of(apply_splices(self._text, splices_of_all)) if splices else self
 
 
 def _new_value(text: str, option: OptionWord, value: str, spelling: Spelling) -> list[Splice]:
@@ -214,7 +264,7 @@ def _new_value(text: str, option: OptionWord, value: str, spelling: Spelling) ->
     if old is None:
         return [_insertion(text, word.end, spelling.separator(value) + shlex.quote(value))]
     if value.startswith("-") and not (old.is_static and old.value == value):
-        return [Splice(word.end, word.end, "=" + shlex.quote(value)), _deletion(text, old)]
+        return [Splice(word.end, word.end, "=" + shlex.quote(value)), deletion(text, old)]
     return _within(text, old, 0, value)
 
 
@@ -235,11 +285,6 @@ def _guard(text: str, at: int) -> str:
 
 def _insertion(text: str, at: int, new: str) -> Splice:
     return Splice(at, at, new + _guard(text, at))
-
-
-def _deletion(text: str, word: Word) -> Splice:
-    has_blank = text[word.start - 1] in " \t" and not _guard(text, word.end)
-    return Splice(word.start - has_blank, word.end, "")
 
 
 def _quoted(token: str) -> str:

@@ -1,59 +1,18 @@
-"""What a plan needs of a job that uses Accelerate: its model, its machines and the framework behind the backend."""
+"""Which degrees of tensor parallelism are worth a trial where NVLink does not join all GPUs of a machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zenith_tune.describe.job_spec import JobSpec, PlanSubject
-from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.backend import Backend
-from zenith_tune.presets.accelerate.deepspeed import DeepSpeedBackend
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.subject import LookedUp, job_cluster
-from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
+from zenith_tune.presets.subject import job_cluster
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
-
-
-def job_model(job: AccelerateJob) -> ModelSpec:
-    """Return a job's model, which may have to be asked for over the network, or raise why it is not known."""
-    from zenith_tune.describe.model_catalog import load_model
-
-    if job.model is None:
-        problem = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(problem, hint="give --args model=NAME, a Hugging Face id or the path of a config.json")
-    return load_model(job.model)
-
-
-def accelerate_subject(
-    backend: Backend, looked_up: LookedUp[ModelSpec], cluster: str | None, topology: str | None = None
-) -> PlanSubject:
-    """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
-    # Not at the top: the catalogs are loaded only where a plan is made.
-    from zenith_tune.describe.framework_spec import load_framework
-    from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
-
-    job, model = backend.job, looked_up.required()
-    if job.seq_len is None:
-        raise UsageError("the command has no --max_seq_length, --block_size or the like", hint="give --args seq=2048")
-    if backend.own_micro_batch is None:
-        raise UsageError(
-            "the dataloader's batch size is not known", hint="give --args mbs_option=--batch_size, or gbs=256"
-        )
-    spec = JobSpec(seq_len=job.seq_len, framework=load_framework(backend.framework), precision=job.precision)
-    known: dict[str, Any] = {
-        "model": model,
-        "cluster": job_cluster(cluster, job.num_gpus, topology),
-        "job": spec,
-    }
-    if not isinstance(backend, DeepSpeedBackend):
-        return PlanSubject(**known)
-    config = job.ds_config or DsConfig(values={}, source=job.settings.source)
-    return ZeroSubject(**known, config=config, num_ranks=backend.own_ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +60,6 @@ def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
 def _machines(job: AccelerateJob, cluster: str | None, subject: PlanSubject | UsageError) -> ClusterSpec | None:
     if isinstance(subject, PlanSubject):
         return subject.cluster
-    from zenith_tune.presets.subject import job_cluster
-
     try:
         return job_cluster(cluster, job.num_gpus)
     except UsageError:
