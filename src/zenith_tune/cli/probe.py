@@ -141,7 +141,7 @@ class _Request:
         return Planner(self.subject.model, self.subject.cluster, self.subject.job, known)
 
     def _checked(self, layout: Layout) -> Layout:
-        from zenith_tune.layouts.layout_rules import broken_rules
+        from zenith_tune.layouts.rules import broken_rules
 
         broken = broken_rules(self.subject.model, self.subject.job, layout)
         # How a pipeline is cut may be written down in the command itself.

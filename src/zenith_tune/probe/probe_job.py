@@ -82,8 +82,8 @@ class ProbeJob:
             raise AssertionError("a command without GPUs is refused")
         plain = _plain_command(run)
         job = read_job(plain, replace(given, n_gpus=num_gpus))
-        if (lack := job.rules.lack("a probe", FAKE_GROUPS)) is not None:
-            raise UsageError(f"{lack}: probe with a newer tree")
+        if not job.features.has(FAKE_GROUPS):
+            raise UsageError(job.features.lack("a probe", FAKE_GROUPS), hint="probe with a newer tree")
         if job.args.text(DISPATCHER) == "flex":
             problem = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
             raise UsageError(problem, hint=f"give {DISPATCHER} alltoall for the probe")
