@@ -204,6 +204,7 @@ class PresetTuner:
             unplanned=unplanned,
             layout=lambda params: self.preset.planned_layout(self.command, params),
             points=self.preset.points,
+            tables=lambda: self.preset.tables(self.command),
             own_point=lambda: self.preset.own_point(self.command),
             baseline=lambda: self._study.baseline if self._study is not None else None,
             num_slots=num_slots,

@@ -9,12 +9,11 @@ import pytest
 
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_70B, LLAMA_405B, MIXTRAL, MODELS, job
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.batch_constraints import legal
 from zenith_tune.layouts.candidates import PIECE, Candidates
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import layout_at
-from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
+from zenith_tune.layouts.rules import RULES, JobFacts, broken_rules, legal
 from zenith_tune.layouts.search_space import SearchSpace
 
 SMALL = ModelSpec(
@@ -82,7 +81,7 @@ def test_no_candidate_breaks_a_rule(model: ModelSpec, space: str, num_gpus: int,
     candidates = Candidates(model, job(), num_gpus, global_batch, SearchSpace.named(space, max_sizes={"tp": 8}))
     num_layouts = 0
     for batch in candidates.batches():
-        assert legal(model, job(), batch).all()
+        assert legal(RULES.values(), JobFacts.of(model, job()), batch).all()
         assert (batch.num_gpus == num_gpus).all() and (batch.gbs == global_batch).all()
         num_layouts += len(batch)
     assert num_layouts > 0
@@ -177,6 +176,6 @@ def test_layouts_that_only_the_batch_forbids_come_with_the_next_batch_that_allow
     near = list(Candidates(LLAMA_70B, job(), 64, 500).near_batches())
     assert near
     for batch in near:
-        assert legal(LLAMA_70B, job(), batch).all()
+        assert legal(RULES.values(), JobFacts.of(LLAMA_70B, job()), batch).all()
         assert (batch.gbs > 500).all() and (batch.gbs <= 625).all()
     assert 512 in np.concatenate([batch.gbs for batch in near])

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from zenith_tune.layouts.pipeline import (
-    chunk_layers,
     is_accounted,
     is_even,
     is_laid_out,
     laid_out_chunks,
-    laid_out_splits,
     layers_per_chunk,
 )
 
@@ -49,8 +47,18 @@ def test_pipelines_are_split_in_one_way_or_have_more_chunks_than_layers(num_laye
 def test_many_shapes_are_laid_out_as_each_is(num_layers: int) -> None:
     pp, vp = np.array(SHAPES, np.int32).T
     alone = [is_laid_out(num_layers, pp=a, vp=b) for a, b in SHAPES]
-    assert laid_out_splits(num_layers, pp, vp).tolist() == alone
-    assert chunk_layers(num_layers, pp, vp).tolist() == [layers_per_chunk(num_layers, pp=a, vp=b) for a, b in SHAPES]
+    assert is_laid_out(num_layers, pp=pp, vp=vp).tolist() == alone
+    layers = [layers_per_chunk(num_layers, pp=a, vp=b) for a, b in SHAPES]
+    assert layers_per_chunk(num_layers, pp=pp, vp=vp).tolist() == layers
+
+
+@pytest.mark.parametrize("num_layers", LAYERS)
+def test_the_fullest_chunk_is_that_of_the_split(num_layers: int) -> None:
+    for pp, vp in SHAPES:
+        if is_laid_out(num_layers, pp=pp, vp=vp):
+            assert layers_per_chunk(num_layers, pp=pp, vp=vp) == max(laid_out_chunks(num_layers, pp=pp, vp=vp))
+        elif is_accounted(num_layers, pp=pp, vp=vp):
+            assert layers_per_chunk(num_layers, pp=pp, vp=vp) == (num_layers + 2) // (pp * vp)
 
 
 @pytest.mark.parametrize(

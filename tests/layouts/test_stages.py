@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.nanotron_constraints import check_filled_stages, check_micro_batches
 from zenith_tune.layouts.pipeline import is_laid_out, laid_out_chunks
 from zenith_tune.layouts.stages import (
     cost_stage_layers,
@@ -98,10 +97,3 @@ def test_stages_of_many_models_are_those_of_each() -> None:
 
 def test_a_run_with_more_chunks_than_layers_counts_its_fullest_stage() -> None:
     assert even_stage_layers(61.0, LayoutBatch.of(pp=[16] * 2, vp=4), np.array([0.0, 15])).tolist() == [4, 4]
-
-
-def test_a_reason_says_what_nanotron_cannot_run() -> None:
-    assert check_micro_batches(8, pp=8) is None and check_micro_batches(7, pp=8) is None
-    assert check_micro_batches(6, pp=8) == "micro-batches must be at least pp-1, but 6 < 7"
-    assert check_filled_stages(16, layer_cost=1.0, head_cost=4.0, pp=8) is None
-    assert "1 of 16 stages empty" in (check_filled_stages(16, layer_cost=1.0, head_cost=4.0, pp=16) or "")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.layouts.specs import LLAMA_70B, LLAMA_405B, MIXTRAL, job
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.neighbours import neighbours
 from zenith_tune.planner.plan import changes

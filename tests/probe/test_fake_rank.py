@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.megatron_constraints import check_interleaved_batches
+from zenith_tune.layouts.rules import INTERLEAVED_BATCHES, JobFacts
 from zenith_tune.probe.fake_rank import (
     HOOK,
     LEFT_OUT,
@@ -70,7 +70,7 @@ def test_an_interleaved_pipeline_gets_a_batch_that_megatron_takes_and_that_fills
 ) -> None:
     layout = Layout(num_gpus=pp, pp=pp, vp=vp, global_batch=rounds * pp)
     probed = probed_micro_batches(layout)
-    assert check_interleaved_batches(probed, pp=pp, vp=vp) is None
+    assert INTERLEAVED_BATCHES.holds(JobFacts(), Layout(num_gpus=pp, pp=pp, vp=vp, global_batch=probed))
     in_flight = 2 * (pp - 1) + (vp - 1) * pp + 1
     assert vp * probed >= min(in_flight, vp * layout.num_micro_batches)
 

@@ -13,7 +13,7 @@ from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.memory_risk import slowdown
 from zenith_tune.layouts.layout import Layout, layout_name
-from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import RISK
 from zenith_tune.planner.neighbours import neighbours

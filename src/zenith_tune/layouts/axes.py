@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.layouts.layout_rules import RULES
 from zenith_tune.layouts.pipeline import is_even, is_laid_out
+from zenith_tune.layouts.rules import RULES, JobFacts, first_reason
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 
 TENSOR_RULES = ("heads", "query_groups", "ffn")
@@ -103,12 +103,14 @@ class Axes:
         return self.space.allows(name, size) and (size == 1 or name in limits_of(self.job.framework.name).sizes)
 
     def _is_legal(self, layout: Layout, *rules: str) -> bool:
-        return all(RULES[rule].explain(self.model, self.job, layout) is None for rule in rules)
+        return first_reason((RULES[rule] for rule in rules), self._facts(), layout) is None
+
+    def _facts(self) -> JobFacts:
+        return JobFacts.of(self.model, self.job)
 
     def _holds(self, layout: Layout, what: str, *rules: str) -> bool:
         for rule in rules:
-            reason = RULES[rule].explain(self.model, self.job, layout)
-            if reason is not None:
+            if (reason := RULES[rule].reason(self._facts(), layout)) is not None:
                 self.log.add(rule, f"{what} value", reason)
                 return False
         return True

@@ -15,11 +15,10 @@ import numpy.typing as npt
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Axes, Cut
-from zenith_tune.layouts.constraints import check_batch
-from zenith_tune.layouts.layout import divisors
-from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES, BoolArray, IntArray, LayoutBatch
-from zenith_tune.layouts.megatron_constraints import check_interleaved_batches
-from zenith_tune.layouts.pipeline import chunk_layers
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES, BoolArray, IntArray, LayoutBatch, layout_at
+from zenith_tune.layouts.pipeline import layers_per_chunk
+from zenith_tune.layouts.rules import BATCH, INTERLEAVED_BATCHES, RULES, JobFacts
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 
 Index = npt.NDArray[np.intp]
@@ -76,9 +75,13 @@ class LastChoices:
         shards = ranks > 1
         if self._model.num_experts:  # experts that several tensor ranks hold are sharded over these
             shards = shards | (ranks * tp > rows["ep"] * rows["etp"])
-        splits = self._job.seq_len % (rows["cp"] * tp) == 0
+        facts, with_sp = (
+            JobFacts.of(self._model, self._job),
+            LayoutBatch.of(tp=tp, cp=rows["cp"], sequence_parallel=True),
+        )
+        splits = RULES["sequence_chunks"].holds(facts, with_sp)
         sequence = np.where(tp == 1, NO_TP, np.where(splits, WITH_SP, NO_SP))
-        layers = chunk_layers(self._model.num_layers, pp, rows["vp"]).astype(np.int64)
+        layers = layers_per_chunk(self._model.num_layers, pp=pp, vp=rows["vp"]).astype(np.int64)
         return ((layers * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
 
     def choices(self, keys: Keys) -> Choices:
@@ -160,7 +163,7 @@ class Candidates:
         self._last = LastChoices(model, job, self._space)
         self.num_gpus, self.global_batch = num_gpus, global_batch
         self.grids = self._grids()
-        fits_batch = global_batch % self.grids["dp"] == 0
+        fits_batch: BoolArray = BATCH.holds(JobFacts(), LayoutBatch.of(**self.grids))
         self._log_batch(~fits_batch)
         self._near_grids = _take(self.grids, ~fits_batch)
         self._rows, self._near_rows = self._with_batches(_take(self.grids, fits_batch))
@@ -210,10 +213,11 @@ class Candidates:
         options = {int(q): [(d,) for d in divisors(int(q)) if self._space.allows("mbs", d)] for q in np.unique(quotas)}
         index, mbs = Choices(options).expand(quotas)
         rows = _take(rows, index) | {"mbs": mbs[:, 0]}
-        m = rows["gbs"] // (rows["dp"] * rows["mbs"])
-        holds = (rows["vp"] == 1) | (m % rows["pp"] == 0)
+        layouts, rule = LayoutBatch.of(**rows), INTERLEAVED_BATCHES
+        holds: BoolArray = rule.holds(JobFacts(), layouts)
         if log and not holds.all():
-            self._log_interleaving(rows, m, ~holds)
+            reason = rule.message(JobFacts(), layout_at(layouts, int(np.argmin(holds))))
+            self._axes.log.add(rule.name, "micro-batch choice", reason, int(np.sum(~holds)))
         return _take(rows, holds), self._with_near_batch(_take(rows, ~holds))
 
     def _with_experts(self, grids: Rows) -> Rows:
@@ -246,13 +250,8 @@ class Candidates:
 
     def _log_batch(self, cut: BoolArray) -> None:
         for dp in np.unique(self.grids["dp"][cut]):
-            reason = check_batch(self.global_batch, dp=int(dp), mbs=1)
-            self._axes.log.add("batch", "grid", str(reason), int(np.sum(self.grids["dp"][cut] == dp)))
-
-    def _log_interleaving(self, rows: Rows, m: IntArray, cut: BoolArray) -> None:
-        first = int(np.argmax(cut))
-        reason = check_interleaved_batches(int(m[first]), pp=int(rows["pp"][first]), vp=int(rows["vp"][first]))
-        self._axes.log.add("interleaved_batches", "micro-batch choice", str(reason), int(np.sum(cut)))
+            reason = BATCH.message(JobFacts(), Layout(num_gpus=int(dp), global_batch=self.global_batch))
+            self._axes.log.add(BATCH.name, "grid", reason, int(np.sum(self.grids["dp"][cut] == dp)))
 
 
 def _take(rows: Rows, index: BoolArray | np.ndarray[tuple[int], np.dtype[np.intp]]) -> Rows:

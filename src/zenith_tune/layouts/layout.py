@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
+
+RECOMPUTE_NAMES = ("none", "selective", "full/uniform", "full/block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +59,14 @@ class Layout:
         """Micro-batches per step and rank; only the dense data parallelism counts."""
         return self.global_batch // (self.micro_batch * self.dp)
 
+    def recompute_is(self, names: Collection[str]) -> bool:
+        """Tell whether recomputation is one of these."""
+        return self.recompute in names
+
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
 COUNTS = (*SIZES, "zero", "mbs")
 SWITCHES = ("sp", "flash")
-KINDS = ("none", "selective", "full/uniform", "full/block")
 EXAMPLE = "'TP8 PP4 mbs1 SP full/uniform1' or tp=8,pp=4,mbs=1,sp=on,recompute=full/uniform1"
 
 _ALIASES = {"z": "zero", "vpp": "vp", "sequence_parallel": "sp", "micro_batch": "mbs", "flash_attention": "flash"}
@@ -183,7 +189,7 @@ def _count(name: str, value: int, what: str) -> int:
 
 
 def _unknown(word: str, key: str, what: str) -> UsageError:
-    known = [*COUNTS, *SWITCHES, "unfused", "recompute", *KINDS]
+    known = [*COUNTS, *SWITCHES, "unfused", "recompute", *RECOMPUTE_NAMES]
     name = re.sub(r"\d+$", "", key)
     close = difflib.get_close_matches(name, known, n=1)
     guess = f" did you mean {close[0]!r}?" if close and close[0] != name else ""

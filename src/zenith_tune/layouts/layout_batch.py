@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from zenith_tune.layouts.layout import RECOMPUTE_NAMES as RECOMPUTE_NAMES
 from zenith_tune.layouts.layout import Layout
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, RECOMPUTE_BLOCK = range(4)
-RECOMPUTE_NAMES = ("none", "selective", "full/uniform", "full/block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,20 @@ class LayoutBatch:
         """Micro-batches per step and rank."""
         return self.gbs // (self.mbs * self.dp)
 
+    @property
+    def micro_batch(self) -> IntArray:
+        """Samples per micro-batch, by the name that one layout has for them."""
+        return self.mbs
+
+    @property
+    def global_batch(self) -> IntArray:
+        """Samples per step, by the name that one layout has for them."""
+        return self.gbs
+
+    def recompute_is(self, names: Collection[str]) -> BoolArray:
+        """Tell which layouts recompute in one of these ways."""
+        return np.isin(self.recompute, [code for code, name in enumerate(RECOMPUTE_NAMES) if name in names])
+
     @classmethod
     def of(cls, **columns: npt.ArrayLike) -> Self:
         """Build a batch from columns of one length or scalars; what is left out is off or 1.
@@ -76,7 +90,7 @@ class LayoutBatch:
         defaults |= {"zero": 0, "recompute": RECOMPUTE_NONE, "recompute_layers": 0}
         defaults |= {"sequence_parallel": False, "flash_attention": True}
         columns = defaults | columns
-        length = max(np.size(column) for column in columns.values())
+        (length,) = np.broadcast_shapes((1,), *map(np.shape, columns.values()))
         kinds = {field.name: np.bool_ if field.type == "BoolArray" else np.int32 for field in fields(cls)}
         arrays: dict[str, Any] = {
             name: np.broadcast_to(np.asarray(columns[name], kinds[name]), length) for name in kinds
@@ -93,6 +107,7 @@ class LayoutBatch:
         return cls(**{f.name: np.concatenate([getattr(batch, f.name) for batch in batches]) for f in fields(cls)})
 
 
+OTHER_NAMES = {"mbs": "micro_batch", "gbs": "global_batch"}
 SAME_NAME = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "recompute_layers")
 
 
@@ -112,6 +127,20 @@ def layout_at(batch: LayoutBatch, index: int) -> Layout:
         flash_attention=bool(batch.flash_attention[index]),
         **sizes,
     )
+
+
+def rows_like(batch: LayoutBatch, layout: Layout) -> BoolArray:
+    """Tell which rows of a batch are a layout.
+
+    >>> rows_like(LayoutBatch.of(tp=[1, 2], dp=[8, 4]), Layout(num_gpus=8, tp=2)).tolist()
+    [False, True]
+    """
+    names = {field.name: OTHER_NAMES.get(field.name, field.name) for field in fields(batch)}
+    rows: BoolArray = (batch.num_gpus == layout.num_gpus) & batch.recompute_is((layout.recompute,))
+    for name, attribute in names.items():
+        if name != "recompute":
+            rows = rows & (getattr(batch, name) == getattr(layout, attribute))
+    return rows
 
 
 def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:

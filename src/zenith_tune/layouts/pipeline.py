@@ -19,39 +19,41 @@ A laid-out pipeline goes wherever l >= n: then, and only then, every chunk can h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import BoolArray, IntArray
+    from zenith_tune.layouts.layout_batch import IntArray
 
+N = TypeVar("N", int, "IntArray")
+"""One size, or an array of them: what is asked of a split is written for both."""
 ACCOUNTED = 2
 """Units beside the layers: the embedding and the loss."""
 
 
-def is_even(num_layers: int, *, pp: int, vp: int) -> bool:
-    """Tell whether every chunk gets the same number of layers."""
+def is_even(num_layers: int, *, pp: N, vp: N) -> Any:
+    """Tell whether every chunk gets the same number of layers; for arrays of sizes, which of them do."""
     return num_layers % (pp * vp) == 0
 
 
-def is_accounted(num_layers: int, *, pp: int, vp: int) -> bool:
+def is_accounted(num_layers: int, *, pp: N, vp: N) -> Any:
     """Tell whether the layers go only with embedding and loss counted as one each, and leave none empty.
 
     >>> is_accounted(126, pp=16, vp=1), is_accounted(80, pp=16, vp=1)
     (True, False)
     """
     chunks, units = pp * vp, num_layers + ACCOUNTED
-    return pp > 1 and not is_even(num_layers, pp=pp, vp=vp) and units % chunks == 0 and units // chunks > 1
+    return (pp > 1) & (num_layers % chunks != 0) & (units % chunks == 0) & (units // chunks > 1)
 
 
-def is_laid_out(num_layers: int, *, pp: int, vp: int) -> bool:
+def is_laid_out(num_layers: int, *, pp: N, vp: N) -> Any:
     """Tell whether the layers go only chunk by chunk, with at least one in each.
 
     >>> is_laid_out(61, pp=16, vp=1), is_laid_out(61, pp=8, vp=4), is_laid_out(61, pp=16, vp=4)
     (True, True, False)
     """
-    if is_even(num_layers, pp=pp, vp=vp) or is_accounted(num_layers, pp=pp, vp=vp):
-        return False
-    return pp > 1 and num_layers >= pp * vp
+    chunks, units = pp * vp, num_layers + ACCOUNTED
+    goes_simply = (num_layers % chunks == 0) | ((units % chunks == 0) & (units // chunks > 1))
+    return (pp > 1) & (num_layers >= chunks) & (goes_simply ^ True)
 
 
 def laid_out_chunks(num_layers: int, *, pp: int, vp: int) -> list[int]:
@@ -70,43 +72,14 @@ def laid_out_chunks(num_layers: int, *, pp: int, vp: int) -> list[int]:
     return [outer + extra - larger, *[inner + 1] * larger, *[inner] * (chunks - 2 - larger), outer]
 
 
-def layers_per_chunk(num_layers: int, *, pp: int, vp: int) -> int:
+def layers_per_chunk(num_layers: int, *, pp: N, vp: N) -> N:
     """Return the layers of the fullest chunk; at least 1.
 
     >>> layers_per_chunk(126, pp=16, vp=1), layers_per_chunk(80, pp=4, vp=5), layers_per_chunk(61, pp=16, vp=1)
     (8, 4, 4)
     """
-    if is_accounted(num_layers, pp=pp, vp=vp):
-        return (num_layers + ACCOUNTED) // (pp * vp)
-    if is_laid_out(num_layers, pp=pp, vp=vp):
-        return max(laid_out_chunks(num_layers, pp=pp, vp=vp))
-    return -(-num_layers // (pp * vp))
-
-
-def even_splits(num_layers: int, pp: IntArray, vp: IntArray) -> BoolArray:
-    """Tell of many layouts whether every chunk gets the same number of layers."""
-    even: BoolArray = num_layers % (pp * vp) == 0
-    return even
-
-
-def accounted_splits(num_layers: int, pp: IntArray, vp: IntArray) -> BoolArray:
-    """Tell of many layouts whether the layers go only with embedding and loss counted."""
-    chunks, units = pp * vp, num_layers + ACCOUNTED
-    accounted: BoolArray = (pp > 1) & ~even_splits(num_layers, pp, vp) & (units % chunks == 0) & (units // chunks > 1)
-    return accounted
-
-
-def laid_out_splits(num_layers: int, pp: IntArray, vp: IntArray) -> BoolArray:
-    """Tell of many layouts whether the layers go only chunk by chunk."""
-    simpler = even_splits(num_layers, pp, vp) | accounted_splits(num_layers, pp, vp)
-    laid_out: BoolArray = (pp > 1) & (pp * vp <= num_layers) & ~simpler
-    return laid_out
-
-
-def chunk_layers(num_layers: int, pp: IntArray, vp: IntArray) -> IntArray:
-    """Return the layers of the fullest chunk of many layouts."""
     chunks = pp * vp
     # Of two chunks both are ends, where embedding and loss take their unit; of more, one between them is the fullest.
-    counted = (accounted_splits(num_layers, pp, vp) | laid_out_splits(num_layers, pp, vp)) & (chunks > 2)
-    layers: IntArray = -(-(num_layers + ACCOUNTED * counted) // chunks)
+    counts_ends = (pp > 1) & (chunks > 2) & (num_layers % chunks != 0) & (num_layers >= chunks)
+    layers: N = -(-(num_layers + ACCOUNTED * counts_ends) // chunks)
     return layers

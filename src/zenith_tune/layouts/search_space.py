@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError
+from zenith_tune.layouts.layout import RECOMPUTE_NAMES
 
-RECOMPUTE = ("none", "selective", "full/uniform", "full/block")
 SPACES = ("default", "all")
 MAX_LAID_OUT = 8
 """Chunks per rank up to which every number is tried where the layers have to be laid out; beyond, powers of two."""
@@ -32,7 +32,7 @@ class SearchSpace:
     """Try every etp, not only 1 and tp."""
     uneven_splits: bool = True
     """Also split pipelines with embedding and loss counted as a layer each, or laid out chunk by chunk."""
-    recompute: tuple[str, ...] = RECOMPUTE
+    recompute: tuple[str, ...] = RECOMPUTE_NAMES
     pinned: Mapping[str, int | str] = field(default_factory=dict)
     """Values that are given, by name; the others are searched."""
 
@@ -100,13 +100,13 @@ class FrameworkLimits:
     sizes: tuple[str, ...] = SIZES
     """The parallel sizes that may exceed 1."""
     zero_stages: tuple[int, ...] = (0, 1)
-    recompute: tuple[str, ...] = ("none", "selective", "full/uniform", "full/block")
+    recompute: tuple[str, ...] = RECOMPUTE_NAMES
     layout_strings: bool = False
     """Whether it takes a pipeline that is written down chunk by chunk."""
 
 
 _WHOLE_LAYERS = ("none", "full/uniform")
-_KIN = FrameworkLimits()
+_MEGATRON_LIKE = FrameworkLimits()
 _FSDP = FrameworkLimits(sizes=("tp", "cp"), zero_stages=(0, 2, 3), recompute=_WHOLE_LAYERS)
 _CORE = ("megatron", "megatron-local", "megatron-ci")
 LIMITS = {
@@ -117,26 +117,13 @@ LIMITS = {
     "llm-foundry": _FSDP,
     "jax": _FSDP,
 }
-"""By framework; whatever is not named here is one of Megatron's kin, without what only its present version has."""
+"""By framework; what is not named here is taken to be like Megatron, without what only its present version has."""
 
 
 def limits_of(framework: str) -> FrameworkLimits:
-    """Return what a framework offers; one that is not known is taken for Megatron's kin.
+    """Return what a framework offers; one that is not known is taken to be like Megatron.
 
     >>> limits_of("deepspeed").sizes, limits_of("nanotron").zero_stages
     ((), (0, 1))
     """
-    return LIMITS.get(framework, _KIN)
-
-
-def check_size(name: str, size: int, *, framework: str) -> str | None:
-    """Check that the framework can cut this way."""
-    if size == 1 or name in limits_of(framework).sizes:
-        return None
-    return f"{name} must be 1 with {framework}, but got {size}"
-
-
-def check_recompute(recompute: str, *, framework: str) -> str | None:
-    """Check that the framework can recompute this way."""
-    known = limits_of(framework).recompute
-    return None if recompute in known else f"recompute must be {' or '.join(known)} with {framework}, not {recompute}"
+    return LIMITS.get(framework, _MEGATRON_LIKE)

@@ -13,9 +13,8 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.axes import Axes
-from zenith_tune.layouts.constraints import check_batch, check_multiple
 from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.layouts.layout_rules import RULES
+from zenith_tune.layouts.rules import BATCH, RULES, JobFacts, indivisible
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
 
@@ -65,16 +64,16 @@ class DeadEnd:
 
     def _pinned_reason(self) -> str | None:
         """Return the first rule that the fixed values break by themselves."""
-        layout = self._mildest()
+        layout, facts = self._mildest(), JobFacts.of(self.model, self.job)
         reasons = [self._product("n_gpus", self.num_gpus, "tp", "pp", "cp", "dp")]
-        reasons += [rule.explain(self.model, self.job, layout) for name, rule in RULES.items() if self._judges(name)]
+        reasons += [rule.reason(facts, layout) for name, rule in RULES.items() if self._judges(name)]
         reasons += [self._product("n_gpus", self.num_gpus, "etp", "ep", "pp")]
         reasons += [self._product("gbs", self.global_batch, "dp", "mbs")]
         return next(filter(None, reasons), None)
 
     def _product(self, name: str, value: int, *factors: str) -> str | None:
         given = [factor for factor in factors if factor in self.space.pinned]
-        return check_multiple(name, value, "*".join(given), *(self._size(factor) for factor in given))
+        return indivisible(name, value, "*".join(given), *(self._size(factor) for factor in given))
 
     def _judges(self, rule: str) -> bool:
         """Tell whether a rule looks at given values alone."""
@@ -115,9 +114,11 @@ class DeadEnd:
         return cuts[0].example if cuts else f"the fixed sizes do not divide {self.num_gpus} GPUs"
 
     def _batch_reason(self, dp: int) -> str:
-        mbs = self.space.pinned.get("mbs", 1)
-        reason = check_batch(self.global_batch, dp=dp, mbs=int(mbs))
-        return reason or "the fixed values leave nothing together, though each of them is legal"
+        mbs = int(self.space.pinned.get("mbs", 1))
+        layout = Layout(num_gpus=dp, micro_batch=mbs, global_batch=self.global_batch)
+        return (
+            BATCH.reason(JobFacts(), layout) or "the fixed values leave nothing together, though each of them is legal"
+        )
 
     def _takes_batch(self, dp: int) -> bool:
         if self.global_batch % dp:

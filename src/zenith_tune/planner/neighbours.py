@@ -10,8 +10,8 @@ from typing import Any
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.pipeline import is_even, layers_per_chunk
+from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.plan import NearMiss, Obstacle, PlannedLayout, changes
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds

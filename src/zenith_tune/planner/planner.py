@@ -23,8 +23,8 @@ from zenith_tune.estimate.workload import Estimate, FloatArray
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch_of, layout_at
-from zenith_tune.layouts.layout_rules import broken_rules
 from zenith_tune.layouts.pipeline import layers_per_chunk
+from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps, stage_memory
 from zenith_tune.planner.infeasible import DeadEnd

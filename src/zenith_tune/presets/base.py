@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -18,6 +19,10 @@ from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Prediction
+
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout_batch import LayoutBatch
+    from zenith_tune.layouts.points import PointTable
 
 
 def recognised_preset(command: str) -> str:
@@ -162,6 +167,10 @@ class TuningPreset(ABC):
             point = dict(zip(space, values, strict=True))
             if not self.prune(point):
                 yield point
+
+    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
+        """Yield the same points many at a time, with the layouts that are planned of them; None: one by one."""
+        return None
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return the files that a trial needs beside its command, as relative path and text."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.layouts.constraints import check_batch
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.rules import BATCH, JobFacts
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_or_set
@@ -41,7 +42,8 @@ class DemoPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         # Points that cannot run are named here, so that they cost no trial.
-        return check_batch(self.gbs, dp=self.n_gpus // int(params["tp"]), mbs=int(params["mbs"]))
+        tp, mbs = int(params["tp"]), int(params["mbs"])
+        return BATCH.reason(JobFacts(), Layout(num_gpus=self.n_gpus, tp=tp, micro_batch=mbs, global_batch=self.gbs))
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         # A placeholder such as {tp} in the command is filled; what has none is set as an option.

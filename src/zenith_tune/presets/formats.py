@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.layouts.search_space import RECOMPUTE, SearchSpace
+from zenith_tune.layouts.layout import RECOMPUTE_NAMES
+from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.accelerate.emit import emit_accelerate
 from zenith_tune.presets.deepspeed.emit import SIZES, emit_deepspeed
 from zenith_tune.presets.emission import Emission, Target
@@ -45,7 +46,7 @@ class Format:
     write: Callable[[Target], Emission]
     pinned: dict[str, int] = field(default_factory=dict)
     uneven_splits: bool = True
-    recompute: tuple[str, ...] = RECOMPUTE
+    recompute: tuple[str, ...] = RECOMPUTE_NAMES
 
     @property
     def frameworks(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from zenith_tune.describe.megatron.args import shown
 from zenith_tune.describe.megatron.version import Release
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, parse_values
-from zenith_tune.layouts.layout_rules import broken_rules
+from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.presets.launched_gpus import VARIABLE as WORLD_SIZE
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import written_command
@@ -85,8 +85,8 @@ class ProbeJob:
             raise AssertionError("a command without GPUs is refused")
         plain = _plain_command(run)
         job = read_job(plain, replace(given, n_gpus=num_gpus))
-        if (lack := job.rules.lack("a probe", FAKE_GROUPS)) is not None:
-            raise UsageError(f"{lack}: probe with a newer tree")
+        if not job.features.has(FAKE_GROUPS):
+            raise UsageError(job.features.lack("a probe", FAKE_GROUPS), hint="probe with a newer tree")
         if job.args.text(DISPATCHER) == "flex":
             problem = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
             raise UsageError(problem, hint=f"give {DISPATCHER} alltoall for the probe")

@@ -59,7 +59,7 @@ class RestoredPreset:
         """Return the layout of a trial, as the planner takes it."""
         if self.preset is None or self.planner is None:
             return None
-        from zenith_tune.layouts.layout_rules import broken_rules
+        from zenith_tune.layouts.rules import broken_rules
 
         command = self.header.command
         try:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Findings, Trial
+
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout_batch import LayoutBatch
+    from zenith_tune.layouts.points import PointTable
 
 
 def _no_layout(params: Mapping[str, Value]) -> Layout | None:
@@ -21,6 +25,10 @@ def _no_layout(params: Mapping[str, Value]) -> Layout | None:
 
 def _no_points() -> Iterable[Params]:
     return ()
+
+
+def _no_tables() -> None:
+    """Know points one by one alone."""
 
 
 def _nothing() -> None:
@@ -43,6 +51,8 @@ class TunedJob:
     """The layout that a point stands for."""
     points: Callable[[], Iterable[Params]] = _no_points
     """Every point that is worth a trial by the preset's own rules."""
+    tables: Callable[[], Iterable[tuple[LayoutBatch, PointTable]] | None] = _no_tables
+    """The same many at a time with their layouts, where the preset knows them so."""
     own_point: Callable[[], Params | None] = _nothing
     """The point that the user's own command stands for."""
     baseline: Callable[[], Trial | None] = _nothing

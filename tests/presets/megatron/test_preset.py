@@ -142,7 +142,8 @@ def test_labels_tell_any_two_points_apart() -> None:
 def test_a_points_layout_counts_experts_beside_the_dense_ranks() -> None:
     preset = MegatronPreset(n_gpus=8, gbs=16, folding=True)
     layout = preset.layout({**PLAIN, "tp": 4, "ep": 8, "mbs": 2})
-    assert layout == Layout(num_gpus=8, tp=4, ep=8, micro_batch=2, global_batch=16)
+    recompute = {"recompute": "full/uniform", "recompute_layers": 1}
+    assert layout == Layout(num_gpus=8, tp=4, ep=8, micro_batch=2, global_batch=16, **recompute)  # type: ignore[arg-type]
     assert (layout.dp, layout.edp, layout.num_micro_batches) == (2, 1, 4)
 
 

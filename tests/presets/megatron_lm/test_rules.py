@@ -9,7 +9,7 @@ import pytest
 from tests.describe.megatron.test_version import write_tree
 from zenith_tune.describe.megatron.version import NEWEST, read_version
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.presets.megatron_lm.rules import VersionRules
+from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 
@@ -145,7 +145,7 @@ def test_a_version_that_is_not_known_is_taken_for_the_newest_with_a_warning(here
         "they are taken"
     )
     assert Tuned(21).explain(tp=4) is None
-    assert VersionRules(read_version(Path("m21"))).release == VersionRules(None).release == NEWEST
+    assert VersionFeatures(read_version(Path("m21"))).release == VersionFeatures(None).release == NEWEST
     assert notes(6) == (
         f"warning: Megatron 0.6.0 (its tree at {here}/m6) is older than 0.7, the oldest whose rules are known: "
         "it may refuse trials"

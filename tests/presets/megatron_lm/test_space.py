@@ -9,7 +9,7 @@ import pytest
 from tests.presets.megatron_lm.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200, read
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_rules import RULES, broken_rules
+from zenith_tune.layouts.rules import RULES, broken_rules
 from zenith_tune.presets.megatron_lm.space import STAGES, MegatronLmSpace, SearchLimits
 from zenith_tune.study.parameters import Params
 

@@ -4,14 +4,15 @@ import pytest
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm.overlap import switches_in
+from zenith_tune.layouts.rules import JobFacts
+from zenith_tune.presets.megatron_lm.rules import switches_in
 
 START = Layout(num_gpus=16, cp=2)
 
 
 def reasons(options: str, **sizes: int | str | bool) -> list[str]:
     at = Layout(num_gpus=16, **sizes)  # type: ignore[arg-type]
-    found = [switch.reason(at, START) for switch in switches_in(MegatronArgs.of(options.split()))]
+    found = [switch.rule(START).reason(JobFacts(), at) for switch in switches_in(MegatronArgs.of(options.split()))]
     return [reason for reason in found if reason]
 
 

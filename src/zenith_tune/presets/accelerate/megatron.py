@@ -14,15 +14,17 @@ from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.constraints import (
-    check_attention_heads,
-    check_dense_world,
-    check_expert_world,
-    check_experts,
-    check_layers,
-    check_query_groups_either_way,
-)
 from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.rules import (
+    EXPERT_WORLD,
+    EXPERTS,
+    HEADS,
+    LAYERS,
+    QUERY_GROUPS,
+    WORLD,
+    JobFacts,
+    first_reason,
+)
 from zenith_tune.presets.accelerate.job import AccelerateJob
 from zenith_tune.presets.accelerate.space import Axes, Backend
 from zenith_tune.presets.base import ImplicitDefault
@@ -91,8 +93,8 @@ class MegatronBackend(Backend):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         tp, pp, cp, ep, etp = (int(params[name]) for name in _KEYS)
-        world = check_dense_world(self.job.num_gpus, tp=tp, pp=pp, cp=cp)
-        if broken := world or check_expert_world(self.job.num_gpus, etp=etp, ep=ep, pp=pp):
+        layout = Layout(num_gpus=self.job.num_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp)
+        if broken := first_reason((WORLD, EXPERT_WORLD), JobFacts(), layout):
             return broken
         if params["sp"] and tp == 1:
             return "sequence parallelism needs tp above 1, but tp is 1"
@@ -104,13 +106,8 @@ class MegatronBackend(Backend):
 
     def explain_model(self, params: Mapping[str, Value], subject: PlanSubject) -> str | None:
         """Return which rule of Megatron's a point breaks for the model."""
-        model, tp, ep = subject.model, int(params["tp"]), int(params["ep"])
-        return (
-            check_attention_heads(model.num_heads, tp=tp)
-            or check_query_groups_either_way(model.num_kv_heads, tp=tp)
-            or check_layers(model.num_layers, pp=int(params["pp"]))
-            or check_experts(model.num_experts or None, ep=ep)
-        )
+        facts = JobFacts.of(subject.model, subject.job)
+        return first_reason((HEADS, QUERY_GROUPS, LAYERS, EXPERTS), facts, self.layout(params))
 
     def passes(self, params: Mapping[str, Value]) -> int | None:
         return None  # micro-batches are Megatron's own affair, inside of one call

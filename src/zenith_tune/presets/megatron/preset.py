@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_catalog import ModelConfig, read_model_config
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.megatron.command import (
@@ -22,25 +22,28 @@ from zenith_tune.presets.megatron.command import (
     runs_pretrain_script,
 )
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
-from zenith_tune.presets.megatron.rules import MAX_RECOMPUTE_NUM_LAYERS, RECOMPUTE_METHODS, MegatronRules
+from zenith_tune.presets.megatron.rules import MegatronRules
+from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
 from zenith_tune.presets.megatron.swift import (
     batch_notes,
     interleaving,
-    layout_in,
     megatron_subject,
     says_false,
     swift_version,
+    switched_on,
     tokens_notes,
-    with_recompute,
     with_underscores,
 )
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
 
-SIZES = ("tp", "pp", "cp", "ep", "etp")
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout_batch import LayoutBatch
+    from zenith_tune.layouts.points import PointTable
+
 ONLY_WITH_FULL = ("recompute_method", "recompute_num_layers")
 SELECTIVE_FLAG = "--recompute-activations"
 """Megatron's short form, which overrides --recompute-granularity."""
@@ -102,7 +105,9 @@ class MegatronPreset(TuningPreset):
         self.folding = folding
         self.model, self.cluster, self.seq = model, cluster, seq
         self.model_config = None if model is None else read_model_config(model)
-        self.rules = _rules(self.model_config, num_layers, num_query_groups)
+        rules = _rules(self.model_config, num_layers, num_query_groups, folding=folding)
+        self.space = MegatronSpace(n_gpus=n_gpus, gbs=gbs, mbs_max=mbs_max, vp_max=vp_max, rules=rules)
+        self.facts = rules.facts
         self._command = ""
 
     @classmethod
@@ -114,7 +119,7 @@ class MegatronPreset(TuningPreset):
         self._command = command
         if self.vp_max == 1:
             return
-        if self._swift_major(command) == 3 and self.rules.num_layers is None:
+        if self._swift_major(command) == 3 and self.facts.num_layers is None:
             problem = (
                 "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
             )
@@ -123,50 +128,39 @@ class MegatronPreset(TuningPreset):
         self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
 
     def get_search_space(self) -> dict[str, Parameter]:
-        sizes = _powers_of_two(self.n_gpus)
-        micro_batches = [mbs for mbs in _powers_of_two(self.mbs_max) if self.gbs % mbs == 0]
-        chunks = {"vp": CategoricalParameter(_powers_of_two(self.vp_max))} if self.vp_max > 1 else {}
-        return {
-            **{name: CategoricalParameter(sizes) for name in SIZES},
-            "mbs": CategoricalParameter(micro_batches),
-            "recompute_granularity": CategoricalParameter(["full", "selective"]),
-            "recompute_method": CategoricalParameter(RECOMPUTE_METHODS),
-            "recompute_num_layers": CategoricalParameter(range(1, MAX_RECOMPUTE_NUM_LAYERS + 1)),
-            "vit_gradient_checkpointing": CategoricalParameter(["true", "false"]),
-            **chunks,
-        }
+        return self.space.parameters()
 
     def placeholder_names(self) -> set[str]:
         return {*super().placeholder_names(), "gbs", "n_gpus"}
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        rule = self.rules.explain_folding if self.folding else self.rules.explain_documented
-        return rule(self.layout(params), params)
+        return self.space.explain(params)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        tp, pp, cp, ep, etp = (int(params[name]) for name in SIZES)
-        at = Layout(num_gpus=self.n_gpus, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, vp=int(params.get("vp", 1)))
-        return replace(at, micro_batch=int(params["mbs"]), global_batch=self.gbs)
+        return self.space.layout(params)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        adds = self.folding and self._adds_sequence_parallel(command, params)
-        return with_recompute(layout_in(command, self.layout(params), sequence_parallel=adds), params)
+        sharded, sp = self._planned(command, tp=int(params["tp"]), ep=int(params["ep"]))
+        return self.space.layout(params, sharded=sharded, sp=sp)
+
+    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
+        return ((self._planned_layouts(command, table), table) for table in self.space.tables())
+
+    def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
+        sharded, sp = self._planned(command, tp=table["tp"], ep=table["ep"])
+        return self.space.layouts(table, sharded=sharded, sp=sp)
+
+    def _planned(self, command: str, *, tp: Any, ep: Any) -> tuple[bool, Any]:
+        """Return whether the optimizer is sharded, and where trials have sequence parallelism."""
+        sharded, sp = switched_on(command)
+        adds = self.folding and self._adds_sequence_parallel(command, tp=tp, ep=ep)
+        return sharded, (tp > 1) & (adds | sp)
 
     def subject(self, command: str) -> PlanSubject:
         return megatron_subject(command, model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq)
 
     def points(self) -> Iterator[Params]:
-        # Sizes that do not divide the GPUs are most of the space, and are left out before the rest is unfolded.
-        space = self.get_search_space()
-        rest = [name for name in space if name not in SIZES]
-        for sizes in itertools.product(_powers_of_two(self.n_gpus), repeat=len(SIZES)):
-            tp, pp, cp, ep, etp = sizes
-            if self.n_gpus % (tp * pp * cp) or self.n_gpus % (etp * ep * pp):
-                continue
-            for values in itertools.product(*(space[name].grid(1) for name in rest)):
-                point: Params = dict(zip((*SIZES, *rest), (*sizes, *values), strict=True))
-                if self.explain(point) is None:
-                    yield point
+        return self.space.points()
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
@@ -182,7 +176,7 @@ class MegatronPreset(TuningPreset):
             values,
             left_out=left_out,
             flags_left_out=[SELECTIVE_FLAG],
-            sequence_parallel=self._adds_sequence_parallel(command, params),
+            sequence_parallel=self._adds_sequence_parallel(command, tp=int(params["tp"]), ep=int(params["ep"])),
             more=interleaved,
         )
         if not runs_ms_swift(command):
@@ -193,23 +187,20 @@ class MegatronPreset(TuningPreset):
         if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
             return {}
         pp, vp = int(params["pp"]), int(params["vp"])
-        return interleaving(pp=pp, vp=vp, num_layers=self.rules.num_layers, major=self._swift_major(command))
+        return interleaving(pp=pp, vp=vp, num_layers=self.facts.num_layers, major=self._swift_major(command))
 
     def _swift_major(self, command: str) -> int | None:
         return swift_version(command).major if runs_ms_swift(command) else None
 
-    def _adds_sequence_parallel(self, command: str, params: Mapping[str, Value]) -> bool:
+    def _adds_sequence_parallel(self, command: str, *, tp: Any, ep: Any) -> Any:
         """Tell whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
 
         Experts refuse to train without it. Everywhere else it only saves memory; ms-swift has norms that support it, so
         it is set unless the command says no. Megatron-LM's own scripts may run without such norms: there it stays as it
         is in the command.
         """
-        if int(params.get("tp", 1)) == 1:
-            return False
-        if self.rules.num_experts is not None or int(params.get("ep", 1)) > 1:
-            return True
-        return runs_ms_swift(command) and not says_false(command, SEQUENCE_PARALLEL)
+        always = self.facts.num_experts or (runs_ms_swift(command) and not says_false(command, SEQUENCE_PARALLEL))
+        return (tp > 1) & ((ep > 1) | bool(always))
 
     def resources(self, command: str) -> Resources:
         return launched_resources(command, self.n_gpus)
@@ -253,22 +244,20 @@ class MegatronPreset(TuningPreset):
         return notes
 
 
-def _rules(config: ModelConfig | None, num_layers: int | None, num_query_groups: int | None) -> MegatronRules:
+def _rules(
+    config: ModelConfig | None, num_layers: int | None, num_query_groups: int | None, *, folding: bool
+) -> MegatronRules:
     """Return the rules for a model; what the user says wins over what its config says."""
     if config is None:
-        return MegatronRules(num_layers=num_layers, num_query_groups=num_query_groups)
-    return MegatronRules(
+        facts = JobFacts(num_layers=num_layers, num_query_groups=num_query_groups)
+        return MegatronRules(facts=facts, folding=folding)
+    facts = JobFacts(
         num_layers=num_layers or config.num_layers,
         num_query_groups=num_query_groups or config.num_query_groups,
         num_attention_heads=config.num_attention_heads,
-        num_experts=config.num_experts,
-        knows_experts=True,
-        is_vision_language=config.is_vision_language,
+        num_experts=config.num_experts or 0,
     )
-
-
-def _powers_of_two(maximum: int) -> list[int]:
-    return [2**exponent for exponent in range(maximum.bit_length())]
+    return MegatronRules(facts=facts, is_vision_language=config.is_vision_language, folding=folding)
 
 
 def _require_one_or_more(name: str, value: int) -> None:

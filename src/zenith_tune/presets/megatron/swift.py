@@ -155,16 +155,20 @@ def tokens_notes(command: str) -> list[str]:
     return ["tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"]
 
 
-def layout_in(command: str, layout: Layout, *, sequence_parallel: bool = False) -> Layout:
-    """Return a layout with what the command says of sharding and of sequence parallelism, which a trial may add."""
+def switched_on(command: str) -> tuple[bool, bool]:
+    """Return whether a command shards the optimizer, and whether it has sequence parallelism."""
     try:
         line = ParsedCommand.of(command)
         sharded = line.has("--use-distributed-optimizer") or runs_ms_swift(command)  # ms-swift has it by default
-        said = line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
+        return sharded, line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
     except CommandError:
-        return layout
-    sp = layout.tp > 1 and (said or sequence_parallel)
-    return replace(layout, zero=int(sharded), sequence_parallel=sp)
+        return False, False
+
+
+def layout_in(command: str, layout: Layout) -> Layout:
+    """Return a layout with what the command says of sharding and of sequence parallelism."""
+    sharded, sp = switched_on(command)
+    return replace(layout, zero=int(sharded), sequence_parallel=layout.tp > 1 and sp)
 
 
 def with_recompute(layout: Layout, params: Mapping[str, Value]) -> Layout:

@@ -10,9 +10,10 @@ from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chu
 from zenith_tune.presets.megatron.command import OPTIONS
 from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS, MegatronJob
 from zenith_tune.presets.megatron_lm.options import pipeline_layout
-from zenith_tune.presets.megatron_lm.overlap import GATHER, GRADS, SWITCH, module_of, own_modules, wanted_overlap
 from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
-from zenith_tune.presets.megatron_lm.rules import FOLDED_EXPERTS, VIRTUAL_STAGES
+from zenith_tune.presets.megatron_lm.overlap import module_of, own_modules, wanted_overlap
+from zenith_tune.presets.megatron_lm.rules import GATHER, GRADS, SWITCH
+from zenith_tune.presets.megatron_lm.version import FOLDED_EXPERTS, VIRTUAL_STAGES
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names
 from zenith_tune.study.parameters import Value
@@ -104,7 +105,7 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
 def _expert_sizes(job: MegatronJob) -> dict[str, str]:
     if not job.has_experts:
         return {}
-    return EXPERTS if job.rules.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
+    return EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
 
 
 def _owners(option: str, names: list[str]) -> list[str]:
@@ -130,7 +131,7 @@ def _pipeline(job: MegatronJob, at: Layout) -> Wanted:
     if model is not None and is_laid_out(model.num_layers, pp=at.pp, vp=at.vp):
         chunks = laid_out_chunks(model.num_layers, pp=at.pp, vp=at.vp)
         return {**wanted, LAYOUT: pipeline_layout(chunks, num_mtp_layers=model.num_mtp_layers)}
-    if at.vp > 1 and model is not None and not job.rules.has(VIRTUAL_STAGES):
+    if at.vp > 1 and model is not None and not job.features.has(VIRTUAL_STAGES):
         return {**wanted, PER_CHUNK: model.num_layers // (at.pp * at.vp)}
     if at.vp > 1:
         wanted[VIRTUAL] = at.vp

@@ -20,9 +20,10 @@ from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.rules import VersionRules
 from zenith_tune.presets.megatron_lm.run import find_pretrain_run, pretrain_kind, why_unread
+from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun
@@ -72,9 +73,14 @@ class MegatronJob:
     """Of the Megatron tree that the command uses; None where it is not found."""
 
     @property
-    def rules(self) -> VersionRules:
-        """Return what that version has and refuses."""
-        return VersionRules(self.version)
+    def features(self) -> VersionFeatures:
+        """Return what that version has."""
+        return VersionFeatures(self.version)
+
+    @property
+    def facts(self) -> JobFacts:
+        """Return what the rules of layouts ask; nothing before a command is known."""
+        return JobFacts() if self.model is None else JobFacts.of(self.model, self.job)
 
     @property
     def has_experts(self) -> bool:

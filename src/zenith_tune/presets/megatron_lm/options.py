@@ -71,7 +71,7 @@ def low_precision(precision: str) -> Options:
 
 def has_layout(target: Target) -> bool:
     """Tell whether the pipeline is written down chunk by chunk, which says the virtual stages too."""
-    return is_laid_out(target.model.num_layers, pp=target.layout.pp, vp=target.layout.vp)
+    return bool(is_laid_out(target.model.num_layers, pp=target.layout.pp, vp=target.layout.vp))
 
 
 def layout_notes(target: Target, option: str) -> list[str]:

@@ -1,146 +1,15 @@
-"""Which communication a trial overlaps with compute: of data-parallel, tensor-parallel and expert-parallel ranks.
-
-Each rule is one of validate_args or TransformerConfig of Megatron-LM main of 2026-08-22, unless it names releases.
-
-What switches that stand in the user's command ask of a layout: Megatron-LM refuses to start with any other.
-
-Each is checked by megatron/training/arguments.py (validate_args) or TransformerConfig of main of 2026-08-22.
-"""
+"""What is tried beside the layout: communication that is overlapped with compute, and modules that are recomputed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Self
+from collections.abc import Callable, Mapping
 
 from zenith_tune.describe.megatron.args import MegatronArgs, is_local
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm.job import MegatronJob
-from zenith_tune.presets.megatron_lm.rules import EXPERT_OVERLAP, MODULES, SHARED_EXPERTS
+from zenith_tune.presets.megatron_lm.rules import GATHER, GRADS, SWITCH, own_overlap
+from zenith_tune.presets.megatron_lm.version import EXPERT_OVERLAP, MODULES, SHARED_EXPERTS
 from zenith_tune.study.parameters import Value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TunedLayout(Layout):
-    """Hold what the planner cannot tell apart: to it they are one layout, to a study they are different runs."""
-
-    overlap: str = "none"
-    """Of data-parallel communication with compute: none, grads, or params, which is both."""
-    tp_overlap: bool = False
-    ep_overlap: bool = False
-    module: str = ""
-    """The one that selective recomputation takes; empty for those that the command has."""
-
-    @classmethod
-    def of(cls, layout: Layout) -> Self:
-        """Return a layout with nothing beside it."""
-        return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
-
-
-Holds = Callable[[Layout, Layout], bool]
-"""Whether a layout will do, given the one that the command has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """Hold an option and its need; `values` are those that need it, none for whatever it is set to."""
-
-    option: str
-    need: str
-    holds: Holds
-    values: tuple[str, ...] = ()
-    about_recompute: bool = False
-
-    def is_in(self, args: MegatronArgs) -> bool:
-        """Tell whether a command has the switch; one that is set to 0 is off."""
-        value = args.text(self.option)
-        return args.has(self.option) and (value in self.values if self.values else value != "0")
-
-    def reason(self, at: Layout, start: Layout) -> str | None:
-        """Return why a layout will not do."""
-        if self.holds(at, start):
-            return None
-        return f"{' '.join((self.option, *self.values[:1]))} in your command needs {self.need}"
-
-
-def _is_full(at: Layout) -> bool:
-    return at.recompute.startswith("full")
-
-
-TP_OVERLAP, EP_OVERLAP = "--tp-comm-overlap", "--overlap-moe-expert-parallel-comm"
-WITH_STEP, OFFLOADING = "--overlap-param-gather-with-optimizer-step", "--cpu-offloading-num-layers"
-_GRAPHS = (("--enable-cuda-graph", ()), ("--external-cuda-graph", ()), ("--cuda-graph-impl", ("local",)))
-SWITCHES: tuple[Switch, ...] = (
-    Switch(option="--transformer-impl", values=("local",), need="cp 1", holds=lambda at, start: at.cp == 1),
-    Switch(option=TP_OVERLAP, need="sequence parallelism", holds=lambda at, start: at.sequence_parallel),
-    Switch(option="--defer-embedding-wgrad-compute", need="pp above 1", holds=lambda at, start: at.pp > 1),
-    Switch(
-        option="--no-overlap-p2p-communication",
-        need="vp 1, or pp above 2",
-        holds=lambda at, start: at.vp == 1 or at.pp > 2,
-    ),
-    Switch(option=WITH_STEP, need="vp above 1", holds=lambda at, start: at.vp > 1),
-    *(
-        Switch(option=option, need="the distributed optimizer", holds=lambda at, start: at.zero > 0)
-        for option in (WITH_STEP, "--fp8-param-gather")
-    ),
-    Switch(
-        option="--hierarchical-context-parallel-sizes",
-        need="cp as it is",
-        holds=lambda at, start: at.cp == start.cp,
-    ),
-    Switch(
-        option="--use-tp-pp-dp-mapping",
-        need="dp equal to edp where pp is above 1",
-        holds=lambda at, start: at.pp == 1 or at.dp == at.edp,
-    ),
-    Switch(option=EP_OVERLAP, need="ep above 1", holds=lambda at, start: at.ep > 1),
-    Switch(option=EP_OVERLAP, need="vp above 1 where pp is", holds=lambda at, start: at.pp == 1 or at.vp > 1),
-    Switch(
-        option=EP_OVERLAP,
-        need="no full recomputation",
-        holds=lambda at, start: not _is_full(at),
-        about_recompute=True,
-    ),
-    Switch(option=OFFLOADING, need="pp 1", holds=lambda at, start: at.pp == 1),
-    Switch(
-        option=OFFLOADING,
-        need="no recomputation",
-        holds=lambda at, start: at.recompute == "none",
-        about_recompute=True,
-    ),
-    Switch(
-        option="--distribute-saved-activations",
-        need="full recomputation and tp above 1 without sequence parallelism",
-        holds=lambda at, start: _is_full(at) and at.tp > 1 and not at.sequence_parallel,
-        about_recompute=True,
-    ),
-    *(
-        Switch(
-            option=option,
-            values=values,
-            need="no full recomputation",
-            holds=lambda at, start: not _is_full(at),
-            about_recompute=True,
-        )
-        for option, values in (
-            *_GRAPHS,
-            ("--cuda-graph-impl", ("transformer_engine",)),
-            ("--moe-layer-recompute", ()),
-        )
-    ),
-)
-
-
-def switches_in(args: MegatronArgs) -> tuple[Switch, ...]:
-    """Return the switches that a command has.
-
-    >>> [switch.need for switch in switches_in(MegatronArgs.of(["--tp-comm-overlap", "--bf16"]))]
-    ['sequence parallelism']
-    """
-    return tuple(switch for switch in SWITCHES if switch.is_in(args))
-
 
 OPTION = "--recompute-modules"
 SELECTIVE = "selective/"
@@ -176,7 +45,7 @@ def _has_no_fp8(job: MegatronJob) -> bool:
 
 
 def _has_shared_experts(job: MegatronJob, model: ModelSpec) -> bool:
-    is_known = job.rules.has(SHARED_EXPERTS)
+    is_known = job.features.has(SHARED_EXPERTS)
     return is_known and model.shared_ffn_hidden > 0 and not job.args.has("--moe-shared-expert-overlap")
 
 
@@ -194,7 +63,7 @@ def module_values(job: MegatronJob) -> list[str]:
     """Return the kinds of selective recomputation with one module each, but for the command's own."""
     if (
         job.model is None
-        or not job.rules.has(MODULES)
+        or not job.features.has(MODULES)
         or job.args.first(*MODULES_EXCLUDED_BY)
         or captures_graphs(job.args)
     ):
@@ -231,9 +100,6 @@ def captures_graphs(args: MegatronArgs) -> bool:
     return args.first(*GRAPHS) is not None or args.text("--cuda-graph-impl") not in (None, "none")
 
 
-OVERLAPS = ("overlap", "tp_overlap", "ep_overlap")
-GRADS, GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
-SWITCH = {"tp_overlap": TP_OVERLAP, "ep_overlap": EP_OVERLAP}
 KINDS = ("params", "grads", "none")
 DISPATCHERS = ("alltoall", "flex")
 FIXED_BY = ("--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release")
@@ -243,20 +109,6 @@ EXCLUDED_BY = (
     "--moe-layer-recompute",
     "--overlap-dispatch-backward-with-experts-wgrad",
 )
-SAVES_PARAMS = "--save-params-interval"
-PIPELINED_MTP = ((0, 16), (0, 17))
-"""The releases that overlap multi-token prediction in a pipeline alone."""
-
-
-def own_overlap(name: str, args: MegatronArgs) -> Value:
-    """Return what a command overlaps.
-
-    >>> own_overlap("overlap", MegatronArgs.of(["--overlap-grad-reduce"]))
-    'grads'
-    """
-    if name != "overlap":
-        return args.has(SWITCH[name])
-    return "params" if args.has(GATHER) else "grads" if args.has(GRADS) else "none"
 
 
 def overlap_values(name: str, job: MegatronJob, *, can_shard: bool) -> list[Value]:
@@ -269,25 +121,6 @@ def overlap_values(name: str, job: MegatronJob, *, can_shard: bool) -> list[Valu
     else:
         others = [True, False] if _may_overlap_experts(job) else []
     return [own, *(value for value in others if value != own)]
-
-
-def overlap_reasons(name: str, job: MegatronJob, at: Layout) -> Iterator[str]:
-    """Yield why what a point overlaps does not go with its layout, recomputation apart."""
-    if not isinstance(at, TunedLayout):
-        return
-    if name == "overlap":
-        yield from _data_parallel_reasons(job, at)
-    elif getattr(at, name):
-        yield from (f"{name} needs {need}" for need in _needs(name, job, at, about_recompute=False))
-
-
-def recompute_reasons(job: MegatronJob, at: Layout) -> Iterator[str]:
-    """Yield why what a point overlaps does not go with what it recomputes."""
-    if not isinstance(at, TunedLayout) or not at.ep_overlap:
-        return
-    yield from (f"ep_overlap needs {need}" for need in _needs("ep_overlap", job, at, about_recompute=True))
-    if at.module == "moe":
-        yield "ep_overlap needs experts that are not recomputed, but got selective/moe"
 
 
 def wanted_overlap(params: Mapping[str, Value]) -> dict[str, Value | None]:
@@ -306,7 +139,7 @@ def _may_overlap_experts(job: MegatronJob) -> bool:
     if model is None or not job.has_experts or args.first(*FIXED_BY, *EXCLUDED_BY):
         return False
     return (
-        job.rules.has(EXPERT_OVERLAP)
+        job.features.has(EXPERT_OVERLAP)
         and args.text("--moe-token-dispatcher-type") in DISPATCHERS
         and args.first("--bf16", "--fp16") is not None
         and model.num_mtp_layers <= 1
@@ -314,31 +147,3 @@ def _may_overlap_experts(job: MegatronJob) -> bool:
         and not captures_graphs(args)
         and "moe" not in own_modules(job)
     )
-
-
-def _data_parallel_reasons(job: MegatronJob, at: TunedLayout) -> Iterator[str]:
-    if at.overlap == "params" and not at.zero:
-        yield "overlap params needs the distributed optimizer, but got zero 0"
-    if at.overlap == "params" and job.args.has(SAVES_PARAMS):
-        yield f"{SAVES_PARAMS} in your command needs overlap other than params"
-    if at.overlap != "params" and job.args.has(WITH_STEP):
-        yield f"{WITH_STEP} in your command needs overlap params, but got {at.overlap}"
-    alone = at.dp * at.cp == 1 and (not job.has_experts or at.edp == 1)
-    if alone and at.overlap != (only := _tried_alone(job, at)):
-        yield f"overlap is without effect on one data-parallel rank: tried as {only}, but got {at.overlap}"
-
-
-def _tried_alone(job: MegatronJob, at: Layout) -> Value:
-    own = own_overlap("overlap", job.args)
-    return "none" if own == "params" and not at.zero else own
-
-
-def _needs(name: str, job: MegatronJob, at: Layout, *, about_recompute: bool) -> Iterator[str]:
-    """Yield what the switch of an axis needs that a layout has not."""
-    for switch in SWITCHES:
-        is_asked = switch.option == SWITCH[name] and switch.about_recompute == about_recompute
-        if is_asked and not switch.holds(at, job.start):
-            yield switch.need
-    has_mtp = job.model is not None and job.model.num_mtp_layers > 0
-    if name == "ep_overlap" and not about_recompute and has_mtp and at.pp == 1 and job.rules.release in PIPELINED_MTP:
-        yield f"pp above 1 with multi-token prediction in Megatron {'.'.join(map(str, job.rules.release))}"

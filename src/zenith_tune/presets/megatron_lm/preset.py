@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
@@ -22,12 +23,16 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
-from zenith_tune.presets.megatron_lm.rules import version_note
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.units import whole
+
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout_batch import LayoutBatch
+    from zenith_tune.layouts.points import PointTable
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")
@@ -163,6 +168,10 @@ class MegatronLmPreset(TuningPreset):
 
     def points(self) -> Iterator[Params]:
         return self._space().points()
+
+    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
+        space = self._space(command)
+        return ((space.layouts(table), table) for table in space.tables())
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space().layout(params)

@@ -10,29 +10,34 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.megatron.args import is_local
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.layouts import constraints
 from zenith_tune.layouts.layout import Layout, divisors, parse_values
-from zenith_tune.layouts.layout_rules import RULES
 from zenith_tune.layouts.pipeline import ACCOUNTED, is_accounted, is_even, layers_per_chunk
+from zenith_tune.layouts.rules import LayoutRule, first_reason, legal
 from zenith_tune.presets.megatron_lm.job import MegatronJob, recompute_name
-from zenith_tune.presets.megatron_lm.overlap import (
+from zenith_tune.presets.megatron_lm.overlap import SELECTIVE, module_of, module_values, overlap_values
+from zenith_tune.presets.megatron_lm.rules import (
+    BLOCK_IN_CHUNK,
+    ETP_TRIED,
     OVERLAPS,
-    SELECTIVE,
     SWITCH,
     TunedLayout,
-    module_of,
-    module_values,
-    overlap_reasons,
-    overlap_values,
+    expert_rules,
+    overlap_recompute_rules,
+    overlap_rules,
     own_overlap,
-    recompute_reasons,
+    planner_rules,
+    switch_rules,
     switches_in,
 )
 from zenith_tune.study.parameters import CategoricalParameter, Params, Value
+
+if TYPE_CHECKING:
+    from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
+    from zenith_tune.layouts.points import PointTable
 
 ALWAYS = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "recompute")
 MODULES = "modules"
@@ -77,13 +82,24 @@ class MegatronLmSpace:
     def __init__(self, job: MegatronJob, limits: SearchLimits) -> None:
         self.job, self._limits = job, limits
         self.searched = _searched(limits.search, job)
-        decided = {SWITCH[name] for name in self.searched if name in SWITCH}
-        self._switches = [switch for switch in switches_in(job.args) if switch.option not in decided]
         self._start = TunedLayout.of(job.start) if self.searched & {*OVERLAPS, MODULES} else job.start
-        # Between 1 and tp it lies between these two, beyond it cuts experts with more traffic than ep does.
-        self._tries_every_etp = "etp" not in self.searched or "etp" in search_names(limits.search)
+        self._sp_follows_tp = "sequence_parallel" not in self.searched and job.can_sequence_parallel
+        self._facts, self._rules = job.facts, planner_rules(job)
+        self._own_rules, self._recompute_rules = self._command_rules()
+        self._overlap_rules = {name: overlap_rules(name, job) for name in OVERLAPS if name in self.searched}
         self.choices: dict[str, tuple[Value, ...]] = self._choices()
-        self._recompute: dict[tuple[int, ...], list[Value]] = {}
+
+    def _command_rules(self) -> tuple[list[LayoutRule], list[LayoutRule]]:
+        """Return what the command and its version ask: of sizes, and of recomputation."""
+        job, decided = self.job, {SWITCH[name] for name in self.searched if name in SWITCH}
+        switches = [switch for switch in switches_in(job.args) if switch.option not in decided]
+        # Between 1 and tp it lies between these two, beyond it cuts experts with more traffic than ep does.
+        tries_every_etp = "etp" not in self.searched or "etp" in search_names(self._limits.search)
+        own = [] if tries_every_etp else [ETP_TRIED]
+        own += expert_rules(job.features) if job.has_experts else []
+        recompute = switch_rules(switches, job.start, about_recompute=True)
+        recompute += overlap_recompute_rules(job) if "ep_overlap" in self.searched else []
+        return own + switch_rules(switches, job.start, about_recompute=False), [*recompute, BLOCK_IN_CHUNK]
 
     def parameters(self) -> dict[str, CategoricalParameter]:
         """Return the search space."""
@@ -96,100 +112,63 @@ class MegatronLmSpace:
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         """Return the whole layout that a point stands for."""
-        at = self._start
+        layout = self._start
         for name in STAGES:
             if name in params:
-                at = self._with(at, name, params[name])
-        return at
+                layout = self._with(layout, name, params[name])
+        return layout
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        """Return the first rule that a point breaks, in words."""
-        at = self.layout(params)
-        reasons = (self._reason(rule, at) for rule in RULES)
-        if (reason := next((reason for reason in reasons if reason), None)) is not None:
-            return reason
-        overlaps = (reason for name in OVERLAPS if name in params for reason in overlap_reasons(name, self.job, at))
-        return next(itertools.chain(self._own_reasons(at), overlaps, self._recompute_reasons(at)), None)
+        """Return why a point breaks the first rule that it breaks, or None."""
+        planned, overlaps = itertools.chain(*self._rules.values()), itertools.chain(*self._overlap_rules.values())
+        rules = itertools.chain(planned, self._own_rules, overlaps, self._recompute_rules)
+        return first_reason(rules, self._facts, self.layout(params))
 
     def points(self) -> Iterator[Params]:
-        """Yield every point that breaks no rule; what one value rules out is never put together."""
-        blank = replace(self._start, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1)
-        return self._grow({}, blank, list(STAGES))
+        """Yield every point that breaks no rule."""
+        return (table.point(row) for table in self.tables() for row in range(len(table)))
 
-    def _grow(self, chosen: Params, at: Layout, stages: Sequence[str]) -> Iterator[Params]:
-        name, *later = stages
-        if name == "recompute":
-            for kind in self._recompute_choices(at):
-                yield {**chosen, name: kind}
-            return
-        values: Sequence[Value | None] = self.choices.get(name, (None,))
-        for value in values:
-            grown = at if value is None else self._with(at, name, value)
-            if any(self._reason(rule, grown) for rule in STAGES[name]):
-                continue
-            if name == "sequence_parallel" and next(self._own_reasons(grown), None):
-                continue
-            if name in OVERLAPS and value is not None and next(overlap_reasons(name, self.job, grown), None):
-                continue
-            yield from self._grow(chosen if value is None else {**chosen, name: value}, grown, later)
+    def tables(self) -> Iterator[PointTable]:
+        """Yield the points that break no rule, many at a time; what one value rules out is never put together."""
+        from zenith_tune.layouts.points import PointTable, grow
 
-    def _recompute_choices(self, at: Layout) -> list[Value]:
-        """Return the kinds of recomputation that go; they depend on few of the sizes, and are kept by these."""
-        key = (at.tp, at.pp, at.vp, at.ep, at.sequence_parallel, isinstance(at, TunedLayout) and at.ep_overlap)
-        if key not in self._recompute:
-            self._recompute[key] = [
-                value for value in self.choices["recompute"] if self._recomputes(self._with(at, "recompute", value))
-            ]
-        return self._recompute[key]
+        stages = dict(self._stages())
+        axes = [(name, self.choices[name]) for name in stages]
+        return grow(PointTable.of_one(), axes, lambda name, table: self._holds(stages[name], table))
 
-    def _recomputes(self, at: Layout) -> bool:
-        return not any(self._reason(rule, at) for rule in STAGES["recompute"]) and not any(self._recompute_reasons(at))
+    def layouts(self, table: PointTable) -> LayoutBatch:
+        """Return the layouts that rows of points stand for."""
+        from zenith_tune.presets.megatron_lm.batch import layouts_of
 
-    def _reason(self, rule: str, at: Layout) -> str | None:
-        job = self.job
-        if rule == "pipeline" and self._is_own_split(at):
-            return None
-        if job.model is not None:
-            return RULES[rule].explain(job.model, job.job, at) or job.rules.reason(rule, job.model, at)
-        if rule == "world":
-            return constraints.check_dense_world(at.num_gpus, tp=at.tp, pp=at.pp, cp=at.cp)
-        if rule == "batch":
-            world = constraints.check_dense_world(at.num_gpus, tp=at.tp, pp=at.pp, cp=at.cp)
-            return world or constraints.check_batch(at.global_batch, dp=at.dp, mbs=at.micro_batch)
-        return None
+        kinds = {str(kind): self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
+        return layouts_of(table, self._start, recompute=kinds, sp_follows_tp=self._sp_follows_tp)
 
-    def _is_own_split(self, at: Layout) -> bool:
-        start = self.job.start
-        return self.job.has_custom_split and (at.pp, at.vp) == (start.pp, start.vp)
+    def _stages(self) -> Iterator[tuple[str, list[LayoutRule]]]:
+        """Yield every parameter with the rules that can be told once its value is chosen."""
+        rules: list[LayoutRule] = []
+        for name, planned in STAGES.items():
+            rules += [rule for planner_rule in planned for rule in self._rules[planner_rule]]
+            rules += self._overlap_rules.get(name, [])
+            rules += self._own_rules if name == "sequence_parallel" else []
+            rules += self._recompute_rules if name == "recompute" else []
+            if name in self.choices:
+                yield name, rules
+                rules = []
 
-    def _own_reasons(self, at: Layout) -> Iterator[str]:
-        if not self._tries_every_etp and at.etp not in (1, at.tp):
-            yield f"etp is tried as 1 and as tp unless search names it, but got {at.etp} with tp {at.tp}"
-        if self.job.has_experts:
-            yield from self.job.rules.expert_reasons(at)
-        for switch in self._switches:
-            if not switch.about_recompute and (reason := switch.reason(at, self.job.start)):
-                yield reason
+    def _holds(self, rules: list[LayoutRule], table: PointTable) -> BoolArray:
+        layouts = self.layouts(table)
+        allowed: BoolArray = (layouts.num_gpus == self.job.start.num_gpus) & legal(rules, self._facts, layouts)
+        return allowed
 
-    def _recompute_reasons(self, at: Layout) -> Iterator[str]:
-        for switch in self._switches:
-            if switch.about_recompute and (reason := switch.reason(at, self.job.start)):
-                yield reason
-        yield from recompute_reasons(self.job, at)
-        if at.recompute == "full/block" and self.job.model is not None:
-            chunk = layers_per_chunk(self.job.model.num_layers, pp=at.pp, vp=at.vp)
-            if at.recompute_layers >= chunk:
-                yield f"{recompute_name(at)} recomputes all {chunk} layers of a chunk, as full/uniform1 does"
-
-    def _with(self, at: Layout, name: str, value: Value) -> Layout:
+    def _with(self, layout: Layout, name: str, value: Value) -> Layout:
         fields: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
         if name == "recompute":
             fields = _recompute_fields(str(value))
-            if isinstance(at, TunedLayout):
+            if isinstance(layout, TunedLayout):
                 fields["module"] = module_of(str(value))
         elif name == "tp" and "sequence_parallel" not in self.searched:
-            fields["sequence_parallel"] = int(value) > 1 and self.job.can_sequence_parallel
-        return replace(at, **fields)
+            fields["sequence_parallel"] = int(value) > 1 and self._sp_follows_tp
+        return replace(layout, **fields)
 
     def _choices(self) -> dict[str, tuple[Value, ...]]:
         found: dict[str, tuple[Value, ...]] = {}
@@ -238,11 +217,11 @@ class MegatronLmSpace:
         return [size for size in divisors(job.start.num_gpus) if size <= most and self._goes_alone(name, size)]
 
     def _goes_alone(self, name: str, size: int) -> bool:
-        at = self._with(Layout(num_gpus=self.job.start.num_gpus), name, size)
+        layout = self._with(Layout(num_gpus=self.job.start.num_gpus), name, size)
         if name == "pp" and size == self.job.start.pp:
-            at = replace(at, vp=self.job.start.vp)
+            layout = replace(layout, vp=self.job.start.vp)
         rules = ("pipeline",) if name == "pp" else STAGES[name]
-        return not any(self._reason(rule, at) for rule in rules)
+        return first_reason((rule for each in rules for rule in self._rules[each]), self._facts, layout) is None
 
     def _chunks(self) -> list[int]:
         """Return chunks per rank that cut the layers evenly for some pipeline, or a few where none does."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.layouts.layout import layout_name
+from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.planner.plan import CAUSES
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import EvalFunction, TrialsUnderWay, TunedJob, TuningStrategy
@@ -61,7 +62,8 @@ class GuidedStrategy(TuningStrategy):
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
         self._refuse_files(job)
-        if next(iter(job.points()), None) is None:
+        tables = job.tables()
+        if next(iter(job.points() if tables is None else tables), None) is None:
             raise UsageError(NO_POINTS)
         self._job = job
 
@@ -113,11 +115,12 @@ class _Search:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
         self._job, self._strategy, self._subject = job, strategy, job.subject
         experts = bool(job.subject.model.num_experts)
-        self.candidates: Candidates = Candidates.of(job.points(), job.layout, has_experts=experts)
-        if not len(self.candidates):
+        found = Candidates.of_job(job, has_experts=experts)
+        if found is None:
             raise UsageError(NO_POINTS)
+        self.candidates: Candidates = found
         self.calibration, origin = strategy.calibration()
-        prior = prior_of(job.subject, self.calibration, self.candidates.batch())
+        prior = prior_of(job.subject, self.calibration, self.candidates.batch)
         self.picker: Acquisition = Acquisition(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
         self._teacher: TrialObserver = TrialObserver(
             self.picker, direction, float(job.subject.cluster.gpu.memory_bytes)
@@ -136,7 +139,7 @@ class _Search:
             for pick, trial in ended:
                 self._learn(pick, trial)
             if has_room and (pick_next := self.picker.pick()) is not None:
-                under_way.start(pick_next, self.candidates.points[pick_next.index], pick_next.why)
+                under_way.start(pick_next, self.candidates.point(pick_next.index), pick_next.why)
             elif under_way:
                 under_way.wait()
             else:
@@ -169,10 +172,9 @@ class _Search:
 
     def findings(self) -> Findings:
         """Return predicted against measured."""
-        prior, layouts = self.picker.prior, self.candidates.layouts
+        prior = self.picker.prior
         rows = [
-            review_row(prior, pick.index, layouts[pick.index], pick.expected_s, log_step, trial)
-            for pick, trial, log_step in self._tried
+            review_row(prior, pick.index, pick.expected_s, log_step, trial) for pick, trial, log_step in self._tried
         ]
         measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
         errors = [math.expm1(log_step - math.log(expected_s)) for expected_s, log_step in measured]
@@ -212,9 +214,7 @@ LEAST_SHARE = 0.05
 COLUMNS = ("trial", "paper s", "expected s", "took s", "off", "paper GiB", "peak GiB", "layout")
 
 
-def review_row(
-    prior: Prior, index: int, layout: Layout, expected_s: float, log_step: float | None, trial: Trial
-) -> tuple[str, ...]:
+def review_row(prior: Prior, index: int, expected_s: float, log_step: float | None, trial: Trial) -> tuple[str, ...]:
     """Return a row of the table: a layout as it was estimated, as it was expected when picked, and as it was."""
     paper_s, memory = math.exp(prior.log_step[index]), float(prior.estimate.memory_bytes[index])
     measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
@@ -222,7 +222,7 @@ def review_row(
     peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
     number = "base" if trial.is_baseline else str(trial.number if trial.number is not None else "")
     figures = (f"{paper_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
-    return (number, *figures, layout_name(layout))
+    return (number, *figures, layout_name(layout_at(prior.layouts, index)))
 
 
 def limits_of_best(prior: Prior, index: int) -> str:
