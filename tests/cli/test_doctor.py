@@ -230,7 +230,7 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
         (["broken"], "must be what a study writes, but is not"),
         (["unsuccessful"], "went well or ran out of memory"),
         (["plain.log"], "must dump its arguments, as Megatron-LM does, but does not: give the command too"),
-        (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], "must tell a speed, or that memory ran out, but does not"),
+        (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], "plain.log must have a speed"),
         ([*H100, "--", "echo", "hello"], "no preset recognises the command"),
         (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], "unknown GPU 'h10'; did you mean 'h100'?"),
         (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], "cluster=h100x8"),

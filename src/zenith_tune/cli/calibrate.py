@@ -41,7 +41,7 @@ MAX_BYTES = 4 * 2**20
 def calibrate(**options: Any) -> int:
     """Fit the coefficients of the planner's estimates to what was measured, and write them to a file.
 
-    What your runs do not tell stays as in the calibration that comes with the package. The error is that on runs which
+    What your runs leave open stays as in the calibration that comes with the package. The error is that on runs which
     the coefficients were not fitted to.
 
     \b

@@ -28,7 +28,7 @@ NAMED = ("heads", "kv_heads", "head_dim", "vocab", "tied", "whole_experts", "any
 def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that describe a model's shape, and those that both commands have."""
     options = [
-        click.option("--model", metavar="NAME|PATH", help="The model's name or config.json: tells all that follows."),
+        click.option("--model", metavar="NAME|PATH", help="The model's name or config.json: gives all that follows."),
         click.option("--heads", type=COUNT, metavar="N", help="Attention heads."),
         click.option("--kv-heads", type=COUNT, metavar="N", help="Query groups, heads of keys and values."),
         click.option("--head-dim", type=COUNT, metavar="N", help="Size of a head."),

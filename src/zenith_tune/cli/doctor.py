@@ -46,7 +46,7 @@ class _BeforeCommand(click.Command):
               help="Where it runs, e.g. h100x64. [default: the study's; this machine]")  # fmt: skip
 @topology_option()
 @click.option("--preset", metavar="NAME", help="What reads the command. [default: the study's, or by the command]")
-@args_option("What the command does not tell: n_gpus=64,gbs=512,model=llama3-70b,vocab=128256.")
+@args_option("What the command does not say: n_gpus=64,gbs=512,model=llama3-70b,vocab=128256.")
 @risk_option("Propose nothing that runs out of memory with this probability or more.")
 @calibration_option()
 @study_place
@@ -57,7 +57,7 @@ class _BeforeCommand(click.Command):
 def doctor(context: click.Context, /, target: Path | None, **options: Any) -> int:
     """Name what slows a run down, with its number, and the change that helps, with the gain that the planner predicts.
 
-    STUDY is a study's name, its folder, or its study.json, LOG what a run printed; Megatron-LM's log tells its job
+    STUDY is a study's name, its folder, or its study.json, LOG what a run printed; Megatron-LM's log states its job
     itself, other logs need the COMMAND too. A command alone is diagnosed by its plan.
 
     \b

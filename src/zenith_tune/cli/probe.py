@@ -47,8 +47,8 @@ NUM_STEPS = 3
 @click.option("--gpus", type=COUNT, metavar="N", help="GPUs of the cluster. [default: the command's]")
 @click.option("--cluster", metavar="NAME|PATH", help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")
 @click.option("--gbs", type=BATCH, metavar="N", help="Global batch. [default: the command's]")
-@click.option("--model", metavar="NAME|PATH", help="The model, where the command does not tell its shape.")
-@click.option("--vocab", type=COUNT, metavar="N", help="Vocabulary, where only a tokenizer tells it.")
+@click.option("--model", metavar="NAME|PATH", help="The model, where the command does not state its shape.")
+@click.option("--vocab", type=COUNT, metavar="N", help="Vocabulary, where only a tokenizer knows it.")
 @click.option("--steps", type=COUNT, default=NUM_STEPS, show_default=True, metavar="N",
               help="Whole steps to measure on each rank.")  # fmt: skip
 @click.option("--timeout", type=float, metavar="S", help="End a rank after S seconds.")

@@ -1,4 +1,4 @@
-"""A run that is diagnosed: model, cluster, job and layout, as its command tells them, with what was measured."""
+"""A run that is diagnosed: model, cluster, job and layout, as its command says, with what was measured."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def from_command(command: str, hints: RunHints) -> DiagnosedRun:
     preset.bind(command)
     point = preset.own_point(command)
     if point is None:
-        problem = f"preset {name} cannot tell the layout that the command has"
+        problem = f"preset {name} cannot read the layout of the command"
         unasked = [f"{each.hint}, as {each.finding}" for each in preset.implicit_defaults(command)]
-        ways = [*unasked, "give the folder of a study, whose trials tell theirs"]
+        ways = [*unasked, "give the folder of a study, whose trials have theirs"]
         raise UsageError(f"{problem}: {'; or '.join(ways)}")
     run = run_of_point(preset, name, command, point)
     return replace(run, origin=hints.origin(emitted(name, command), preset.implicit_defaults(command)))
@@ -144,7 +144,7 @@ def emitted(preset: str, command: str) -> str:
 
 
 def _listed(line: ParsedCommand, option: str) -> tuple[str, ...]:
-    """Return the words that follow an option, up to the next one."""
+    """Return the values that follow an option, up to the next one."""
     words = line.text.replace(f"{option}=", f"{option} ").split()
     if option not in words:
         return ()
@@ -198,9 +198,7 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
         said = MegatronArgs(ParsedCommand.of(command))
         defaults = _stated_by(command, said)
     except CommandError as error:
-        raise UsageError(
-            f"{PRESET} cannot tell the layout that the command has ({error})", hint="write it out"
-        ) from None
+        raise UsageError(f"{PRESET} cannot read the layout of the command ({error})", hint="write it out") from None
     args = typed(MegatronPreset, hints.all_args, PRESET, defaults={"n_gpus": 0, "gbs": 0, **defaults})
     for name, option in (("n_gpus", "--nproc-per-node or NPROC_PER_NODE"), ("gbs", OPTIONS["gbs"])):
         if name not in defaults and name not in hints.all_args:
@@ -216,7 +214,7 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
 
 
 def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
-    """Return the preset's arguments that the command itself tells."""
+    """Return the preset's arguments that the command itself states."""
     is_swift = runs_ms_swift(command)
     found: dict[str, Any] = {
         "n_gpus": started_gpus(command) or _by_variables(said.line),
@@ -227,7 +225,7 @@ def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
 
 
 def _by_variables(line: ParsedCommand) -> int | None:
-    """Return the GPUs that the variables of ms-swift's launcher tell."""
+    """Return the GPUs that the variables of ms-swift's launcher state."""
     variables = {**os.environ, **line.assignments()}
     per_node = whole(variables.get("NPROC_PER_NODE", ""))
     return per_node * (whole(variables.get("NNODES", "")) or 1) if per_node else None

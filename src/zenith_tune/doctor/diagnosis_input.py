@@ -1,4 +1,4 @@
-"""A run to be diagnosed: its layout, what was measured of it, and the planner that tells what others would do."""
+"""A run to be diagnosed: its layout, what was measured of it, and the planner that estimates others."""
 
 from __future__ import annotations
 

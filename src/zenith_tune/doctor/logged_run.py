@@ -184,11 +184,9 @@ def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str) ->
     if found is None:
         reason = failure.message if failure is not None else why
         raise UsageError(
-            f"{path} must tell a speed, or that memory ran out, but does not ({reason})", hint="give another log"
+            f"{path} must have a speed, or an out-of-memory error, but does not ({reason})", hint="give another log"
         )
     if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
-        raise UsageError(
-            f"{path} tells of steps of {found.step_s:g} s, which no training takes", hint="give another log"
-        )
+        raise UsageError(f"{path} has steps of {found.step_s:g} s, which no training takes", hint="give another log")
     peak = positive(found.peak_memory_bytes)
     return Measured(step_s=found.step_s, peak_bytes=peak)

@@ -24,7 +24,7 @@ class ExportedTrial:
     metrics: Mapping[str, float]
     """What was measured, by name; nothing that is no finite number."""
     tags: Mapping[str, str]
-    """What was told: the outcome, the cause of a failure, the command."""
+    """In text: the outcome, the cause of a failure, the command."""
     is_baseline: bool = False
     went_well: bool = False
     started_s: float | None = None

@@ -31,7 +31,7 @@ _HINT = "give another --mlflow, such as sqlite:///mlflow.db or http://host:5000"
 _DEFAULTS = {
     # Nobody but the store that is named hears of a study.
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # A server that is away is told in seconds, not minutes.
+    # A server that is away is reported in seconds, not minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
 

@@ -66,7 +66,7 @@ def probed_stages(pp: int) -> list[int]:
 
 
 def probed_micro_batches(layout: Layout) -> int:
-    """Return how many micro-batches tell all: twice the pipeline holds as many at once as any larger number.
+    """Return how many micro-batches are enough: twice the pipeline holds as many at once as any larger number.
 
     >>> probed_micro_batches(Layout(num_gpus=32, tp=8, pp=4, global_batch=64))
     8

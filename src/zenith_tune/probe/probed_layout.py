@@ -36,7 +36,7 @@ class StageProbe:
     device_bytes: int | None = None
     gpu: str = ""
     source: str = ""
-    """Who told: the hook inside the process, its log, or nvidia-smi."""
+    """Where the figures are from: the hook inside the process, its log, or nvidia-smi."""
     duration_s: float = 0.0
     command: str = ""
 

@@ -97,5 +97,5 @@ class JsonLinesReporter(StudyListener):
     def _write(self, event: str, content: Mapping[str, Any]) -> None:
         # NaN is no JSON: a value is finite or None, so a NaN here is a bug that must be seen.
         line = json.dumps({"event": event, **content}, allow_nan=False, default=str)
-        self._stream.write(line + "\n")  # at once: several threads may tell
+        self._stream.write(line + "\n")  # at once: several threads may write
         self._stream.flush()

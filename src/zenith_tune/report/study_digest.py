@@ -28,7 +28,7 @@ from zenith_tune.study.trial import Outcome, Prediction
 from zenith_tune.units import count
 
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5
-"""How much of a log is shown: a failure is told by it, a success is not."""
+"""How much of a log is shown: it explains a failure, not a success."""
 MAX_CAUSES = 6
 
 
@@ -111,7 +111,7 @@ class StudyDigest:
             snapshot = _snapshot(each, preset.label(each))
             if not each.is_running:
                 self._trials[each.number] = snapshot
-        # A strategy tells what it expected at its end, long after a trial's.
+        # A strategy reports what it expected at its end, long after a trial's.
         predicted = predicted_object(planned, expected, preset.predicted(each))
         return {**snapshot, "gain": None if each.is_running else view.study.gain_of(each.trial), "predicted": predicted}
 

@@ -1,8 +1,6 @@
-"""The memory that a trial which ran out of it would have needed: what its last words tell, or else a bound.
+"""What is shown of a trial beside its measurements: the memory that it would have needed, and what was predicted.
 
-What was predicted of a trial, and by whom: its strategy's own word goes before its preset's, and that before a plan.
-
-A strategy learns while it goes, so that what it expected of a trial is nearer than what the planner says on paper.
+A strategy's prediction comes before its preset's, and that before the planner's: a strategy learns as it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from zenith_tune.study.trial import Prediction
 
 
 def reported_capacity(causes: Iterable[str | None]) -> float | None:
-    """Return the memory of a GPU, as runs that were out of it tell."""
+    """Return the memory of a GPU, as runs that were out of it say."""
     found = (FailedAllocation.of(cause).capacity_bytes for cause in causes)
     return max((capacity for capacity in found if capacity), default=None)
 
@@ -36,10 +34,10 @@ def needed_memory(trials: Iterable[Json], capacity_bytes: float | None) -> dict[
     found = {}
     for trial in trials:
         if trial["state"] == "oom" and trial["failure"] != FailureKind.HOST_OUT_OF_MEMORY:
-            words, predicted = FailedAllocation.of(trial["cause"]), (trial["predicted"] or {}).get("memory_bytes")
-            limit = words.capacity_bytes or capacity_bytes or went_well
-            bounds = (limit, words.tried_bytes, trial["memory_bytes"], predicted)
-            needed = words.needed_bytes
+            failed, predicted = FailedAllocation.of(trial["cause"]), (trial["predicted"] or {}).get("memory_bytes")
+            limit = failed.capacity_bytes or capacity_bytes or went_well
+            bounds = (limit, failed.tried_bytes, trial["memory_bytes"], predicted)
+            needed = failed.needed_bytes
             least = needed or max(bound or 0.0 for bound in bounds)
             found[trial["number"]] = {"bytes": least or None, "is_bound": needed is None}
     return found

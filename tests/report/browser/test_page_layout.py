@@ -102,7 +102,7 @@ def test_the_blocks_of_a_long_pipeline_can_be_seen_on_a_phone(browser: Browser, 
     )
     assert widths[len(widths) // 2] >= 4
     assert browser.overflow() <= 0
-    assert "It goes on to the right." in browser.text("#timeline figcaption")
+    assert "to the right." in browser.text("#timeline figcaption")
 
 
 @pytest.mark.parametrize("width", [375, 1440])

@@ -44,7 +44,7 @@ class WatchImports:
 
 
 def watch_steps(optimizers: Any) -> None:
-    """Write a line after every step of an optimizer; those of Apex and Transformer Engine are torch's kin."""
+    """Write a line after every step of an optimizer; those of Apex and Transformer Engine are torch's too."""
     register = getattr(optimizers, "register_optimizer_step_post_hook", None)
     if register is not None:
         register(lambda optimizer, args, kwargs: note_step(id(optimizer)))

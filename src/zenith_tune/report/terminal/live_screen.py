@@ -58,7 +58,7 @@ class Shape:
 
 
 def shape_of(rows: Sequence[ScreenRow], width: int) -> Shape:
-    """Return the columns for a terminal; the layout gives way where it is narrow, and goes on below."""
+    """Return the columns for a terminal; the layout gives way where it is narrow, and continues below."""
     widths = [
         min(max([len(name), LEAST.get(name, 0), *(len(row.cells[column]) for row in rows)]), MOST.get(name, width))
         for column, name in enumerate(NAMES)

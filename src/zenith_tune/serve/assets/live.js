@@ -1,7 +1,7 @@
 // Keeps the page of a study up to date: connects to the events, draws what changed, and sends what the reader asks for.
 (() => {
 "use strict";
-const REDRAW_MS = 5000; // how often plots are drawn for trials that run; logs and clocks go on, and an end is drawn at once
+const REDRAW_MS = 5000; // how often plots are drawn for trials that run; logs and clocks continue, and an end is drawn at once
 const SILENCE_MS = 30000; // the server is heard every ten seconds
 const AGAIN_MS = 2000;
 
@@ -51,8 +51,8 @@ document.getElementById("top").after(make("section", { class: "live", id: "live-
   make("div", { class: "live-row" }, stateWord, paceWord, make("span", { class: "fill" }), chooser, pauseButton), running, said));
 
 const WORDS = {
-  running: () => "live", pausing: () => "pausing: what runs goes on to its end", paused: () => "paused", ended: () => "ended: the study is over",
-  stopped: () => "stopped: its tuner is gone; zenithtune optimize --resume goes on with it", unreadable: (live) => `cannot be read: ${live.problem}`,
+  running: () => "live", pausing: () => "pausing: what runs finishes", paused: () => "paused", ended: () => "ended: the study is over",
+  stopped: () => "stopped: its tuner is gone; zenithtune optimize --resume continues it", unreadable: (live) => `cannot be read: ${live.problem}`,
 };
 function drawBar() {
   const state = isLost ? "lost" : data.live.state;
@@ -127,7 +127,7 @@ function take(news) {
   data = { ...data, ...news.fields, now_s: news.now_s, trials: [...trials.values()].sort((one, other) => one.number - other.number) };
   drawBar();
   drawLogs(news.trials.filter((trial) => trial.state === "running"));
-  tell(before, news);
+  announce(before, news);
   const isKnown = (trial) => trial.state === "running" && before.trials.has(trial.number) && !(trial.log.length && !before.trials.get(trial.number).log.length);
   const isOnlyProgress = !news.is_all && Object.keys(news.fields).every((name) => name === "live") && news.trials.every(isKnown);
   clearTimeout(redraw);
@@ -138,12 +138,12 @@ function drawPage() {
   window.zenithtune.update(data);
   drawRunning();
 }
-function tell(before, news) {
+function announce(before, news) {
   const ended = news.trials.filter((trial) => trial.state !== "running" && before.trials.get(trial.number)?.state === "running");
-  const words = ended.slice(-3).map((trial) => `${nameOf(trial)} ended: ${trial.state}${typeof trial.value === "number" ? `, ${plain(trial.value)} ${data.unit}` : ""}`);
-  if (data.best !== before.best && data.best !== null) words.push(`trial ${data.best} is the best so far`);
-  if (data.live.state !== before.state) words.push(`the study is ${data.live.state}`);
-  if (words.length) setText(said, words.join(". "));
+  const lines = ended.slice(-3).map((trial) => `${nameOf(trial)} ended: ${trial.state}${typeof trial.value === "number" ? `, ${plain(trial.value)} ${data.unit}` : ""}`);
+  if (data.best !== before.best && data.best !== null) lines.push(`trial ${data.best} is the best so far`);
+  if (data.live.state !== before.state) lines.push(`the study is ${data.live.state}`);
+  if (lines.length) setText(said, lines.join(". "));
 }
 
 // The connection.
@@ -202,12 +202,12 @@ async function request(path) {
   }
 }
 function askPause() {
-  if (data.live.state === "running") ask("Pause the study?", "No further trial starts until it is told to go on; what runs goes on to its end.", "Pause", "/pause");
+  if (data.live.state === "running") ask("Pause the study?", "No further trial starts until you continue it; what runs finishes.", "Pause", "/pause");
   else ask("Go on with the study?", "Trials start again.", "Go on", "/resume");
 }
 function askCancel(number) {
   const trial = trials.get(number);
-  ask(`Cancel ${nameOf(trial)}?`, `${trial.is_baseline ? "Your own command" : trial.label} is ended within a second as cancelled by hand: it counts as a trial, is never the best, and runs again on --resume. The study goes on with the next one.`, "Cancel it", `/trial/${number}/cancel`);
+  ask(`Cancel ${nameOf(trial)}?`, `${trial.is_baseline ? "Your own command" : trial.label} is ended within a second as cancelled by hand: it counts as a trial, is never the best, and runs again on --resume. The study continues with the next one.`, "Cancel it", `/trial/${number}/cancel`);
 }
 
 drawBar();

@@ -62,7 +62,7 @@ class Page {
       el(
         "p",
         null,
-        `${this.data.made_by} · ${words.time(this.data.now_s)}${this.data.place ? ` · ${this.data.place}` : ""}`,
+        `${this.data.made_by} · ${format.time(this.data.now_s)}${this.data.place ? ` · ${this.data.place}` : ""}`,
       ),
     );
   }

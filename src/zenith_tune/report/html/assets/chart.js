@@ -60,7 +60,7 @@ class Chart {
     this.svg.addEventListener("click", (event) => this.onClick(event));
   }
 
-  axisX(domain, name, { whole = false, text = (value) => words.value(value) } = {}) {
+  axisX(domain, name, { whole = false, text = (value) => format.value(value) } = {}) {
     this.x = scale(domain, [this.box.left, this.box.right]);
     const count = Math.max(3, Math.floor((this.box.right - this.box.left) / 90));
     const shown = niceTicks(domain[0], domain[1], count, whole);
@@ -85,7 +85,7 @@ class Chart {
     );
   }
 
-  axisY(domain, name, { text = (value) => words.value(value) } = {}) {
+  axisY(domain, name, { text = (value) => format.value(value) } = {}) {
     this.y = scale(domain, [this.box.bottom, this.box.top]);
     for (const tick of niceTicks(domain[0], domain[1], Math.max(2, Math.floor(this.height / 55)))) {
       this.add(

@@ -1,6 +1,6 @@
 // The page of two studies side by side.
 function compareHeadline(data) {
-  const [first, second] = data.studies.map((study) => ({ ...study, name: words.short(study.name, 80) }));
+  const [first, second] = data.studies.map((study) => ({ ...study, name: format.short(study.name, 80) }));
   const verdict = data.verdict ? `${second.name} is ${data.verdict} ${first.name} at its best` : data.why_no_gain;
   return {
     body: el(
@@ -33,8 +33,8 @@ function compareProgress(data, width) {
     chart.steps(points, index ? "other-line" : "best-line", data.studies[index].last);
     for (const [place, value, label] of points)
       chart.point(chart.x(place), chart.y(value), index ? "other" : "ok", [
-        `${data.studies[index].name}: ${words.short(label, 80)}`,
-        words.value(value, data.unit),
+        `${data.studies[index].name}: ${format.short(label, 80)}`,
+        format.value(value, data.unit),
       ]);
   });
   return {
@@ -44,7 +44,7 @@ function compareProgress(data, width) {
       columns: ["study", "trial", "layout", data.unit || "value"],
       rows: () =>
         series.flatMap((points, index) =>
-          points.map(([place, value, label]) => [data.studies[index].name, String(place), label, words.value(value)]),
+          points.map(([place, value, label]) => [data.studies[index].name, String(place), label, format.value(value)]),
         ),
     }),
   };
@@ -54,9 +54,9 @@ function commonTable(data) {
   if (!data.common.length) return { empty: "No layout went well in both." };
   const [first, second] = data.studies;
   const columns = [
-    { key: "label", name: "layout", text: true, value: (r) => r.label, cell: (r) => words.short(r.label, 90) },
-    { key: "first", name: first.name, value: (r) => r.values[0], cell: (r) => words.value(r.values[0]) },
-    { key: "second", name: second.name, value: (r) => r.values[1], cell: (r) => words.value(r.values[1]) },
+    { key: "label", name: "layout", text: true, value: (r) => r.label, cell: (r) => format.short(r.label, 90) },
+    { key: "first", name: first.name, value: (r) => r.values[0], cell: (r) => format.value(r.values[0]) },
+    { key: "second", name: second.name, value: (r) => r.values[1], cell: (r) => format.value(r.values[1]) },
     { key: "gain", name: "gain", downFirst: true, value: (r) => r.gain, cell: (r) => gainWord(r.gain) },
   ];
   return {

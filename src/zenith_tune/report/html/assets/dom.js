@@ -1,4 +1,4 @@
-// Elements, words for numbers, the tooltip. Text only ever enters the page as text: nothing here parses HTML.
+// Elements, texts for numbers, the tooltip. Text only ever enters the page as text: nothing here parses HTML.
 const SVG = "http://www.w3.org/2000/svg";
 const GIB = 2 ** 30;
 
@@ -28,7 +28,7 @@ function shown(text) {
 }
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-const words = {
+const format = {
   value(value, unit) {
     if (!isNumber(value)) return "–";
     const size = Math.abs(value);
@@ -48,7 +48,7 @@ const words = {
     return `${Math.floor(minutes / 60)}h${String(minutes % 60).padStart(2, "0")}m`;
   },
   // Of a step three digits count, as in a terminal.
-  step: (value) => (isNumber(value) && value >= 1 && value < 10 ? `${value.toFixed(2)} s` : words.seconds(value)),
+  step: (value) => (isNumber(value) && value >= 1 && value < 10 ? `${value.toFixed(2)} s` : format.seconds(value)),
   whole: (value) => (isNumber(value) ? Math.round(value).toLocaleString("en") : "–"),
   time: (seconds) => (isNumber(seconds) ? new Date(seconds * 1000).toLocaleString() : "–"),
   count: (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`,

@@ -26,7 +26,7 @@ const TIME_NAMES = {
   memory: "full memory",
 };
 
-const VISIBLE_PX = 1; // a thinner part is told by the table, and not by the legend
+const VISIBLE_PX = 1; // a thinner part is shown by the table, and not by the legend
 const BLOCK_PX = 5; // the least width of a block of a pipeline
 
 function partNames(order, rows) {
@@ -50,7 +50,7 @@ function stackedBars(
       svg(
         "text",
         { x: chart.box.left - 8, y: y + tall / 2 + 4, "text-anchor": "end" },
-        words.short(row.name, Math.floor(left / 6.9)),
+        format.short(row.name, Math.floor(left / 6.9)),
       ),
     );
     let from = 0;
@@ -104,9 +104,9 @@ function stagePlot(data, width) {
       order: MEMORY_ORDER,
       label: "Predicted memory of each pipeline stage.",
       unit: "GiB",
-      text: (value, bare) => (bare ? words.value(value) : `${value.toFixed(1)} GiB`),
+      text: (value, bare) => (bare ? format.value(value) : `${value.toFixed(1)} GiB`),
       limit: data.capacity_bytes / GIB,
-      limitName: `GPU ${words.bytes(data.capacity_bytes)}`,
+      limitName: `GPU ${format.bytes(data.capacity_bytes)}`,
       caption: `Predicted peak of ${found.name} by cause.`,
     }),
   };
@@ -127,7 +127,7 @@ function timePlot(layouts, width) {
       left: Math.min(width * 0.45, 16 + 6.9 * Math.max(...rows.map((row) => row.name.length))),
       label: "Where the predicted time of a step goes.",
       unit: "seconds a step",
-      text: (value, bare) => (bare ? words.value(value) : words.seconds(value)),
+      text: (value, bare) => (bare ? format.value(value) : format.seconds(value)),
       caption: "Where the predicted time of a step goes, the fastest layouts first.",
     }),
   };
@@ -172,7 +172,7 @@ function timelinePlot(data, width) {
     const where = line.num_chunks > 1 ? `stage ${stage}, chunk ${chunk}` : `stage ${stage}`;
     chart.mark(node, [
       `${where}: ${isForward ? "forward" : "backward"} of micro-batch ${micro + 1}`,
-      `${words.seconds(start)} to ${words.seconds(stop)}`,
+      `${format.seconds(start)} to ${format.seconds(stop)}`,
     ]);
   }
   if (line.tail_s > 0) {
@@ -184,7 +184,7 @@ function timelinePlot(data, width) {
         width: Math.max(chart.x(end) - chart.x(end - line.tail_s), 0.6),
         height: line.num_stages * tall,
       }),
-      ["gradients and optimizer", words.seconds(line.tail_s)],
+      ["gradients and optimizer", format.seconds(line.tail_s)],
     );
   }
   const bubble = data.best_layout.time_parts_s.bubble / data.best_layout.step_s;
@@ -195,7 +195,7 @@ function timelinePlot(data, width) {
   const how = line.num_chunks > 1 ? `interleaved, ${line.num_chunks} chunks per stage` : "1F1B";
   return {
     body: figure("timeline", chart, {
-      caption: `Predicted step of ${data.best_layout.name} (${how}): stages wait ${words.share(bubble)} of it${part}.${chart.room < chart.width ? " It goes on to the right." : ""}`,
+      caption: `Predicted step of ${data.best_layout.name} (${how}): stages wait ${format.share(bubble)} of it${part}.${chart.room < chart.width ? " It continues to the right." : ""}`,
       keys: [
         ["forward", "var(--accent)"],
         ["backward", "var(--p1)"],
@@ -208,8 +208,8 @@ function timelinePlot(data, width) {
           return [
             String(stage),
             String(own.length),
-            words.seconds(own[0][4]),
-            words.seconds(Math.max(...own.map((bar) => bar[5]))),
+            format.seconds(own[0][4]),
+            format.seconds(Math.max(...own.map((bar) => bar[5]))),
           ];
         }),
     }),

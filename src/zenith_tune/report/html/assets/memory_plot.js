@@ -6,7 +6,7 @@ const MAX_LANES = 6;
 function memoryPlot(data, width) {
   const good = data.trials.filter((trial) => trial.value !== null && isNumber(trial.memory_bytes));
   const out = data.trials.filter((trial) => trial.needed);
-  if (!good.length) return { empty: "No log tells how much memory a trial took." };
+  if (!good.length) return { empty: "No log says how much memory a trial took." };
   const placed = out.filter((trial) => isNumber(trial.needed.bytes));
   const took = Math.max(...good.map((trial) => trial.memory_bytes));
   const limit = data.capacity_bytes || (placed.length ? took : null);
@@ -18,7 +18,7 @@ function memoryPlot(data, width) {
   chart.axisX([left, limit ? Math.max(right, (limit / GIB) * 1.06) : right], "memory of a GPU, GiB");
   const [low, high] = extent(good.map((trial) => trial.value));
   chart.axisY([low - (high - low) * 0.14, high], data.unit || "value");
-  if (limit) drawLimit(chart, limit, data.capacity_bytes ? `GPU ${words.bytes(limit)}` : "");
+  if (limit) drawLimit(chart, limit, data.capacity_bytes ? `GPU ${format.bytes(limit)}` : "");
   for (const trial of good)
     chart.point(
       chart.x(trial.memory_bytes / GIB),
@@ -31,15 +31,15 @@ function memoryPlot(data, width) {
   drawOut(chart, data, placed, { limit, most, isLeast });
   const lost = out.length - placed.length;
   const [exact, least] = [placed.filter((trial) => !isLeast(trial)), placed.filter(isLeast)];
-  const told = [
+  const notes = [
     exact.length ? "Triangles ran out of memory, and stand at what they would have needed" : "",
     least.length ? `${exact.length ? "t" : "T"}hose that point right needed at least as much` : "",
-    lost ? `${words.count(lost, "trial")} out of memory left no figure` : "",
-    limit && !data.capacity_bytes ? "the GPU's memory is not told: its limit lies in the band" : "",
+    lost ? `${format.count(lost, "trial")} out of memory left no figure` : "",
+    limit && !data.capacity_bytes ? "the GPU's memory is not known: its limit lies in the band" : "",
   ].filter(Boolean);
   return {
     body: figure("memory", chart, {
-      caption: told.length ? `${told.join("; ")}.` : "Each mark is a trial; up and to the left is better.",
+      caption: notes.length ? `${notes.join("; ")}.` : "Each mark is a trial; up and to the left is better.",
       keys: [
         ...trialKeys(data, good),
         exact.length ? ["out of memory: needed", swatch("oom")] : null,
@@ -52,7 +52,7 @@ function memoryPlot(data, width) {
           trial.label,
           trial.state,
           (trial.memory_bytes / GIB).toFixed(1),
-          words.value(trial.value),
+          format.value(trial.value),
         ]),
         ...placed.map((trial) => [nameOf(trial), trial.label, trial.state, neededWords(trial), "–"]),
       ],
@@ -85,8 +85,8 @@ function drawOut(chart, data, placed, { limit, most, isLeast }) {
     let lane = lanes.findIndex((last) => x - last >= LANE_PX);
     if (lane < 0) lane = Math.min(lanes.length, MAX_LANES - 1);
     lanes[lane] = x;
-    const told = [...tellOf(data, trial).slice(0, 2), `${neededWords(trial).replace(" needed", " GiB needed")}`];
+    const notes = [...tellOf(data, trial).slice(0, 2), `${neededWords(trial).replace(" needed", " GiB needed")}`];
     const kind = `oom${isLeast(trial) ? " least" : ""}${trial.is_baseline ? " base" : ""}`;
-    chart.point(x, chart.box.bottom - 9 - lane * LANE_PX, kind, [...told, tellOf(data, trial)[3]], trial.number);
+    chart.point(x, chart.box.bottom - 9 - lane * LANE_PX, kind, [...notes, tellOf(data, trial)[3]], trial.number);
   }
 }

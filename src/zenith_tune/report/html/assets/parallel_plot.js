@@ -32,7 +32,7 @@ function nameLines(name, letters) {
     if (lines.length && (lines.at(-1) + part).length <= letters) lines[lines.length - 1] += part;
     else lines.push(part);
   }
-  return lines.slice(0, 3).map((line) => words.short(line.replace(/^[_ ]/, ""), Math.max(letters, 4)));
+  return lines.slice(0, 3).map((line) => format.short(line.replace(/^[_ ]/, ""), Math.max(letters, 4)));
 }
 
 function valueColour(share) {
@@ -68,15 +68,15 @@ function parallelPlot(data, width) {
     const values = orderedValues(trials, name);
     const up = heightsOf(chart, values).at;
     values.forEach((value, place) => {
-      const text = words.short(String(value), Math.max(4, Math.floor((gap - 12) / LETTER_PX)));
+      const text = format.short(String(value), Math.max(4, Math.floor((gap - 12) / LETTER_PX)));
       chart.add(svg("text", { x: x(index) + 6, y: up(place) + 4 }, text));
     });
   });
   for (const tick of niceTicks(domain[0], domain[1], 4))
-    chart.add(svg("text", { x: x(shown.length) + 6, y: height(tick) + 4 }, words.value(tick)));
+    chart.add(svg("text", { x: x(shown.length) + 6, y: height(tick) + 4 }, format.value(tick)));
   const hidden = axes.length - shown.length;
   const failed = trials.filter((trial) => trial.value === null).length;
-  const told = [
+  const notes = [
     "Each line is a trial",
     failed ? "those without a value end at the foot" : "",
     data.fastest_is_baseline ? "your own command, the fastest, has none" : "",
@@ -84,7 +84,7 @@ function parallelPlot(data, width) {
   ];
   return {
     body: figure("parallel", chart, {
-      caption: `${told.filter(Boolean).join("; ")}.`,
+      caption: `${notes.filter(Boolean).join("; ")}.`,
       keys: [
         data.fastest_is_baseline ? null : ["fastest", lineSwatch("thread best")],
         ["slow to fast", el("span", { class: "ramp" })],
@@ -95,7 +95,7 @@ function parallelPlot(data, width) {
         trials.map((trial) => [
           nameOf(trial),
           ...axes.map((name) => String(trial.parameters[name] ?? "–")),
-          trial.value === null ? trial.state : words.value(trial.value),
+          trial.value === null ? trial.state : format.value(trial.value),
         ]),
     }),
   };

@@ -4,14 +4,14 @@ function planHeadline(data) {
   const tiles = best
     ? [
         tile(
-          words.step(best.step_s),
-          `a step, 90% within ${words.step(best.step_interval_90_s[0])} to ${words.step(best.step_interval_90_s[1])}`,
+          format.step(best.step_s),
+          `a step, 90% within ${format.step(best.step_interval_90_s[0])} to ${format.step(best.step_interval_90_s[1])}`,
           true,
         ),
-        tile(words.whole(best.tokens_per_s_per_gpu), "tokens/s per GPU"),
-        tile(words.share(best.mfu), "of the GPUs' peak (MFU)"),
-        tile(words.bytes(best.memory_bytes), `of ${words.bytes(data.capacity_bytes)} a GPU`),
-        tile(words.share(best.oom_probability), "likely to run out of memory"),
+        tile(format.whole(best.tokens_per_s_per_gpu), "tokens/s per GPU"),
+        tile(format.share(best.mfu), "of the GPUs' peak (MFU)"),
+        tile(format.bytes(best.memory_bytes), `of ${format.bytes(data.capacity_bytes)} a GPU`),
+        tile(format.share(best.oom_probability), "likely to run out of memory"),
       ]
     : [];
   const enough = data.enough_gpus ? `: it takes ${data.enough_gpus} GPUs of this kind` : "";
@@ -55,12 +55,12 @@ function layoutScatter(data, width) {
   chart.axisY(extent(rows.map(([layout]) => layout.tokens_per_s_per_gpu)), "tokens/s per GPU", {
     text: (value) => value.toLocaleString("en"),
   });
-  drawLimit(chart, data.capacity_bytes, `GPU ${words.bytes(data.capacity_bytes)}`);
+  drawLimit(chart, data.capacity_bytes, `GPU ${format.bytes(data.capacity_bytes)}`);
   for (const [layout, kind] of rows) {
     chart.point(chart.x(layout.memory_bytes / GIB), chart.y(layout.tokens_per_s_per_gpu), kind, [
       layout.name,
-      `${words.whole(layout.tokens_per_s_per_gpu)} tokens/s per GPU, ${words.bytes(layout.memory_bytes)}`,
-      `${words.share(layout.oom_probability)} likely to run out of memory`,
+      `${format.whole(layout.tokens_per_s_per_gpu)} tokens/s per GPU, ${format.bytes(layout.memory_bytes)}`,
+      `${format.share(layout.oom_probability)} likely to run out of memory`,
     ]);
   }
   return {
@@ -78,27 +78,27 @@ function layoutScatter(data, width) {
       rows: () =>
         rows.map(([layout]) => [
           layout.name,
-          words.whole(layout.tokens_per_s_per_gpu),
+          format.whole(layout.tokens_per_s_per_gpu),
           (layout.memory_bytes / GIB).toFixed(1),
-          words.share(layout.oom_probability),
+          format.share(layout.oom_probability),
         ]),
     }),
   };
 }
 
 function planTable(data) {
-  if (!data.best.length) return { empty: `None of ${words.count(data.num_considered, "layout")} fits in memory.` };
+  if (!data.best.length) return { empty: `None of ${format.count(data.num_considered, "layout")} fits in memory.` };
   const rows = data.best.map((layout, index) => ({ ...layout, rank: index + 1 }));
   const columns = [
     { key: "rank", name: "rank", text: true, value: (r) => r.rank, cell: (r) => String(r.rank) },
     { key: "name", name: "layout", text: true, value: (r) => r.name, cell: (r) => r.name },
-    { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => words.step(r.step_s) },
+    { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => format.step(r.step_s) },
     {
       key: "speed",
       name: "tok/s/GPU",
       downFirst: true,
       value: (r) => r.tokens_per_s_per_gpu,
-      cell: (r) => words.whole(r.tokens_per_s_per_gpu),
+      cell: (r) => format.whole(r.tokens_per_s_per_gpu),
       hide: "opt2",
     },
     {
@@ -113,10 +113,10 @@ function planTable(data) {
       key: "memory",
       name: "memory",
       value: (r) => r.memory_bytes,
-      cell: (r) => words.bytes(r.memory_bytes),
+      cell: (r) => format.bytes(r.memory_bytes),
       hide: "opt2",
     },
-    { key: "oom", name: "OOM", value: (r) => r.oom_probability, cell: (r) => words.share(r.oom_probability) },
+    { key: "oom", name: "OOM", value: (r) => r.oom_probability, cell: (r) => format.share(r.oom_probability) },
     { key: "bound", name: "bound by", text: true, value: (r) => r.bound, cell: (r) => r.bound, hide: "opt" },
   ];
   const shares = (parts, total, text) =>
@@ -125,7 +125,7 @@ function planTable(data) {
         Object.entries(parts)
           .filter(([, part]) => part > 0)
           .sort((a, b) => b[1] - a[1])
-          .map(([name, part]) => [TIME_NAMES[name] || name, `${text(part)} (${words.share(part / total)})`]),
+          .map(([name, part]) => [TIME_NAMES[name] || name, `${text(part)} (${format.share(part / total)})`]),
       ),
     );
   return {
@@ -142,9 +142,9 @@ function planTable(data) {
           "div",
           null,
           el("h3", null, "Step time"),
-          shares(r.time_parts_s, r.step_s, words.seconds),
+          shares(r.time_parts_s, r.step_s, format.seconds),
           el("h3", null, "Memory"),
-          shares(r.memory_parts_bytes, r.memory_bytes, words.bytes),
+          shares(r.memory_parts_bytes, r.memory_bytes, format.bytes),
           el("h3", null, "Sizes"),
           pairs(r.layout),
         ),
@@ -166,7 +166,7 @@ function nearMisses(data) {
           el(
             "p",
             { class: "note" },
-            `${isNumber(miss.gain) ? `${words.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.cure}`,
+            `${isNumber(miss.gain) ? `${format.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.cure}`,
           ),
         ),
       ),
@@ -182,12 +182,12 @@ function droppedList(data) {
       el(
         "p",
         null,
-        `${words.count(data.num_considered, "layout")} considered, ${data.num_fitting.toLocaleString("en")} fit (less than ${words.share(data.risk)} likely to run out of memory).`,
+        `${format.count(data.num_considered, "layout")} considered, ${data.num_fitting.toLocaleString("en")} fit (less than ${format.share(data.risk)} likely to run out of memory).`,
       ),
       el(
         "ul",
         { class: "plainlist" },
-        data.dropped.map((cut) => el("li", null, `dropped ${words.count(cut.count, cut.of)}: ${cut.example}`)),
+        data.dropped.map((cut) => el("li", null, `dropped ${format.count(cut.count, cut.of)}: ${cut.example}`)),
         data.left_out.map((reason) => el("li", null, `not tried: ${reason}`)),
       ),
     ),

@@ -71,7 +71,7 @@ function heatMap(data, width, redraw) {
     label: `Best ${data.unit || "value"} by ${x} and ${y}.`,
   });
   drawCells(chart, data, { columns, rows, cells, x, y });
-  const text = (cell) => (!cell ? "–" : cell.best ? words.value(cell.best.value) : Object.keys(cell.states).join(", "));
+  const text = (cell) => (!cell ? "–" : cell.best ? format.value(cell.best.value) : Object.keys(cell.states).join(", "));
   return {
     body: el(
       "div",
@@ -116,7 +116,7 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
       svg(
         "text",
         { x: chart.box.left + (column + 0.5) * wide, y: chart.box.bottom + 15, "text-anchor": "middle" },
-        words.short(String(value), Math.max(4, Math.floor(wide / 6.6))),
+        format.short(String(value), Math.max(4, Math.floor(wide / 6.6))),
       ),
     ),
   );
@@ -125,7 +125,7 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
       svg(
         "text",
         { x: chart.box.left - 8, y: chart.box.top + (row + 0.5) * tall + 4, "text-anchor": "end" },
-        words.short(String(value), Math.max(4, Math.floor((chart.box.left - 30) / 6.6))),
+        format.short(String(value), Math.max(4, Math.floor((chart.box.left - 30) / 6.6))),
       ),
     ),
   );
@@ -138,7 +138,7 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
         y: chart.box.bottom + 36,
         "text-anchor": "middle",
       },
-      words.short(x, 60),
+      format.short(x, 60),
     ),
   );
   chart.add(
@@ -151,7 +151,7 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
         "text-anchor": "middle",
         transform: `rotate(-90 12 ${(chart.box.top + chart.box.bottom) / 2})`,
       },
-      words.short(y, 30),
+      format.short(y, 30),
     ),
   );
   rows.forEach((rowValue, row) =>
@@ -175,12 +175,12 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
         node,
         [
           where,
-          cell.best ? `${words.value(cell.best.value, data.unit)}: ${words.short(cell.best.label, 70)}` : "",
+          cell.best ? `${format.value(cell.best.value, data.unit)}: ${format.short(cell.best.label, 70)}` : "",
           counts,
         ],
         cell.best ? cell.best.number : null,
       );
-      const text = cell.best ? words.value(cell.best.value) : Object.keys(cell.states)[0];
+      const text = cell.best ? format.value(cell.best.value) : Object.keys(cell.states)[0];
       if (wide > 7 * text.length) {
         chart.add(
           svg(

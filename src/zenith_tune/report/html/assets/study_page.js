@@ -1,6 +1,6 @@
 // The page of one study.
 const stateWord = (name) => el("span", { class: `state ${name}` }, name);
-const gainWord = (gain) => el("span", { class: `gain ${gain > 0 ? "up" : gain < 0 ? "down" : ""}` }, words.gain(gain));
+const gainWord = (gain) => el("span", { class: `gain ${gain > 0 ? "up" : gain < 0 ? "down" : ""}` }, format.gain(gain));
 const tile = (value, name, lead) =>
   el("div", { class: `tile${lead ? " lead" : ""}` }, el("b", null, value), el("span", null, name));
 
@@ -11,14 +11,14 @@ function studyHeadline(data) {
   const tiles = best
     ? [
         tile(
-          words.value(best.value),
-          `${words.short(data.unit || "best value", 40)}${isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : ""}`,
+          format.value(best.value),
+          `${format.short(data.unit || "best value", 40)}${isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : ""}`,
         ),
-        best.step_s ? tile(words.step(best.step_s), "a step") : null,
+        best.step_s ? tile(format.step(best.step_s), "a step") : null,
         best.memory_bytes
           ? tile(
-              words.bytes(best.memory_bytes),
-              data.capacity_bytes ? `of ${words.bytes(data.capacity_bytes)} a GPU` : "peak memory",
+              format.bytes(best.memory_bytes),
+              data.capacity_bytes ? `of ${format.bytes(data.capacity_bytes)} a GPU` : "peak memory",
             )
           : null,
       ]
@@ -34,7 +34,7 @@ function studyHeadline(data) {
   if (data.started_s)
     tiles.push(
       tile(
-        words.seconds((data.ended_s || data.now_s) - data.started_s),
+        format.seconds((data.ended_s || data.now_s) - data.started_s),
         data.num_unfinished ? "so far; unfinished" : data.ended_s ? "from first to last" : "so far",
       ),
     );
@@ -45,9 +45,9 @@ function studyHeadline(data) {
       el(
         "p",
         { class: "eyebrow" },
-        `study ${words.short(data.name, 120)} · preset ${data.header.preset}${data.strategy ? ` · strategy ${data.strategy}` : ""} · ${data.header.evaluator}`,
+        `study ${format.short(data.name, 120)} · preset ${data.header.preset}${data.strategy ? ` · strategy ${data.strategy}` : ""} · ${data.header.evaluator}`,
       ),
-      el("h1", null, words.short(title, 160)),
+      el("h1", null, format.short(title, 160)),
       best && best.why ? el("p", { class: "note" }, `Picked because: ${best.why}`) : null,
       el("div", { class: "tiles" }, tiles),
       ownNotes(data),
@@ -80,7 +80,7 @@ function runningNow(data) {
             ` ${nameOf(trial)}: ${trial.label}`,
             trial.started_s ? " for " : "",
             trial.started_s
-              ? el("span", { "data-since": trial.started_s }, words.seconds(data.now_s - trial.started_s))
+              ? el("span", { "data-since": trial.started_s }, format.seconds(data.now_s - trial.started_s))
               : "",
           ),
           trial.why ? el("p", { class: "note" }, trial.why) : null,
@@ -168,9 +168,9 @@ function trialDetail(data, trial) {
           "Predicted",
           pairs({
             by: predicted.by,
-            "step time": words.step(predicted.step_s),
-            memory: words.bytes(predicted.memory_bytes),
-            "out of memory": words.share(predicted.oom_probability),
+            "step time": format.step(predicted.step_s),
+            memory: format.bytes(predicted.memory_bytes),
+            "out of memory": format.share(predicted.oom_probability),
           }),
         )
       : null,
@@ -186,7 +186,7 @@ function trialDetail(data, trial) {
           el(
             "p",
             null,
-            `${words.time(trial.started_s)}${trial.ended_s ? ` to ${words.time(trial.ended_s)}` : ""}${trial.host ? ` on ${trial.host}` : ""}`,
+            `${format.time(trial.started_s)}${trial.ended_s ? ` to ${format.time(trial.ended_s)}` : ""}${trial.host ? ` on ${trial.host}` : ""}`,
           ),
         )
       : null,
@@ -203,14 +203,14 @@ function trialTable(data) {
       cell: (t) => (t.is_baseline ? "yours" : String(t.number)),
       text: true,
     },
-    { key: "label", name: "layout", text: true, value: (t) => t.label, cell: (t) => words.short(t.label, 90) },
+    { key: "label", name: "layout", text: true, value: (t) => t.label, cell: (t) => format.short(t.label, 90) },
     { key: "state", name: "state", text: true, value: (t) => t.state, cell: (t) => stateWord(t.state) },
     {
       key: "value",
       name: data.unit || "value",
       downFirst: data.direction !== "minimize",
       value: (t) => t.value,
-      cell: (t) => words.value(t.value),
+      cell: (t) => format.value(t.value),
     },
     {
       key: "gain",
@@ -220,22 +220,22 @@ function trialTable(data) {
       cell: (t) => (t.is_baseline ? "–" : gainWord(t.gain)),
       hide: "opt2",
     },
-    { key: "step", name: "step", value: (t) => t.step_s, cell: (t) => words.step(t.step_s), hide: "opt" },
+    { key: "step", name: "step", value: (t) => t.step_s, cell: (t) => format.step(t.step_s), hide: "opt" },
     {
       key: "memory",
       name: "memory",
       value: (t) => t.memory_bytes,
-      cell: (t) => words.bytes(t.memory_bytes),
+      cell: (t) => format.bytes(t.memory_bytes),
       hide: "opt2",
     },
-    { key: "time", name: "ran", value: (t) => t.duration_s, cell: (t) => words.seconds(t.duration_s), hide: "opt" },
+    { key: "time", name: "ran", value: (t) => t.duration_s, cell: (t) => format.seconds(t.duration_s), hide: "opt" },
     {
       key: "why",
       name: "why",
       text: true,
       class: "why",
       value: (t) => t.cause || t.why,
-      cell: (t) => words.short(t.cause || t.why || "", 90),
+      cell: (t) => format.short(t.cause || t.why || "", 90),
       hide: "opt",
     },
   ];

@@ -10,15 +10,15 @@ const kindOf = (data, trial) =>
     .join(" ");
 const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.number}`);
 const tellOf = (data, trial) => [
-  `${nameOf(trial)}: ${words.short(trial.label, 80)}`,
+  `${nameOf(trial)}: ${format.short(trial.label, 80)}`,
   trial.value === null
     ? trial.state
-    : `${words.value(trial.value, data.unit)} (${words.gain(trial.gain)} against your command)`.replace(
+    : `${format.value(trial.value, data.unit)} (${format.gain(trial.gain)} against your command)`.replace(
         " (– against your command)",
         "",
       ),
-  trial.memory_bytes ? words.bytes(trial.memory_bytes) : "",
-  trial.cause ? words.short(trial.cause, 140) : "",
+  trial.memory_bytes ? format.bytes(trial.memory_bytes) : "",
+  trial.cause ? format.short(trial.cause, 140) : "",
 ];
 const KINDS = { ok: "went well", oom: "out of memory", error: "failed", timeout: "timed out", cancelled: "cancelled" };
 
@@ -71,8 +71,8 @@ function bestSoFar(data, width) {
           nameOf(trial),
           trial.label,
           trial.state,
-          words.value(trial.value),
-          words.gain(trial.gain),
+          format.value(trial.value),
+          format.gain(trial.gain),
         ]),
     }),
   };
@@ -85,7 +85,7 @@ const PREDICTED = {
     by: (t) => t.predicted.by,
     name: "step time, s",
     noun: "time",
-    text: (v) => words.step(v),
+    text: (v) => format.step(v),
   },
   memory: {
     measured: (t) => t.memory_bytes / GIB || null,
@@ -96,7 +96,7 @@ const PREDICTED = {
     text: (v) => `${v.toFixed(1)} GiB`,
   },
 };
-const noPlan = (data) => `The planner tells nothing here: ${data.why_no_plan || "the layouts are not known"}.`;
+const noPlan = (data) => `The planner says nothing here: ${data.why_no_plan || "the layouts are not known"}.`;
 
 function predictedPlot(data, width, redraw) {
   const what = state.predicted || "step";
@@ -146,12 +146,12 @@ function predictedFigure(data, both, fields, width) {
   const isAgreementSeen = ray(1, "rule");
   const isMedianSeen = ray(median, "median-line");
   for (const trial of both) {
-    const [told, was] = [fields.predicted(trial), fields.measured(trial)];
+    const [predicted, measured] = [fields.predicted(trial), fields.measured(trial)];
     const lines = [
-      `${nameOf(trial)}: ${words.short(trial.label, 80)}`,
-      `predicted ${fields.text(told)}, measured ${fields.text(was)} (${times(was / told)})`,
+      `${nameOf(trial)}: ${format.short(trial.label, 80)}`,
+      `predicted ${fields.text(predicted)}, measured ${fields.text(measured)} (${times(measured / predicted)})`,
     ];
-    chart.point(chart.x(told), chart.y(was), kindOf(data, trial), lines, trial.number);
+    chart.point(chart.x(predicted), chart.y(measured), kindOf(data, trial), lines, trial.number);
   }
   const middle = both.length > 3 ? `, half of ${both.length} between ${times(at(0.25))} and ${times(at(0.75))}` : "";
   return figure("predicted", chart, {

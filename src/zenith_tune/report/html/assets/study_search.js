@@ -1,4 +1,4 @@
-// What a study tells beside its trials: your own command and how fair the gain is, the strategy, what it found.
+// What a study says beside its trials: your own command and how fair the gain is, the strategy, what it found.
 const ownRun = (data) => data.trials.find((trial) => trial.is_baseline && trial.number === data.baseline);
 
 // The gain, or how your own command failed; nothing where it was not run.
@@ -8,10 +8,10 @@ function ownTile(data, best) {
   if (own.value === null) return tile(own.state, "your command");
   if (!best || !isNumber(data.gain)) return null;
   if (data.fastest_is_baseline)
-    return tile("none", `gain; the best trial is ${words.gain(data.gain)} against your own command`, true);
+    return tile("none", `gain; the best trial is ${format.gain(data.gain)} against your own command`, true);
   if (data.best_is_own) return tile("none", "gain; the best trial has the settings of your own command", true);
-  const doubt = data.is_within_noise ? " (within the noise)" : "";
-  return tile(words.gain(data.gain), `gain over your command${doubt}${data.batch_note ? ", another batch" : ""}`, true);
+  const noise = data.is_within_noise ? " (within the noise)" : "";
+  return tile(format.gain(data.gain), `gain over your command${noise}${data.batch_note ? ", another batch" : ""}`, true);
 }
 
 function ownNotes(data) {
@@ -19,7 +19,7 @@ function ownNotes(data) {
   const failed = own && own.value === null ? `Your own command went wrong (${own.failure || own.state})` : "";
   return [
     data.batch_note ? el("p", { class: "note batch-note" }, `Note: ${data.batch_note}.`) : null,
-    failed ? el("p", { class: "note own-failure" }, `${failed}${own.cause ? `: ${words.short(own.cause, 300)}` : "."}`) : null,
+    failed ? el("p", { class: "note own-failure" }, `${failed}${own.cause ? `: ${format.short(own.cause, 300)}` : "."}`) : null,
     data.stopped ? el("p", { class: "note stopped" }, `Stopped: ${data.stopped}.`) : null,
   ];
 }
@@ -29,7 +29,7 @@ const countedRuns = (data, runs) => {
   const cancelled = runs.filter((trial) => trial.state === "cancelled" && !trial.is_baseline).length;
   const failed = runs.filter((trial) => trial.value === null && !trial.is_baseline).length - cancelled;
   const own = ownRun(data)?.value === null ? "; your own command failed" : "";
-  return `${words.count(well, "trial")} went well, ${failed} failed${cancelled ? `, ${cancelled} cancelled` : ""}${own}`;
+  return `${format.count(well, "trial")} went well, ${failed} failed${cancelled ? `, ${cancelled} cancelled` : ""}${own}`;
 };
 
 function findingsList(data) {

@@ -66,11 +66,11 @@ function bigTable(key, { columns, rows, id, detail, isBest, groups = null, searc
       head.firstChild.textContent = columns[index].name + (isSorted ? (kept.down ? " ↓" : " ↑") : "");
     });
     const shown = chosen();
-    count.textContent = shown.length === rows.length ? words.count(rows.length, "row") : `${shown.length} of ${words.count(rows.length, "row")}`;
+    count.textContent = shown.length === rows.length ? format.count(rows.length, "row") : `${shown.length} of ${format.count(rows.length, "row")}`;
     const again = document.activeElement?.dataset?.key;
     const drawn = kept.isWhole ? shown : shown.slice(0, MAX_ROWS);
     more.hidden = drawn.length === shown.length;
-    more.textContent = `Show all ${words.count(shown.length, "row")}`;
+    more.textContent = `Show all ${format.count(shown.length, "row")}`;
     body.replaceChildren(...drawn.flatMap((row) => drawRow(row)));
     if (again && !document.body.contains(document.activeElement))
       body.querySelector(`[data-key="${CSS.escape(again)}"]`)?.focus();
