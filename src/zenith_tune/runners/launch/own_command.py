@@ -64,7 +64,7 @@ def replaced_settings(command: str, names: Mapping[str, str]) -> list[str]:
 
     `names` says of each variable what it stands for, such as `GPUs`.
     """
-    given = set_variables(command)
+    given = set_variables(command) if names else {}
     return [
         f"{name}={given[name][:60]} of the command is replaced: each trial has {what} of its own"
         for name, what in names.items()

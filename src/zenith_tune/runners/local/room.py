@@ -182,7 +182,7 @@ class SlotPool(Generic[T]):
 
 
 class LocalRoom:
-    """hand out slots, no GPU and no port to two trials at once."""
+    """Hand out slots, no GPU and no port to two trials at once."""
 
     def __init__(self, sets: list[tuple[str, ...]], num_slots: int) -> None:
         self.num_slots = num_slots
@@ -209,17 +209,13 @@ class LocalRoom:
             problem = "trials side by side must say how many GPUs each needs, but the command does not"
             raise UsageError(problem, hint="give --gpus-per-trial 2, say")
         sets = gpu_sets(gpus.names, num, gpus.topology)
-        if len(sets) < (parallel or 1):
-            if not sets:
-                problem = f"a trial needs {num} GPUs, but this machine has {len(gpus.names)}"
-                raise UsageError(
-                    problem, hint="give it fewer, or --slurm, --hostfile or --ray-address for more machines"
-                )
-            problem = (
-                f"{parallel} trials of {num} GPUs need {(parallel or 1) * num}, but this machine has {len(gpus.names)}"
-            )
+        if not sets:
+            problem = f"a trial needs {num} GPUs, but this machine has {len(gpus.names)}"
+            raise UsageError(problem, hint="give it fewer, or --slurm, --hostfile or --ray-address for more machines")
+        if parallel is not None and len(sets) < parallel:
+            problem = f"{parallel} trials of {num} GPUs need {parallel * num}, but this machine has {len(gpus.names)}"
             raise UsageError(problem, hint="give --parallel auto, or fewer of either")
-        chosen = sets if parallel is None else sets[:parallel]
+        chosen = sets[:parallel]
         shown = "  ".join(",".join(each) for each in chosen)
         side = f"{len(chosen)} trials run side by side" if len(chosen) > 1 else "one trial runs at a time"
         return cls(chosen, len(chosen)), f"{side}, on GPU{'s' * (len(chosen) * num > 1)} {shown}"

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _MAX_PAUSE_S = 15.0
 _UNDER_WAY_S = 3.0
 """How long an sbatch may still be at work whose tuner was killed."""
-_PATIENCE_S = 120.0
+_MAX_WAIT_S = 120.0
 
 
 class SlurmSubmission:
@@ -37,23 +37,24 @@ class SlurmSubmission:
 
     def submit(self, options: Sequence[str], script: str, is_over: Callable[[], bool], on_state: OnState) -> str | None:
         """Return the id of the new job, waiting for a scheduler that does not answer; None once `is_over`."""
-        name, has_reported, pause_s = self.prefix + secrets.token_hex(4), False, 1.0
+        name, pause_s, may_be_there = self.prefix + secrets.token_hex(4), 1.0, False
         where = [f"--job-name={name}", f"--chdir={self._files.path.absolute()}", f"--output={self._files.log.name}"]
+        options = [*options, *where, "--open-mode=append"]
         self.note(name=name)
         while not is_over():
             try:
-                job_id, cluster = self._client.submit(
-                    [*options, *where, "--open-mode=append"], script, job_environment(os.environ)
-                )
+                # A call that seemed to fail may have left its job.
+                there = self._client.named(name) if may_be_there else []
+                job_id, cluster = there[-1].job_id if there else "", ""
+                if not there:
+                    job_id, cluster = self._client.submit(options, script, job_environment(os.environ))
             except SlurmUnreachableError as error:
-                if not has_reported:
+                if not may_be_there:
                     on_state(f"the scheduler does not answer ({error}): waiting for it")
-                has_reported = True
-                found = self._await_answer(name, is_over, pause_s)
+                may_be_there = True
+                _sleep(pause_s, is_over)
                 pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
-                if found is None:
-                    continue
-                job_id, cluster = found, ""
+                continue
             try:
                 self.note(name=name, job=job_id, cluster=cluster)
             except OSError:  # a full disk: nobody would ever look after this job
@@ -62,30 +63,16 @@ class SlurmSubmission:
             return job_id
         return None
 
-    def _await_answer(self, name: str, is_over: Callable[[], bool], pause_s: float) -> str | None:
-        """Return the job of a call that seemed to fail, or None once the scheduler says that there is none."""
-        while not is_over():
-            until = time.monotonic() + pause_s
-            while time.monotonic() < until and not is_over():
-                time.sleep(0.1)
-            try:
-                statuses = self._client.named(name)
-            except SlurmUnreachableError:
-                pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
-                continue
-            return statuses[-1].job_id if statuses else None
-        return None
-
     def find(self) -> JobStatus | None:
         """Return the job that this folder's trial was submitted as, if the scheduler knows it."""
         noted = self.noted()
         if not noted:
             return None
         if (job_id := str(noted.get("job") or "")).isdecimal():
-            return self._patiently(lambda: self._client.jobs([job_id]).get(job_id))
+            return self._persistently(lambda: self._client.jobs([job_id]).get(job_id))
         name, deadline = str(noted.get("name") or self.prefix), time.monotonic() + _UNDER_WAY_S
         while True:
-            statuses = self._patiently(lambda: self._client.named(name))
+            statuses = self._persistently(lambda: self._client.named(name))
             statuses = [each for each in statuses if each.state not in ENDED] or statuses
             if statuses:
                 self.note(name=name, job=statuses[-1].job_id)
@@ -94,8 +81,8 @@ class SlurmSubmission:
                 return None
             time.sleep(0.5)
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _persistently(self, ask: Callable[[], T]) -> T:
+        deadline = time.monotonic() + _MAX_WAIT_S
         while True:
             try:
                 return ask()
@@ -117,6 +104,12 @@ class SlurmSubmission:
         """Write job.json."""
         begun = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self._files.job, {"scheduler": "slurm", "job": None, **content, "submitted": begun})
+
+
+def _sleep(seconds: float, is_over: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not is_over():
+        time.sleep(0.1)
 
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
