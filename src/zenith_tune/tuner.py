@@ -15,8 +15,8 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import TuningPreset, recognised_preset
-from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.server.url import shown
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.registry import PresetRegistry, StrategyRegistry, construct, typed
 from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.shell import CommandLine

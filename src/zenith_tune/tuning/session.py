@@ -13,12 +13,13 @@ from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeles
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
-from zenith_tune.record.folder import StudyLock, peek_header
-from zenith_tune.record.record import HEADER_KEY, StudyHeader, StudyRecord
+from zenith_tune.record.folder import StudyLock
+from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.record.server.url import shown
 from zenith_tune.record.storage import database_path, full_disk_is_clear
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.runners.base import Job
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
@@ -81,7 +82,6 @@ class StudySession:
     def open(self) -> None:
         """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
         folder = self.place.folder
-        self._look_first()
         folder.create()
         if self._lock is not None:
             self._lock.acquire()
@@ -119,17 +119,6 @@ class StudySession:
         finished = record.finished()
         self._load(finished, record)
         self.others.begin(trial.number or 0 for trial in finished)
-
-    def _look_first(self) -> None:
-        """Tell what is wrong with the study, if anything is, before Optuna is loaded to open it."""
-        path = database_path(self.place.database_url)
-        if path is None:
-            return
-        exists, stored = peek_header(path, self.place.study_name, HEADER_KEY)
-        if exists and not self.place.resume:
-            raise self._exists_already()
-        if stored is not None:
-            self.header.check_same(StudyHeader.from_stored(stored, self.place.study_name), self.place.study_name)
 
     def _exists_already(self) -> StudyError:
         return StudyError(
