@@ -15,7 +15,7 @@ from zenith_tune.errors import (
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.tuning.scheduler import Limits
+from zenith_tune.tuning.config import Limits
 
 
 class ReplayTrials(EvalFunction):
