@@ -30,7 +30,7 @@ from zenith_tune.strategies.optuna import OptunaStrategy
 from zenith_tune.strategies.random import RandomStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.tuning.scheduler import Limits
+from zenith_tune.tuning.config import Limits
 
 SEEDED: Mapping[str, Callable[[int], TuningStrategy]] = {
     "optuna": lambda seed: OptunaStrategy(seed=seed),

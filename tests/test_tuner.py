@@ -189,7 +189,7 @@ def test_a_study_whose_database_was_changed_is_refused_in_one_line(tmp_path: Pat
     tune(tmp_path).optimize()
     with closing(sqlite3.connect(tmp_path / "out" / "studies.db")) as connection, connection:
         connection.execute(statement)
-    with pytest.raises(StudyError, match="its database was changed by something else"):
+    with pytest.raises(StudyError, match="study 's'"):
         tune(tmp_path, resume=True).optimize()
 
 

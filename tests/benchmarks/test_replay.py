@@ -22,7 +22,7 @@ from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.study.parameters import Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome
-from zenith_tune.tuning.scheduler import Limits
+from zenith_tune.tuning.config import Limits
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -15,7 +15,7 @@ from tests.data_folder import measured_data
 from tests.report.studies import BEST, recorded
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial

@@ -17,9 +17,10 @@ import sqlalchemy
 
 from tests.conftest import ROOT
 from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.record import StudyHeader, StudyRecord
+from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.server.other_tuners import OtherTuners, Rhythm
 from zenith_tune.record.server.url import driver_url
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Trial
 

@@ -53,4 +53,6 @@ def test_a_study_on_a_server_is_followed_and_a_server_that_is_away_is_told(
             )
             assert PASSWORD not in problem
             server.launch()
-            assert next(news["fields"]["live"]["state"] for news in events if "live" in news["fields"]) == "running"
+            # What is wrong may change on the way: no connection, then a server that is starting.
+            states = (news["fields"]["live"]["state"] for news in events if "live" in news["fields"])
+            assert next(state for state in states if state != "unreadable") == "running"

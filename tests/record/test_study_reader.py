@@ -16,7 +16,7 @@ import pytest
 from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, header, multiplied, ok, recorded
 from zenith_tune.errors import StudyError, UnknownNameError
 from zenith_tune.record.folder import StudyLock
-from zenith_tune.record.reader import StudyReader, server_rows, study_names
+from zenith_tune.record.reader import StudyReader, study_names
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome
 
@@ -79,18 +79,23 @@ def test_of_a_run_that_was_tried_again_the_last_time_counts(root: Path) -> None:
     assert len(view.trials) == 3 and len(view.study.trials) == 1
 
 
-def test_a_thousand_trials_are_read_in_half_a_second_and_looked_at_again_in_a_tenth(root: Path) -> None:
+def test_a_second_look_at_a_thousand_trials_costs_a_tenth_of_the_first(root: Path) -> None:
     study = recorded(root, TRIALS[:2])
     multiplied(root / "studies.db", 1000)
-    first: list[float] = []
-    second: list[float] = []
-    for _ in range(3):
-        reader = StudyReader(study.url, "s")
-        for times in (first, second):
-            start = time.process_time()
-            assert len(reader.view().trials) == 1000
-            times.append(time.process_time() - start)
-    assert min(first) < 0.5 and min(second) < 0.1, (first, second)
+    reader, costs_s = StudyReader(study.url, "s"), []
+    for _ in range(4):
+        start = time.process_time()
+        assert len(reader.view().trials) == 1000
+        costs_s.append(time.process_time() - start)
+    assert min(costs_s[1:]) < costs_s[0] / 10, costs_s
+
+
+def test_a_database_that_takes_the_place_of_another_is_read_anew(root: Path, tmp_path: Path) -> None:
+    reader = StudyReader(recorded(root).url, "s")
+    assert len(reader.view().trials) == len(TRIALS)
+    recorded(tmp_path / "new" / "out", TRIALS[:2])
+    (tmp_path / "new" / "out" / "studies.db").replace(root / "studies.db")
+    assert len(reader.view().trials) == 2
 
 
 def test_reading_leaves_the_database_as_it_is(root: Path) -> None:
@@ -119,48 +124,48 @@ def test_a_commit_that_a_kill_cut_off_is_taken_back(root: Path, tmp_path: Path) 
     assert len(view.trials) == len(TRIALS)
 
 
-def test_a_server_is_asked_the_same_by_sqlalchemy(root: Path) -> None:
-    study = recorded(root)
-    with server_rows(study.url) as query:
-        rows = query("select number, state from trials where number < :most order by number", {"most": 2})
-    assert rows == [(0, "COMPLETE"), (1, "COMPLETE")]
-    assert study_names(study.url) == ["s"]
+def test_the_study_that_was_begun_last_is_named_first(root: Path) -> None:
+    recorded(root, name="b")
+    assert study_names(recorded(root, name="a").url) == ["a", "b"]
 
 
 def test_an_unknown_study_is_told_with_those_that_are_there(root: Path) -> None:
     study = recorded(root)
-    with pytest.raises(UnknownNameError, match=r"unknown study 'S2'\. Known: s\."):
+    with pytest.raises(UnknownNameError, match=r"'S2'.* s\."):
         StudyReader(study.url, "S2").view()
 
 
 def test_a_database_that_is_none_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("hello " * 100)
-    with pytest.raises(StudyError, match="cannot be read"):
-        StudyReader(f"sqlite:///{tmp_path}/notes.db", "s").view()
-    with pytest.raises(StudyError, match="there is no database"):
-        StudyReader(f"sqlite:///{tmp_path}/gone.db", "s").view()
+    (tmp_path / "empty.db").touch()
+    for name in ("notes.db", "empty.db", "gone.db"):
+        with pytest.raises(StudyError, match=name) as told:
+            StudyReader(f"sqlite:///{tmp_path}/{name}", "s").view()
+        assert told.value.hint and "\n" not in str(told.value)
+    assert not (tmp_path / "gone.db").exists() and not (tmp_path / "empty.db").stat().st_size
 
 
 @pytest.mark.parametrize(
-    ("statement", "match"),
+    ("statement", "named"),
     [
-        ("delete from study_user_attributes", "not one of zenithtune's"),
-        ("update study_user_attributes set value_json = '{\"preset\": 1}'", "not one of zenithtune's"),
-        ("update trial_user_attributes set value_json = '[1]' where key = 'result'", "trial 0 of study 's' cannot"),
-        ("update study_user_attributes set value_json = replace(value_json, '\"8\"', '8')", "header holds no texts"),
-        ("update trial_user_attributes set value_json = replace(value_json, '9.0', '[9]')", "duration_s is"),
-        ("update trial_params set param_value = 99", "trial 1 of study 's' cannot be read"),
-        ("update study_user_attributes set value_json = '{'", "the header of study 's' cannot be read"),
-        ("update trial_values set value = 9e999", "value is inf"),
+        ("delete from study_user_attributes", "'s'"),
+        ("update study_user_attributes set value_json = '{\"preset\": 1}'", "'s'"),
+        ("update trial_user_attributes set value_json = '[1]' where key = 'result'", "trial 0 .*'s'"),
+        ("update study_user_attributes set value_json = replace(value_json, '\"8\"', '8')", "'s'"),
+        ("update trial_user_attributes set value_json = replace(value_json, '9.0', '[9]')", "trial 0 .*duration_s"),
+        ("update trial_params set param_value = 99", "'s'"),
+        ("update study_user_attributes set value_json = '{'", "'s'"),
+        ("update trial_values set value = 9e999", "trial 0 .*inf"),
     ],
 )
-def test_a_study_of_somebody_else_is_one_line(root: Path, statement: str, match: str) -> None:
+def test_a_study_of_somebody_else_is_one_line(root: Path, statement: str, named: str) -> None:
     study = recorded(root)
     with sqlite3.connect(root / "studies.db") as connection:
         connection.execute(statement)
     connection.close()
-    with pytest.raises(StudyError, match=match):
+    with pytest.raises(StudyError, match=named) as told:
         StudyReader(study.url, "s").view()
+    assert told.value.hint and "\n" not in str(told.value)
 
 
 def test_a_study_that_was_moved_is_read_where_it_is(root: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.record.folder import DATABASE_NAME, StudyFolder
-from zenith_tune.record.record import StudyHeader, StudyRecord
+from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.storage import database_url
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB

@@ -17,7 +17,7 @@ from tests.report.studies import Recorded
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.reader import StudyReader
-from zenith_tune.record.record import StudyHeader
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown

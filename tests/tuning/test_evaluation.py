@@ -16,7 +16,7 @@ from zenith_tune import (
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.tuning.scheduler import Limits
+from zenith_tune.tuning.config import Limits
 
 
 def test_the_budget_counts_runs_and_neither_repeats_nor_prunes(tmp_path: Path) -> None:

@@ -255,4 +255,4 @@ def test_n_gpus_of_the_preset_says_what_a_trial_needs_where_the_command_does_not
     tuner = PresetTuner(command, "demo", evaluator=score, output_dir=tmp_path, tune_args=args, **options)
     tuner.optimize(4)
     assert {str(trial.extra["place"]) for trial in witness.trials} <= {"GPU 0,1", "GPU 2,3", "GPU 4,5", "GPU 6,7"}
-    assert PresetTuner(command, "demo", output_dir=tmp_path, study_name="t").resources.gpus_per_node is None
+    assert PresetTuner(command, "demo", output_dir=tmp_path, study_name="t").config.resources.gpus_per_node is None

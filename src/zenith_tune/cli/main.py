@@ -128,7 +128,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     tuner = _make_tuner(command, options)
     if options["dry_run"]:
         return _dry_run(tuner, options)
-    tuner.check_program()
+    tuner.config.check_program()
     tuner.listener = lambda: _listener(options)
     try:
         best_value, _ = tuner.optimize(options["n_trials"])
@@ -193,7 +193,7 @@ def _masked(line: str, command: list[str]) -> str:
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
     from zenith_tune.shell import ParsedCommand
     from zenith_tune.tuner import PresetTuner
-    from zenith_tune.tuning.scheduler import Limits
+    from zenith_tune.tuning.config import Limits
     from zenith_tune.tuning.watch import Timeouts
 
     margin = options["timeout_margin"]

@@ -15,8 +15,8 @@ from typing import Any
 from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import BATCH
 from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.search import StudySearch
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
 import re
-import sqlite3
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.storage import open_beside
@@ -62,30 +59,12 @@ class StudyFolder:
 
     def trial(self, number: int) -> TrialFolder:
         """Return the folder of trial `number`."""
-        return TrialFolder(self.path / "trials" / f"{number:04d}")
+        return TrialFolder(trial_folder(self.path, number))
 
 
-_QUERY = """
-select value_json from studies left join study_user_attributes
-on studies.study_id = study_user_attributes.study_id and key = ? where study_name = ?
-"""
-
-
-def peek_header(database: Path, study_name: str, key: str) -> tuple[bool, dict[str, Any] | None]:
-    """Return whether the study is there, and its header; where nothing can be told, that it is not.
-
-    Only a first look: what is right or wrong is judged again when the study is opened.
-    """
-    if not database.is_file():
-        return False, None
-    with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
-        connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
-        with contextlib.closing(connection):
-            row = connection.execute(_QUERY, (key, study_name)).fetchone()
-        if row is not None:
-            header = json.loads(row[0]) if row[0] else None
-            return True, header if isinstance(header, dict) else None
-    return False, None
+def trial_folder(study_folder: Path, number: int) -> Path:
+    """Return where a study keeps the files of trial `number`."""
+    return study_folder / "trials" / f"{number:04d}"
 
 
 class StudyLock:

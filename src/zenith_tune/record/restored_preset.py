@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.errors import UsageError, ZenithTuneError
-from zenith_tune.record.record import StudyHeader
-from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.record.view import StudyHeader, StudyView, TrialView
 from zenith_tune.study.parameters import Value
 
 if TYPE_CHECKING:

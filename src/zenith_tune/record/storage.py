@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from zenith_tune.errors import DiskFullError, StudyError, UsageError
 from zenith_tune.record.server.patience import in_one_line, is_momentary
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
 _SQLITE_HEADER = b"SQLite format 3\0"
+_BUSY_S = 10.0
+"""How long a reader waits for a writer that is in the middle of a commit."""
 _START_S, _START_WAIT_S = 30.0, 0.5
 """How long a server that is just starting is waited for, and how often it is asked."""
 
@@ -71,6 +73,28 @@ def open_storage(url: str) -> RDBStorage:
         from optuna.storages import RDBStorage
 
         return RDBStorage(url)
+
+
+def open_for_reading(url: str) -> RDBStorage:
+    """Open a database that is there, to read it; between two looks no connection is held.
+
+    An SQLite file is opened for writing, which SQLite needs to take back a commit that a kill cut off.
+    """
+    import sqlalchemy
+    from optuna.storages import RDBStorage
+
+    path = database_path(url)
+    if path is None:
+        address, arguments = driver_url(url), dict[str, Any](connect_args(url))
+    else:
+        if not path.is_file():
+            hint = "give --output-dir or --db of the study, or its folder"
+            raise StudyError(f"there is no database {path}", hint=hint)
+        check_database_file(path)
+        address, arguments = f"sqlite:///{path.absolute().as_uri()}?mode=rw&uri=true", {"timeout": _BUSY_S}
+    options = {"poolclass": sqlalchemy.pool.NullPool, "connect_args": arguments}
+    with clear_errors(url), quiet_optuna():
+        return RDBStorage(address, options, skip_compatibility_check=True, skip_table_creation=True)
 
 
 def _open_server(url: str) -> RDBStorage:
@@ -189,4 +213,4 @@ def _explain(error: Exception, url: str) -> Exception:
         return StudyError(
             f"the database {where} cannot be written ({first})", hint="choose another --db or --output-dir"
         )
-    return StudyError(f"the database {where} cannot be used ({first})", hint="move it away or choose another --db")
+    return StudyError(f"the database {where} cannot be used ({first})", hint="choose another --db or --output-dir")

@@ -1,86 +1,149 @@
-"""A trial as the database holds it, read without Optuna."""
+"""One trial of a record: what is written of it, and the one place where it is read back, from whatever holds it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zenith_tune.record.folder import StudyFolder
-from zenith_tune.record.search import finite, measured
+from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.record.folder import trial_folder
 from zenith_tune.record.view import TrialView
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Trial
 
-RUNNING = ("RUNNING", "WAITING")
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+RUN, RESULT = "run", "result"
+"""The attributes of a trial in Optuna's storage, as it starts and as it ends."""
+TWIN_OF = "twin_of"
+"""The attribute of a trial that was written once too often; it cannot be deleted, for Optuna numbers by counting."""
+_TEXTS = ("cause", "failure", "early", "unit")
+_NUMBERS = ("duration_s", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
+_EXPORTED = {*_TEXTS, *_NUMBERS, "number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters"}
+_MOST_BITS = 1000
+"""Whole numbers of more than these have no float."""
+
 Json = dict[str, Any]
 
 
-def stored_trial(
-    number: int, state: str, times: tuple[Any, Any], params: Mapping[str, Value], value: float | None, attributes: Json
-) -> TrialView:
-    """Return a trial of the record; raises TypeError, ValueError or KeyError where it is none of ours."""
-    run, result = dict(attributes.get("run", {})), dict(attributes.get("result", {}))
-    is_running = state in RUNNING
-    outcome = Outcome.CANCELLED if is_running else Outcome(result.get("outcome", Outcome.CANCELLED))
-    trial = Trial(
-        params=params,
-        outcome=outcome,
-        value=finite("value", value) if outcome is Outcome.OK else None,
-        number=number,
-        command=str(result.get("command", "")),
-        identity=str(run.get("identity", "")),
-        folder=_folder(run, number),
-        is_baseline=bool(run.get("is_baseline", False)),
-        why=str(run.get("why", "")),
-        extra=dict(result.get("extra", {})),
-        **({} if is_running else measured(result)),
-    )
-    started_s, ended_s = (_seconds(time) for time in times)
+class TrialFolders:
+    """Find the folders of trials where they are now: a whole output folder may have been moved, or copied."""
+
+    def __init__(self, database: Path | None, default: Path | None = None) -> None:
+        self._database, self._default = database, default
+        self._places: dict[str, Path] = {}
+
+    def find(self, study_folder: object, number: int) -> Path | None:
+        """Return the folder of a trial that ran in `study_folder`; None where neither that nor a default is known."""
+        recorded = str(study_folder or self._default or "")
+        if not recorded:
+            return None
+        if recorded not in self._places:
+            self._places[recorded] = self._place(Path(recorded))
+        return trial_folder(self._places[recorded], number)
+
+    def _place(self, recorded: Path) -> Path:
+        if self._database is None or recorded.is_dir():
+            return recorded
+        moved = self._database.absolute().parent / recorded.name
+        return moved if moved.is_dir() else recorded
+
+
+def result_of(trial: Trial) -> Json:
+    """Return how a trial ended, as it is recorded."""
+    measured = {name: getattr(trial, name) for name in (*_TEXTS, *_NUMBERS)}
+    return {"outcome": str(trial.outcome), "command": trial.command, **measured, "extra": dict(trial.extra)}
+
+
+def trial_view(frozen: FrozenTrial, folders: TrialFolders) -> TrialView:
+    """Return a trial of Optuna's storage; to be read under `refuse_unreadable`."""
+    run, result = dict(frozen.user_attrs.get(RUN, {})), dict(frozen.user_attrs.get(RESULT, {}))
+    is_running = not frozen.state.is_finished()
+    folder = folders.find(run.get("study_folder"), frozen.number)
+    value = None if is_running else frozen.value
     return TrialView(
-        trial=trial,
+        trial=_decoded(frozen.number, frozen.params, value, run, {} if is_running else result, folder),
         label=str(run.get("label", "")),
-        started_s=started_s,
-        ended_s=ended_s,
+        started_s=_seconds(frozen.datetime_start),
+        ended_s=_seconds(frozen.datetime_complete),
         is_running=is_running,
         host=str(run.get("host", "")),
+        claim=str(run.get("claim", "")),
     )
 
 
-def parameter_value(stored: float, distribution_json: str) -> Value:
-    """Return the value that Optuna holds as a number.
-
-    >>> parameter_value(1.0, '{"name": "CategoricalDistribution", "attributes": {"choices": ["full", "none"]}}')
-    'none'
-    """
-    kind, choices = _distribution(distribution_json)
-    if choices is not None:
-        chosen: Value = choices[int(stored)]
-        return chosen
-    return int(stored) if kind.startswith("Int") else float(stored)
+def exported_trial(content: Json) -> Trial:
+    """Return a trial of a study.json; to be read under `refuse_unreadable`."""
+    folder = Path(content["folder"]) if content["folder"] else None
+    extra = {name: value for name, value in content.items() if name not in _EXPORTED}
+    result = {**content, "outcome": content["outcome"], "extra": extra}
+    number = int(_finite("number", content["number"]))
+    return _decoded(number, dict(content["parameters"]), content["value"], content, result, folder)
 
 
-@lru_cache(maxsize=1024)
-def _distribution(text: str) -> tuple[str, tuple[Any, ...] | None]:
-    content = json.loads(text)
-    choices = content["attributes"].get("choices")
-    return str(content["name"]), None if choices is None else tuple(choices)
+@contextmanager
+def refuse_unreadable(what: str) -> Iterator[None]:
+    """Turn what reading raises where something else has changed a record into one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{what} cannot be read ({type(error).__name__}: {error})"
+        raise StudyError(problem, hint="something else has changed it; choose another study") from error
 
 
-def _folder(run: Json, number: int) -> Path | None:
-    study_folder = run.get("study_folder")
-    return _study_folder(str(study_folder)).trial(number).path if study_folder else None
+def _decoded(
+    number: int, params: Mapping[str, Value], value: Any, run: Json, result: Json, folder: Path | None
+) -> Trial:
+    outcome = Outcome(result.get("outcome", Outcome.CANCELLED))
+    return Trial(
+        params=params,
+        outcome=outcome,
+        value=_finite("value", value) if outcome is Outcome.OK else None,
+        number=number,
+        command=str(result.get("command") or ""),
+        identity=str(run.get("identity", "")),
+        folder=folder,
+        is_baseline=bool(run.get("is_baseline")),
+        why=str(run.get("why") or ""),
+        extra=dict(result.get("extra", {})),
+        **_measured(result),
+    )
 
 
-@lru_cache(maxsize=64)
-def _study_folder(text: str) -> StudyFolder:
-    path = Path(text)
-    return StudyFolder(path.parent, path.name)
+def _measured(result: Json) -> Json:
+    """Return the measurements and the texts of a trial; a float that is not finite, of a plug-in, is left out."""
+    known = {name: result[name] for name in (*_TEXTS, *_NUMBERS) if result.get(name) is not None}
+    known = {name: value for name, value in known.items() if not _is_odd_float(value)}
+    for name, value in known.items():
+        if name in _NUMBERS:
+            _finite(name, value)
+        elif not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}")
+    return known
 
 
-def _seconds(time: Any) -> float | None:
-    """Return a stored time, local and without its zone, as seconds since 1970."""
-    return None if time is None else datetime.fromisoformat(str(time)).timestamp()
+def _finite(name: str, value: Any) -> Any:
+    """Return a number that can be computed with, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or _is_odd_float(value):
+        raise TypeError(f"{name} is {value!r}")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise TypeError(f"{name} is a number of {value.bit_length()} bits")
+    return value
+
+
+def _is_odd_float(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _seconds(time: datetime | None) -> float | None:
+    """Return a time of Optuna's, local and without its zone, as seconds since 1970."""
+    return None if time is None else time.timestamp()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from zenith_tune.errors import StudyError
-from zenith_tune.record.record import StudyHeader
 from zenith_tune.record.search import StudySearch
 from zenith_tune.shell.secret_names import shaped_secrets
 from zenith_tune.shell.secrets import find_secrets, mask
@@ -38,6 +37,42 @@ def mask_lines(lines: Sequence[str]) -> list[str]:
     return mask(text, [*found, *shaped_secrets(text)]).split("\n") if lines else []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyHeader:
+    """Hold what makes two trials comparable: a study is resumed only under the same header."""
+
+    preset: str
+    args: dict[str, str]
+    command: str
+    evaluator: str
+
+    @classmethod
+    def from_stored(cls, stored: object, study_name: str) -> StudyHeader:
+        """Return the header that a record holds; refuses one that something else wrote."""
+        try:
+            header = cls(**stored) if isinstance(stored, dict) else None
+        except TypeError:
+            header = None
+        if header is None or not header._holds_texts():
+            problem = f"study {study_name!r} is not one of zenithtune's, or has not begun"
+            raise StudyError(problem, hint="choose another --study-name")
+        return header
+
+    def _holds_texts(self) -> bool:
+        args = self.args.values() if isinstance(self.args, dict) else [None]
+        return all(isinstance(text, str) for text in (self.preset, self.command, self.evaluator, *args))
+
+    def check_same(self, other: StudyHeader, study_name: str) -> None:
+        """Refuse to resume a study of another preset, command or objective."""
+        for name, mine in asdict(self).items():
+            theirs = getattr(other, name)
+            if mine != theirs:
+                how = " (--objective NAME, or --evaluator)" if name == "evaluator" else ""
+                problem = f"study {study_name!r} was made with {name} {theirs!r}, not {mine!r}"
+                hint = f"its trials cannot be compared; give the same {name}{how}, or choose another --study-name"
+                raise StudyError(problem, hint=hint)
+
+
 MAX_FILES = 50
 """A trial may leave thousands."""
 
@@ -56,6 +91,8 @@ class TrialView:
     is_running: bool = False
     host: str = ""
     """Where it runs, of a study that several machines work on."""
+    claim: str = ""
+    """Under which claim a tuner of a shared database wrote it."""
 
     @property
     def number(self) -> int:
@@ -137,15 +174,6 @@ class StudyView:
         """When the last trial ended; None while one runs."""
         ends = [view.ended_s for view in self.trials if view.ended_s is not None]
         return max(ends, default=None) if not self.running else None
-
-
-def refuse_odd(header: StudyHeader, name: str) -> None:
-    """Refuse a header that something else wrote: whoever shows it takes it for texts."""
-    texts = [header.preset, header.command, header.evaluator]
-    if not isinstance(header.args, dict) or not all(isinstance(text, str) for text in (*texts, *header.args.values())):
-        raise StudyError(
-            f"study {name!r} is not one of zenithtune's, as its header holds no texts", hint="give another"
-        )
 
 
 def study_of(trials: Iterable[TrialView], direction: Direction) -> Study:

@@ -14,7 +14,7 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.tuner import PresetTuner
 from zenith_tune.tuning.events import StudyListener
-from zenith_tune.tuning.scheduler import Limits, TrialScheduler
+from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.units import count
 
 ASSUMPTION = "every trial is assumed to go well with the same value; real results may lead elsewhere"
@@ -37,26 +37,26 @@ class DryRunListener(StudyListener):
 
 def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) -> None:
     """Walk through the study's points in the strategy's order."""
-    study = Study(tuner.evaluator.direction)
-    limits: Limits = tuner.budget(n_trials)
+    config = tuner.config.with_budget(n_trials)
+    study = Study(config.evaluator.direction)
 
     def pretend(params: Params, identity: str, why: str) -> Trial:
-        number = len(study.trials) + tuner.runs_baseline
-        command = mask(tuner.render(params), tuner.secrets)
-        listener.point_would_run(number, tuner.preset.label(params), command, params, tuner.preset.predicted(params))
+        number = len(study.trials) + config.runs_baseline
+        command = mask(config.render(params), config.secrets)
+        listener.point_would_run(number, config.preset.label(params), command, params, config.preset.predicted(params))
         trial = Trial(params=params, outcome=Outcome.OK, value=1.0, number=number, command=command, why=why)
         study.add(trial)
         return trial
 
-    tuner.strategy.prepare(replace(tuner.tuned_job(), tell=listener.noted))
-    plan = f"preset {tuner.preset_name}, strategy {tuner.strategy_name}, {tuner.evaluator.describe()}"
-    listener.dry_run_started(plan, mask(tuner.command, tuner.secrets) if tuner.runs_baseline else None)
-    for note in [*tuner.notes(), ASSUMPTION]:
+    config.strategy.prepare(replace(tuner.tuned_job(), tell=listener.noted))
+    plan = f"preset {config.preset_name}, strategy {config.strategy_name}, {config.evaluator.describe()}"
+    listener.dry_run_started(plan, config.masked_command if config.runs_baseline else None)
+    for note in [*config.notes(), ASSUMPTION]:
         listener.noted(note)
-    evaluation = TrialScheduler(tuner.preset, tuner.identify, pretend, study, listener, limits, recorded={})
-    why = f"strategy {tuner.strategy_name} came to its end"
+    evaluation = TrialScheduler(config, pretend, study, listener, recorded={})
+    why = f"strategy {config.strategy_name} came to its end"
     try:
-        tuner.strategy.optimize(evaluation, tuner.preset.get_search_space(), tuner.evaluator.direction)
+        config.strategy.optimize(evaluation, config.preset.get_search_space(), config.evaluator.direction)
     except StudyLimitReached as limit:
         why = str(limit)
     listener.dry_run_ended(len(study.trials), study.num_pruned, why)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
-from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import MAX_ALONE, MIN_DIFFERENCE
 from zenith_tune.study.trial import ALONE, Trial
 from zenith_tune.tuning.session import StudySession
@@ -17,9 +15,8 @@ class IsolatedRerun:
     What a trial measured alone is what counts of it, so that the study's best is one that had the machine for itself.
     """
 
-    def __init__(self, session: StudySession, render: Callable[[Mapping[str, Value]], str]) -> None:
+    def __init__(self, session: StudySession) -> None:
         self._session = session
-        self._render = render
 
     def run(self) -> list[str]:
         """Return what came of it, one line each."""
@@ -61,7 +58,7 @@ class IsolatedRerun:
         if (known := self._session.recorded.get(identity)) is not None:
             return known
         why = f"trial {trial.number} alone, to see what its neighbours cost"
-        return self._session.run_point(dict(trial.params), self._render(trial.params), identity, why)
+        return self._session.run_point(dict(trial.params), identity, why)
 
     def _near(self, best: Trial, gain: float) -> list[Trial]:
         """Return the trials that their neighbours may have put behind the best, the nearest first."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.base import Measurement, Progress
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full, is_disk_full
@@ -25,6 +24,7 @@ from zenith_tune.study.parameters import Value
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
+from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.watch import EarlyEnd, TrialWatch
 
 _FULL_DISK_BYTES = 64 * 1024
@@ -60,21 +60,10 @@ class TrialRequest:
 class TrialExecution:
     """Turn a request into a finished Trial."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        evaluator: TuningEvaluator,
-        secrets: list[str],
-        repeats: int,
-        early_stop: EarlyStop | None = None,
-    ) -> None:
-        if repeats < 1:
-            raise UsageError(f"repeats must be at least 1, but got {repeats}")
+    def __init__(self, runner: Runner, config: StudyConfig) -> None:
         self._runner = runner
-        self._evaluator = evaluator
-        self._secrets = secrets
-        self._repeats = repeats
-        self._early_stop = early_stop
+        self._evaluator, self._early_stop = config.evaluator, config.early_stop
+        self._secrets, self._repeats = config.secrets, config.repeats
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
         """Run the command, as often as repeats are asked for, and write the trial's files."""

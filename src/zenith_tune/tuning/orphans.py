@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +17,10 @@ class OrphanedTrials:
     """End the trials of a killed tuner, keep those that had finished, and follow those whose jobs may go on."""
 
     def __init__(
-        self, execution: TrialExecution, telling: StudyNotifier, folder: Path, timeout_s: Callable[[], float | None]
+        self, execution: TrialExecution, notifier: StudyNotifier, folder: Path, timeout_s: float | None
     ) -> None:
         self._execution = execution
-        self._notifier = telling
+        self._notifier = notifier
         self._folder = folder
         self._timeout_s = timeout_s
         self._running: dict[str, tuple[Trial, Job]] = {}
@@ -68,7 +67,7 @@ class OrphanedTrials:
             states.append(state)
             self._notifier.state(number, state)
 
-        job = self._execution.find(folder, self._timeout_s(), tell)
+        job = self._execution.find(folder, self._timeout_s, tell)
         if job is not None:
             waits = bool(states) and states[0].startswith("pending")
             status = "still waits in the queue: it keeps its place" if waits else "still runs: it goes on"

@@ -21,18 +21,10 @@ from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.events import StudyListener
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Hold when a study stops."""
-
-    n_trials: int | None = None
-    consecutive_duplicates: int | None = 100
-    consecutive_prunes: int | None = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +38,30 @@ class Point:
 class TrialScheduler:
     """Answer a strategy: from the rules, from the record, or by a real run.
 
-    `identify` names the run that a point stands for: two points with one identity are one run. `recorded` holds the
-    trials of earlier runs of this study by identity; they are answered without running, and their part of the budget
-    is spent already.
+    Two points that the study identifies alike are one run. `recorded` holds the trials of earlier runs of this study by
+    identity; they are answered without running, and their part of the budget is spent already.
     """
 
     def __init__(
         self,
-        preset: TuningPreset,
-        identify: Callable[[Mapping[str, Value]], str],
+        config: StudyConfig,
         run_point: Callable[[Params, str, str], Trial],
         study: Study,
         listener: StudyListener,
-        limits: Limits,
+        *,
         recorded: Mapping[str, Trial],
         num_slots: int = 1,
         check_interrupted: Callable[[], None] = lambda: None,
         others: OtherTuners | None = None,
     ) -> None:
-        self._preset = preset
+        self._identify, self._limits = config.identify, config.limits
+        preset = self._preset = config.preset
         self._check_interrupted = check_interrupted
         self._others = others
         self._space = preset.get_search_space()
-        self._identify = identify
         self._run_point = run_point
         self._study = study
         self._listener = listener
-        self._limits = limits
         self._recorded = dict(recorded)
         self._answered: dict[str, Future[Trial]] = {}
         self._num_counted = sum(not trial.is_alone for trial in recorded.values())

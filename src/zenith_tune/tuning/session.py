@@ -10,29 +10,26 @@ from dataclasses import replace
 
 from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
 from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeless
-from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
-from zenith_tune.record.folder import StudyLock, peek_header
-from zenith_tune.record.record import HEADER_KEY, StudyHeader, StudyRecord
+from zenith_tune.record.folder import StudyLock
+from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.record.server.url import shown
 from zenith_tune.record.storage import database_path, full_disk_is_clear
-from zenith_tune.runners.base import Job
+from zenith_tune.runners.base import Job, Runner
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
-from zenith_tune.study.parameters import Direction, Params
-from zenith_tune.study.resources import Resources
+from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.tuning.config import TRIAL_FOLDER, StudyConfig
 from zenith_tune.tuning.events import StudyListener, StudyNotifier, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import OrphanedTrials
-from zenith_tune.tuning.place import StudyPlace
-from zenith_tune.tuning.watch import Timeouts
 
 _PAUSE_S = 0.5
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
@@ -42,31 +39,18 @@ class StudySession:
     """Run the trials of one study and keep its record, from the lock to the last export."""
 
     def __init__(
-        self,
-        place: StudyPlace,
-        header: StudyHeader,
-        direction: Direction,
-        preset: TuningPreset,
-        execution: TrialExecution,
-        timeouts: Timeouts,
-        secrets: list[str],
-        listener: Callable[[], StudyListener],
-        interruption: Interruption,
-        resources: Resources | None = None,
+        self, config: StudyConfig, runner: Runner, listener: Callable[[], StudyListener], interruption: Interruption
     ) -> None:
-        self._resources = resources or Resources()
-        self.place = place
-        self.header = header
-        self.study = Study(direction)
+        self.config = config
+        place = config.place
+        self.study = Study(config.evaluator.direction)
         with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
-            self.study.own_params = preset.own_point(header.command)
+            self.study.own_params = config.preset.own_point(config.masked_command)
         self.recorded: dict[str, Trial] = {}
         """The finished trials of earlier runs of this study, by identity."""
-        self._preset = preset
-        self._space = preset.get_search_space()
-        self._execution = execution
-        self._timeouts = timeouts
-        self._secrets = secrets
+        self._preset = config.preset
+        self._space = config.preset.get_search_space()
+        self._execution = TrialExecution(runner, config)
         self._interruption = interruption
         self._notifier = StudyNotifier(listener)
         self._control = StudyControl(place.folder.control)
@@ -74,30 +58,29 @@ class StudySession:
         self._lock = StudyLock(database, place.study_name) if database is not None else None
         self._record: StudyRecord | None = None
         self._search = StudySearch()
-        self._left = OrphanedTrials(execution, self._notifier, place.folder.path, lambda: timeouts.fixed_s)
+        self._orphans = OrphanedTrials(self._execution, self._notifier, place.folder.path, config.timeouts.fixed_s)
         self.others: OtherTuners | None = None
         """Who else tunes this study; None where a file lock keeps everybody off."""
 
     def open(self) -> None:
         """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
-        folder = self.place.folder
-        self._look_first()
+        folder = self.config.place.folder
         folder.create()
         if self._lock is not None:
             self._lock.acquire()
             self._control.forget()
         with full_disk_is_clear(folder.path):
-            url, name = self.place.database_url, self.place.study_name
+            url, name = self.config.place.database_url, self.config.place.study_name
             record = self._record = StudyRecord(url, name, folder, self._notifier.noted)
             with record.opening():
                 is_new = not record.exists()
                 if is_new:
                     folder.refuse_foreign(shown(url))
-                    if self.place.resume:
+                    if self.config.place.resume:
                         self._notifier.noted(f"there is no study {name!r} to resume: it begins now")
-                    record.create(self.header, self.study.direction)
-                elif self.place.resume:
-                    record.reopen(self.header)
+                    record.create(self.config.header, self.study.direction)
+                elif self.config.place.resume:
+                    record.reopen(self.config.header)
                 else:
                     raise self._exists_already()
             self._take_up(record, is_new=is_new)
@@ -106,13 +89,13 @@ class StudySession:
         """Deal with what killed tuners left, load what is finished, and join those who tune the study too."""
         if record.claims is None:
             for left in [] if is_new else record.unfinished():
-                self._left.recover(left, record)
+                self._orphans.recover(left, record)
             self._load([] if is_new else record.finished(), record)
             return
         self.others = OtherTuners(
             record,
             take_in=lambda trial: self._notifier.recalled(trial, self.label(trial), self.study),
-            recover=lambda left: self._left.recover(left, record),
+            recover=lambda left: self._orphans.recover(left, record),
             check=self._interruption.check,
         )
         self.others.recover_left()
@@ -120,20 +103,9 @@ class StudySession:
         self._load(finished, record)
         self.others.begin(trial.number or 0 for trial in finished)
 
-    def _look_first(self) -> None:
-        """Tell what is wrong with the study, if anything is, before Optuna is loaded to open it."""
-        path = database_path(self.place.database_url)
-        if path is None:
-            return
-        exists, stored = peek_header(path, self.place.study_name, HEADER_KEY)
-        if exists and not self.place.resume:
-            raise self._exists_already()
-        if stored is not None:
-            self.header.check_same(StudyHeader.from_stored(stored, self.place.study_name), self.place.study_name)
-
     def _exists_already(self) -> StudyError:
         return StudyError(
-            f"study {self.place.study_name!r} is in {shown(self.place.database_url)} already",
+            f"study {self.config.place.study_name!r} is in {shown(self.config.place.database_url)} already",
             hint="go on with it by --resume, or choose another --study-name",
         )
 
@@ -141,7 +113,7 @@ class StudySession:
         """Let go of the study."""
         try:
             if self._record is not None:
-                self._left.end(self._record)
+                self._orphans.end(self._record)
         finally:
             if self.others is not None:
                 self.others.close()
@@ -150,17 +122,17 @@ class StudySession:
             if self._lock is not None:
                 self._lock.release()
 
-    def run_baseline(self, command: str) -> None:
+    def run_baseline(self) -> None:
         """Run the user's own command, unless an earlier run of the study did."""
         if self.study.baseline is not None:
             return
-        identity = mask(command, self._secrets)
+        identity, command = self.config.masked_command, self.config.command
         trial = self._elsewhere(identity, is_baseline=True)
         if trial is None:
             try:
                 trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True)
             except TakenOver:
-                self.run_baseline(command)
+                self.run_baseline()
                 return
         if trial.failure == FailureKind.METRIC:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
@@ -175,9 +147,9 @@ class StudySession:
             self._notifier.noted(f"another tuner runs {what}: waiting for it")
         return None if answer is None else answer.result()
 
-    def run_point(self, params: Params, command: str, identity: str, why: str = "") -> Trial:
+    def run_point(self, params: Params, identity: str, why: str = "") -> Trial:
         """Run a point that was never run."""
-        trial = self._elsewhere(identity) or self._run(params, command, identity, why=why)
+        trial = self._elsewhere(identity) or self._run(params, self.config.render(params), identity, why=why)
         refuse_hopeless(self.study)
         return trial
 
@@ -195,45 +167,48 @@ class StudySession:
 
     def end_search(self, why: str, findings: Findings | None) -> None:
         """Write why the study stops, and what its strategy has found."""
-        self._search = self._search.ended(time.time(), mask(why, self._secrets), findings)
+        self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings)
         # What keeps the database from being written is told elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
             self._require_record().keep_search(self._search)
 
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
-        with full_disk_is_clear(self.place.folder.path):
-            self.place.folder.create()  # a trial may have removed it
+        with full_disk_is_clear(self.config.place.folder.path):
+            self.config.place.folder.create()  # a trial may have removed it
             if self.others is not None:
                 self.others.catch_up_if_possible()
-            export(self.study, self.header, self.place.folder, self.best_command(), self._search)
+            export(self.study, self.config.header, self.config.place.folder, self.best_command(), self._search)
             if (params := self._best_params()) is not None:
                 for name, text in self._preset.result_files(params).items():
-                    write_atomically(self.place.folder.path / name, text, is_private=True)
+                    write_atomically(self.config.place.folder.path / name, text, is_private=True)
 
     def best_command(self) -> str | None:
         """Return the command of the fastest run, or the one that needs nothing but what is left for it."""
         fastest, params = self.study.fastest, self._best_params()
         if fastest is None or params is None:
             # A run of the user's own command may have had more to print than the command itself asks for.
-            return None if fastest is None else self.header.command if fastest.is_baseline else fastest.command
-        return self._preset.result_command(self.header.command, params, self.place.folder.path) or fastest.command
+            return None if fastest is None else self.config.masked_command if fastest.is_baseline else fastest.command
+        return (
+            self._preset.result_command(self.config.masked_command, params, self.config.place.folder.path)
+            or fastest.command
+        )
 
     def _best_params(self) -> Params | None:
         """Return the point of the fastest run, which may be the user's own."""
         fastest = self.study.fastest
-        params = (fastest.params or self._preset.own_point(self.header.command)) if fastest else None
+        params = (fastest.params or self._preset.own_point(self.config.masked_command)) if fastest else None
         return dict(params) if params else None
 
     def dump_environment(self) -> None:
         """Write the environment, with the values of secrets masked."""
-        write_json(self.place.folder.environment, mask_environment(os.environ))
+        write_json(self.config.place.folder.environment, mask_environment(os.environ))
 
     def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
         self._wait_while_paused()
         record = self._require_record()
-        started, job = self._left.pop(identity)
+        started, job = self._orphans.pop(identity)
         if started is None:
             started = Trial(
                 params=params, outcome=Outcome.CANCELLED, identity=identity, is_baseline=is_baseline, why=why
@@ -242,9 +217,9 @@ class StudySession:
             number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why, label=label)
             if self.others is not None:
                 self.others.own(number)
-            started = replace(started, number=number, folder=self.place.folder.trial(number).path)
-        folder = TrialFolder(started.folder or self.place.folder.path)
-        limit_s = self._timeouts.fixed_s if is_baseline else self._timeouts.limit_s(self.study)
+            started = replace(started, number=number, folder=self.config.place.folder.trial(number).path)
+        folder = TrialFolder(started.folder or self.config.place.folder.path)
+        limit_s = self.config.timeouts.fixed_s if is_baseline else self.config.timeouts.limit_s(self.study)
         label = self.label(started)
         self._notifier.started(started, label, self._execution.first_log(folder), limit_s)
         trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
@@ -262,17 +237,17 @@ class StudySession:
             request = TrialRequest(
                 number=started.number or 0,
                 params=started.params,
-                command=fill_placeholders(command, {"trial_folder": str(folder.path)})[0],
+                command=fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0],
                 identity=started.identity,
                 files=self._preset.files(started.params) if started.params else self._preset.baseline_files(),
                 is_baseline=started.is_baseline,
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
-                resources=self._resources,
+                resources=self.config.resources,
                 on_state=lambda state: self._notifier.state(started.number or 0, state),
                 on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),
                 is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
-                limit_s=lambda: None if started.is_baseline else self._timeouts.limit_s(self.study),
+                limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
             )
             with full_disk_is_clear(folder.path):
                 if job is not None:
@@ -322,7 +297,7 @@ class StudySession:
         # Of a run that was tried again, the last time counts.
         last = {(trial.is_baseline, trial.identity): trial for trial in finished if trial.outcome in _FINISHED}
         for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
-            if self.place.retry_failed and trial.outcome is Outcome.ERROR:
+            if self.config.place.retry_failed and trial.outcome is Outcome.ERROR:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)

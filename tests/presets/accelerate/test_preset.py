@@ -182,7 +182,7 @@ def test_placeholders_carry_the_batch(tmp_path: Path) -> None:
 
 def test_the_tuner_recognises_the_command_and_leaves_a_json_to_deepspeed(tmp_path: Path) -> None:
     tuner = PresetTuner(command(write(tmp_path, "FSDP")), output_dir=tmp_path / "out")
-    assert (tuner.preset_name, tuner.strategy_name) == ("accelerate", "grid")
+    assert (tuner.config.preset_name, tuner.config.strategy_name) == ("accelerate", "grid")
     other = "accelerate launch --num_processes 4 train.py --deepspeed ds.json"
     assert DeepSpeedPreset.recognises(other) and not AcceleratePreset.recognises(other)
     assert not AcceleratePreset.recognises("torchrun train.py")

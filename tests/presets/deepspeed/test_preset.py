@@ -284,6 +284,6 @@ def test_what_is_not_searched_stays(tmp_path: Path) -> None:
 
 def test_the_tuner_recognises_the_command(tmp_path: Path) -> None:
     tuner = PresetTuner(command(write(tmp_path, PLAIN)), output_dir=tmp_path / "out")
-    assert (tuner.preset_name, tuner.strategy_name) == ("deepspeed", "zero-progressive")
+    assert (tuner.config.preset_name, tuner.config.strategy_name) == ("deepspeed", "zero-progressive")
     assert not DeepSpeedPreset.recognises("python train.py --deepspeed")
     assert not DeepSpeedPreset.recognises("torchrun train.py")

@@ -79,7 +79,7 @@ def test_a_pretrain_script_is_recognised_before_the_older_preset_gets_it(command
     assert MegatronLmPreset.recognises(command)
     names = [name for name, _ in PresetRegistry.each_loadable()]
     assert names.index("megatron-lm") < names.index("megatron")
-    assert PresetTuner(LLAMA3_8B).preset_name == "megatron-lm"
+    assert PresetTuner(LLAMA3_8B).config.preset_name == "megatron-lm"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_commands_of_other_presets_are_left_to_them(command: str) -> None:
 
 def test_ms_swift_and_the_fake_trainer_still_go_to_the_older_preset() -> None:
     for command in ("megatron sft --model x", "python examples/fake_megatron_train.py", "torchrun pretrain_vlm.py"):
-        assert PresetTuner(command, tune_args={"n_gpus": "8", "gbs": "16"}).preset_name == "megatron"
+        assert PresetTuner(command, tune_args={"n_gpus": "8", "gbs": "16"}).config.preset_name == "megatron"
 
 
 def test_a_script_that_runs_one_is_recognised(tmp_path: Path) -> None:

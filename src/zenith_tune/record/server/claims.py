@@ -14,13 +14,15 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.errors import TrialExhausted
 from zenith_tune.record.server.patience import RetryPolicy
 from zenith_tune.record.storage import clear_errors
+from zenith_tune.record.stored_trial import RUN, TWIN_OF
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
     from sqlalchemy import Connection, Engine
@@ -83,6 +85,8 @@ _FORGET = "delete from zenithtune_tuners where study_id = :study and seen < now(
 _INSERT = """insert into zenithtune_claims (study_id, run, claim, tuner, is_baseline)
 values (:study, :run, :claim, :tuner, :is_baseline)"""
 _TAKE_OVER = "update zenithtune_claims set tuner = :tuner"
+_TURN = 0x7A74
+"""The kind of the lock under which the claims of a study are counted."""
 _ONE = "where study_id = :study and run = :run"
 _MINE = f"{_ONE} and tuner = :tuner and not is_over"
 
@@ -94,14 +98,6 @@ class OpenClaim:
     run: str
     claim: str
     host: str
-
-
-class TrialRow(NamedTuple):
-    """Hold what is seen of a trial at a glance."""
-
-    trial_id: int
-    number: int
-    has_ended: bool
 
 
 def run_key(identity: str, *, is_baseline: bool) -> str:
@@ -143,8 +139,8 @@ class Claims:
 
         def insert() -> bool:
             with self._engine.begin() as connection:
-                # Counted and claimed by one tuner at a time; a weaker lock would let two spend the last trial.
-                self._execute(connection, "select 1 from studies where study_id = :study for no key update")
+                # Counted and claimed by one tuner at a time: two must not spend the last trial.
+                self._execute(connection, f"select pg_advisory_xact_lock({_TURN}, :study)")
                 found = self._execute(connection, f"select claim from zenithtune_claims {_ONE}", {"run": run}).first()
                 if found is not None:
                     return bool(found.claim == claim)  # by a try that broke off
@@ -203,24 +199,6 @@ class Claims:
 
         return self._call(swap)
 
-    def trials_after(self, trial_id: int) -> list[TrialRow]:
-        """Return the trials that were begun after one, in order."""
-        return self._trials("t.trial_id > :after", {"after": trial_id})
-
-    def trial(self, trial_id: int) -> TrialRow:
-        """Return a trial by its id."""
-        return self._trials("t.trial_id = :trial", {"trial": trial_id})[0]
-
-    def trials_of(self, claim: str) -> list[TrialRow]:
-        """Return the trials that were written under a claim; more than one if a connection broke."""
-        run = "select trial_id from trial_user_attributes where key = 'run' and value_json like :claim"
-        return self._trials(f"t.trial_id in ({run})", {"claim": f'%"claim": "{claim}"%'})
-
-    def _trials(self, which: str, values: Mapping[str, Any]) -> list[TrialRow]:
-        sql = f"select trial_id, number, state from trials t where study_id = :study and {which} order by trial_id"
-        rows = self._rows(sql, values)
-        return [TrialRow(row.trial_id, row.number, str(row.state) in ("COMPLETE", "FAIL")) for row in rows]
-
     def _num_claimed(self, connection: Connection) -> int:
         sql = "select count(*) from zenithtune_claims where study_id = :study and not is_baseline"
         return int(self._execute(connection, sql).scalar() or 0)
@@ -253,19 +231,14 @@ def _identity(row: Any) -> TunerIdentity:
     return TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
 
 
-TWIN_OF = "twin_of"
-"""The attribute of a trial that was written once too often; they cannot be deleted, for Optuna numbers by counting."""
-
-
 def create_once(
     storage: RDBStorage,
+    study: Study,
     study_id: int,
     template: FrozenTrial,
-    claims: Claims,
-    claim: str,
-    call: Callable[[Callable[[], list[TrialRow]]], list[TrialRow]],
-) -> TrialRow:
-    """Write a trial under a claim, and return where it is.
+    call: Callable[[Callable[[], list[int]]], list[int]],
+) -> int:
+    """Write a trial under its claim, and return its number.
 
     A commit whose answer is lost may have come through; Optuna tries it again by itself without looking, and so a
     trial can be there twice. The first is the trial; the others are ended, and marked so that nobody counts them.
@@ -273,18 +246,26 @@ def create_once(
     import sqlalchemy
     from optuna.trial import TrialState
 
+    claim = template.user_attrs[RUN]["claim"]
     broken: list[Any] = []
 
-    def create() -> list[TrialRow]:
-        found = claims.trials_of(claim) if broken else []
+    def written() -> list[FrozenTrial]:
+        trials = study.get_trials(deepcopy=False)
+        return [trial for trial in trials if trial.user_attrs.get(RUN, {}).get("claim") == claim]
+
+    def create() -> list[int]:
+        found = written() if broken else []
         if not found:
             trial_id = storage.create_new_trial(study_id, template_trial=template)
-            found = claims.trials_of(claim) if broken else [claims.trial(trial_id)]
+            if not broken:
+                return [storage.get_trial_number_from_id(trial_id)]
+            found = written()
         for twin in found[1:]:
-            if not twin.has_ended:
-                storage.set_trial_user_attr(twin.trial_id, TWIN_OF, found[0].number)
-                storage.set_trial_state_values(twin.trial_id, TrialState.FAIL)
-        return found
+            if not twin.state.is_finished():
+                twin_id = storage.get_trial_id_from_study_id_trial_number(study_id, twin.number)
+                storage.set_trial_user_attr(twin_id, TWIN_OF, found[0].number)
+                storage.set_trial_state_values(twin_id, TrialState.FAIL)
+        return [trial.number for trial in found]
 
     def note(context: Any) -> None:
         broken.append(context)

@@ -101,7 +101,6 @@ class OtherTuners:
         """Trials of dead tuners whose jobs go on, until this tuner asks for them."""
         self._handed_over: set[str] = set()
         self._seen: set[int] = set()
-        self._all_ended_until = -1
         self._error: BaseException | None = None
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -154,11 +153,10 @@ class OtherTuners:
         # Judged by silence only if this tuner has heard the server all the while.
         is_judge = self._thread is None or self._heartbeat.steady_s > self._rhythm.stale_s
         for left in self._claims.adopt(stale_s=self._rhythm.stale_s if is_judge else None):
-            rows = self._claims.trials_of(left.claim)
-            trials = [self._record.trial(row.trial_id) for row in rows]
-            running = [trial for row, trial in zip(rows, trials, strict=True) if not row.has_ended]
+            views = self._record.trials_of_claim(left.claim)
+            running = [view.trial for view in views if view.is_running]
             if not running:
-                is_free = all(trial.outcome is Outcome.CANCELLED for trial in trials)
+                is_free = all(view.trial.outcome is Outcome.CANCELLED for view in views)
                 self._claims.end(left.run, is_free=is_free)
             elif self._recover(running[0]):
                 with self._lock:
@@ -167,14 +165,9 @@ class OtherTuners:
     def catch_up(self) -> None:
         """Take in what the others have finished."""
         with self._looking:
-            after, is_gapless = self._all_ended_until, True
-            for row in self._claims.trials_after(after):
-                is_gapless &= row.has_ended
-                if row.has_ended and row.number not in self._seen:
-                    self._seen.add(row.number)
-                    self._take(self._record.trial(row.trial_id))
-                if is_gapless:
-                    self._all_ended_until = row.trial_id
+            for trial in self._record.finished(besides=self._seen):
+                self._seen.add(trial.number or 0)
+                self._take(trial)
 
     def catch_up_if_possible(self) -> None:
         """Take in what the others have finished, unless the server is away: then what is known must do."""

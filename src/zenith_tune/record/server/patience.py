@@ -77,7 +77,8 @@ def is_away(error: Exception) -> bool:
     import sqlalchemy.exc
 
     for cause in _causes(error):
-        if isinstance(cause, sqlalchemy.exc.TimeoutError):  # every connection of the pool is in use
+        # Every connection of the pool is in use; or one broke under a read, and Optuna went on to use it.
+        if isinstance(cause, sqlalchemy.exc.TimeoutError | sqlalchemy.exc.PendingRollbackError):
             return True
         if isinstance(cause, sqlalchemy.exc.DBAPIError):
             code = str(getattr(cause.orig, "sqlstate", None) or getattr(cause.orig, "pgcode", None) or "")

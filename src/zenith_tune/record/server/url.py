@@ -91,11 +91,11 @@ _TURN = 0x7A656E697468  # the number of the lock under which tables and studies 
 
 _TABLES = (
     """create table if not exists zenithtune_tuners (
-    tuner varchar(32) primary key, study_id integer not null references studies on delete cascade,
+    tuner varchar(32) primary key, study_id integer not null,
     host text not null, machine text not null, pid integer not null, start_ticks bigint not null,
     seen timestamp with time zone not null)""",
     """create table if not exists zenithtune_claims (
-    study_id integer not null references studies on delete cascade, run char(64) not null,
+    study_id integer not null, run char(64) not null,
     claim varchar(32) not null, tuner varchar(32) not null, is_baseline boolean not null,
     is_over boolean not null default false, primary key (study_id, run))""",
 )
@@ -117,7 +117,7 @@ def one_at_a_time(engine: Engine) -> Iterator[None]:
 
 
 def make_tables(engine: Engine) -> None:
-    """Make the tables where they are missing; Optuna's own must be there."""
+    """Make our own tables where they are missing."""
     from sqlalchemy import text
 
     with engine.begin() as connection:

@@ -1,0 +1,142 @@
+"""Everything that one study is made of, resolved and checked once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.view import StudyHeader
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
+from zenith_tune.shell.secrets import mask
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.resources import Resources
+from zenith_tune.tuning.place import StudyPlace
+from zenith_tune.tuning.watch import Timeouts
+
+TRIAL_FOLDER = "trial_folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Hold when a study stops."""
+
+    n_trials: int | None = None
+    consecutive_duplicates: int | None = 100
+    consecutive_prunes: int | None = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyConfig:
+    """Hold one study: what is tuned, how it is searched and measured, where it is kept and when it stops."""
+
+    line: ParsedCommand
+    """The user's own command."""
+    preset_name: str
+    preset: TuningPreset
+    preset_args: Mapping[str, Any] = field(default_factory=dict)
+    strategy_name: str
+    strategy: TuningStrategy
+    evaluator: TuningEvaluator
+    place: StudyPlace
+    resources: Resources = field(default_factory=Resources)
+    """What a trial needs."""
+    parallel: int | None = 1
+    """How many trials run side by side; None: as many as there is room for."""
+    secrets: tuple[str, ...] = ()
+    """Masked in every file and on the terminal."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    limits: Limits = field(default_factory=Limits)
+    repeats: int = 1
+    early_stop: EarlyStop | None = None
+    baseline: bool = True
+    """Whether the user's own command runs first, where it can."""
+    dump_env: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UsageError(f"repeats must be at least 1, but got {self.repeats}")
+
+    @property
+    def command(self) -> str:
+        """The text of the user's own command."""
+        return self.line.text
+
+    @property
+    def masked_command(self) -> str:
+        """The user's own command without its secrets."""
+        return mask(self.command, self.secrets)
+
+    @property
+    def header(self) -> StudyHeader:
+        """What the study's record is compared by."""
+        return StudyHeader(
+            preset=self.preset_name,
+            args={name: str(value) for name, value in sorted(self.preset_args.items())},
+            command=self.masked_command,
+            evaluator=self.evaluator.describe(),
+        )
+
+    @property
+    def runs_baseline(self) -> bool:
+        """Tell whether the user's own command runs first; one that holds placeholders cannot."""
+        return self.baseline and not placeholder_names(self.command, self._placeholders())
+
+    def render(self, params: Mapping[str, Any]) -> str:
+        """Return the command that a point stands for."""
+        return self.preset.apply_parameters(self.command, params)
+
+    def identify(self, params: Mapping[str, Any]) -> str:
+        """Name the run that a point stands for, its command and its files: one name is one run."""
+        files = self.preset.files(params)
+        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16] if files else ""
+        return mask(self.render(params), self.secrets) + (f" # files {digest}" if digest else "")
+
+    def with_budget(self, n_trials: int | None) -> StudyConfig:
+        """Return the same study with a budget of `n_trials`, or of the strategy's own length."""
+        if n_trials is not None and n_trials < 1:
+            raise UsageError(f"--n-trials must be at least 1, but got {n_trials}")
+        if self.strategy.ends_by_itself:
+            limits = replace(self.limits, n_trials=n_trials, consecutive_prunes=None, consecutive_duplicates=None)
+        else:
+            limits = replace(self.limits, n_trials=n_trials or self.strategy.default_n_trials)
+        return replace(self, limits=limits)
+
+    def to_resume(self) -> StudyConfig:
+        """Return the same study for a second call, which continues where the first one stopped."""
+        return replace(self, place=replace(self.place, resume=True, retry_failed=False))
+
+    def check_command(self) -> None:
+        """Refuse a command that holds a placeholder nobody fills, or that options find no place in."""
+        first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
+        if (misspelt := misspelt_placeholder(self.command, self._placeholders())) is not None:
+            name, meant = misspelt
+            raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
+        fill_placeholders(self.render(first), {TRIAL_FOLDER: str(self.place.folder.path)})
+
+    def check_program(self) -> None:
+        """Refuse a command whose program is not there; a dry run does without it."""
+        program = self.line.program
+        if program is not None and "{" not in program and shutil.which(program) is None:
+            raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")
+
+    def notes(self, of_runner: Sequence[str] = ()) -> list[str]:
+        """Return what the user should know before the first trial."""
+        notes = [*self.preset.notes(self.command), *self.line.warnings(), *of_runner]
+        if self.secrets:
+            notes.append("secrets in the command are masked as *** in every file and in the best command")
+        if self.baseline and not self.runs_baseline:
+            notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
+        limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
+        return [*notes, *(limit for limit in limits if limit)]
+
+    def _placeholders(self) -> set[str]:
+        return {*self.preset.placeholder_names(), TRIAL_FOLDER}
