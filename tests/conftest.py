@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import hypothesis
 import pytest
 
 from tests.forked_command import run_forked, start_server
-from tests.quick_databases import keep_revisions
+from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
+from tests.started_processes import end_started
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_TRAINER = ROOT / "examples" / "fake_megatron_train.py"
@@ -68,7 +69,14 @@ def nothing_is_kept_on_this_machine(tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(autouse=True, scope="session")
 def quick_databases() -> None:
     """Make databases faster."""
-    keep_revisions()
+    make_databases_quick()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """End the processes that a test started."""
+    yield
+    end_started()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import subprocess
@@ -56,7 +57,9 @@ def _main(arguments: Sequence[str], folder: Path, environment: dict[str, str], o
         opened = os.open(target, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = (open(number, "w" if number else "r", closefd=False) for number in range(3))
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w", closefd=False)), "utf-8") for number in (1, 2)
+    )
     from zenith_tune.cli.main import main
 
     main(list(arguments))

@@ -6,16 +6,15 @@ import importlib
 import pkgutil
 
 import optuna
-import rich.live
-import rich.table
 
 import zenith_tune.cli
-import zenith_tune.tuner
-from tests.quick_databases import keep_revisions
+from tests.quick_databases import make_databases_quick
 
-for command in pkgutil.iter_modules(zenith_tune.cli.__path__):
-    importlib.import_module(f"zenith_tune.cli.{command.name}")
-keep_revisions()
+for name in ("rich.live", "rich.table", "zenith_tune.tuner"):
+    importlib.import_module(name)
+for command in pkgutil.iter_modules(zenith_tune.cli.__path__, "zenith_tune.cli."):
+    importlib.import_module(command.name)
+make_databases_quick()
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 optuna.storages.RDBStorage("sqlite://").engine.dispose()
 optuna.logging.set_verbosity(optuna.logging.INFO)

@@ -51,7 +51,7 @@ def read(endpoint: str, tmp_path: Path) -> Read:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         env = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1", **settings}
         command = [sys.executable, "-W", "error", "-c", python_code, model]
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.stderr == ""
         assert done.returncode == 0
         [line] = done.stdout.splitlines()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.started_processes import start_process
 from zenith_tune.evaluators.failures.failures import FailureKind, classify
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
@@ -138,7 +139,7 @@ def test_a_crash_happens_in_the_middle() -> None:
 
 
 def test_a_hang_comes_after_two_iterations() -> None:
-    process = subprocess.Popen([sys.executable, "-I", str(TRAINER), "--hang"], stdout=subprocess.PIPE, text=True)
+    process = start_process([sys.executable, "-I", str(TRAINER), "--hang"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from tests.runners.fake_nvidia_smi import put_on_path
+from tests.started_processes import start_process
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import PresetTuner, RegexEvaluator
@@ -133,13 +134,13 @@ def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum:
     command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "demo", "--strategy", "grid"]
     command += ["--parallel", "3", "--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-baseline"]
     command += ["--", "sh", "-c", f"touch {tmp_path}/$$; sleep 60; echo {{tp}} {{mbs}} {{recompute}} {{gbs}}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start_process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signum)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
