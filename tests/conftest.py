@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -15,6 +15,9 @@ from tests.forked_command import run_forked, start_server
 from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
 from tests.started_processes import end_started
+
+if TYPE_CHECKING:
+    from tests.report.browser.browsers import Browser
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_TRAINER = ROOT / "examples" / "fake_megatron_train.py"
@@ -92,3 +95,21 @@ def zenithtune(_command_server: None, tmp_path: Path) -> Callable[..., subproces
         return run_forked(args, tmp_path, {**os.environ, **(env or {})}, timeout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _chromium() -> Iterator[Browser]:
+    from tests.report.browser.browsers import Browser
+
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(_chromium: Browser) -> Iterator[Browser]:
+    """Return the browser; whatever a test does, the console must stay empty."""
+    _chromium.complaints()
+    yield _chromium
+    _chromium.driver.get("about:blank")
+    assert _chromium.complaints() == []

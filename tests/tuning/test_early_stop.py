@@ -57,7 +57,7 @@ def test_a_known_trial_is_ended_with_its_value_and_nothing_is_left_running(tmp_p
     (trial,) = study_of(tmp_path, {1: steady(0.4)}).trials
     assert trial.outcome == "ok" and trial.value == pytest.approx(0.4, rel=0.005)
     assert trial.early is not None and trial.early.startswith("known within 1% after ")
-    assert trial.duration_s is not None and trial.duration_s < 5
+    assert trial.duration_s is not None and trial.duration_s < 100
 
 
 def test_what_a_trial_prints_while_it_is_ended_does_not_count(tmp_path: Path) -> None:

@@ -181,11 +181,11 @@ def test_runs_alone_are_not_part_of_the_budget(tmp_path: Path) -> None:
 
 def test_a_trial_that_hangs_beside_the_first_success_is_ended_by_the_dynamic_limit(tmp_path: Path) -> None:
     witness = Witness()
-    command = "sh -c 'test {x} = 2 && sleep 60; echo value: {x}'"
+    command = "sh -c 'test {x} = 2 && sleep 600; echo value: {x}'"
     began = time.monotonic()
     options: dict[str, Any] = {"parallel": 3, "listener": witness, "baseline": False}
     tune(tmp_path, command, strategy=GridStrategy(), timeouts=Timeouts(dynamic=True), **options).optimize()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
     assert {trial.params["x"]: trial.outcome for trial in witness.trials}[2] == "timeout"
 
 
