@@ -245,7 +245,7 @@ def begun(tmp_path: Path) -> int:
 def fill(cluster: SlurmCluster, *shares: tuple[int, int]) -> list[str]:
     """Hold nodes with so many GPUs of each, and return the jobs that do."""
     sizes = [[f"--nodes={nodes}", f"--gpus-per-node={gpus}", "--cpus-per-task=2"] for nodes, gpus in shares]
-    wrap = ["--output=/dev/null", "--wrap=sleep 90"]
+    wrap = ["--output=/dev/null", "--wrap=sleep 600"]
     return [cluster.run("sbatch", "--parsable", *size, *wrap).strip() for size in sizes]
 
 
@@ -255,13 +255,14 @@ def test_a_tuner_killed_with_9_finds_its_jobs_again_and_submits_none_twice(
 ) -> None:
     full = fill(cluster, (3, 8), (1, 4))  # there is room for one of the two trials
     before = {each[0] for each in cluster.jobs()}
-    command = "sh -c 'sleep 6; echo value: {x}'"
+    command = f"sh -c 'until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo value: {{x}}'"
     with start_study(tmp_path, command) as tuner:
         wait_until(lambda: begun(tmp_path) == 1 and len(cluster.jobs()) == len(before) + 2)
         tuner.send_signal(signal.SIGKILL)
     with start_study(tmp_path, command, "--resume") as resumed:
         told = itertools.takewhile(lambda line: "study_started" not in line, resumed.stdout or [])
         before_start = "".join(told)
+        (tmp_path / "go").touch()
         cluster.run("scancel", *full)
         _, err = resumed.communicate(timeout=90)
     assert resumed.returncode == 0, err
