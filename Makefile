@@ -11,13 +11,13 @@ demo: $(VENV)/.base  ## tune the bundled fake trainer
 
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
 # `test` still has one real path of every engine that is installed.
-PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -n 2 --dist worksteal
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest --dist worksteal
 
 test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 2 -m "not slow"
 
 test-all: $(VENV)/.dev  ## the rest, which CI runs beside it
-	$(PYTEST) -m slow
+	$(PYTEST) -n 3 -m slow
 
 check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/ruff check .
