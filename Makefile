@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test check docs bench scoreboard replay calibrations clean
+.PHONY: demo test test-all check docs bench scoreboard replay calibrations clean
 
 demo: $(VENV)/.base  ## tune the bundled fake trainer
 	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
 
-test: $(VENV)/.dev  ## run all tests
-	PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -n 3 --dist worksteal
+# Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
+# `test` still has one real path of every engine that is installed.
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest --dist worksteal
+
+test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores
+	$(PYTEST) -n 2 -m "not slow"
+
+test-all: $(VENV)/.dev  ## the rest, which CI runs beside it
+	$(PYTEST) -n 3 -m slow
 
 check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/ruff check .

@@ -79,6 +79,7 @@ def main() -> None:
             engine.step()
         if engine.global_rank == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
+    deepspeed.comm.barrier()  # a rank that leaves early would break a slower one's last gather
     deepspeed.comm.destroy_process_group()
 
 

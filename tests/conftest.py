@@ -2,32 +2,53 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
-import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
-from tests.long_first import long_first
+from tests.forked_command import run_forked, start_server
+from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
+from tests.started_processes import end_started
+
+if TYPE_CHECKING:
+    from tests.report.browser.browsers import Browser
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_TRAINER = ROOT / "examples" / "fake_megatron_train.py"
 
+# How long an example takes says how busy the machine is. The same examples every time: a run that fails, fails again.
+hypothesis.settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("steady")
 
-@pytest.hookimpl(trylast=True)
+
+def pytest_configure() -> None:
+    """Undo what `nohup` or `&` made this process ignore, so that what tests start can be interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, lambda *_: None)  # still without effect here, but not inherited
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest tests begin first, those of one file, which may share what they start, on one worker."""
-    long: dict[Path, list[pytest.Item]] = {}
-    rest = []
-    for item in items:
-        if item.get_closest_marker("long"):
-            long.setdefault(item.path, []).append(item)
-        else:
-            rest.append(item)
-    items[:] = long_first(rest, list(long.values()), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    """Let tests that are given more time begin first: one that begins last leaves the other cores idle."""
+
+    def timeout_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return 0.0 if mark is None else float(mark.args[0])
+
+    items.sort(key=lambda item: timeout_s(item) <= 300)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,18 +79,47 @@ def nothing_is_kept_on_this_machine(tmp_path_factory: pytest.TempPathFactory) ->
     os.environ["ZENITHTUNE_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_databases() -> None:
+    """Make databases faster."""
+    make_databases_quick()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """End the processes that a test started."""
+    yield
+    end_started()
+
+
+@pytest.fixture(scope="session")
+def _command_server() -> None:
+    start_server()
+
+
 @pytest.fixture
-def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the real command line in an empty folder."""
+def zenithtune(_command_server: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in a process and an empty folder of its own."""
 
     def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "zenith_tune.cli.main", *args],
-            cwd=tmp_path,
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        return run_forked(args, tmp_path, {**os.environ, **(env or {})}, timeout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _chromium() -> Iterator[Browser]:
+    from tests.report.browser.browsers import Browser
+
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(_chromium: Browser) -> Iterator[Browser]:
+    """Return the browser; whatever a test does, the console must stay empty."""
+    _chromium.complaints()
+    yield _chromium
+    _chromium.driver.get("about:blank")
+    assert _chromium.complaints() == []

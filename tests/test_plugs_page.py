@@ -7,16 +7,12 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import ROOT
 from tests.test_readme import blocks, run
 from zenith_tune import testing
 from zenith_tune.runners.base import Job, Runner
 
 PAGE = "docs/plugs.md"
-
-pytestmark = pytest.mark.slow
 
 
 def test_every_example_of_the_page_passes_its_contract(tmp_path: Path) -> None:

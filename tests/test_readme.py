@@ -13,8 +13,6 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.slow
-
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
@@ -33,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_readmes_first_study_works_as_written(folder: Path) -> None:
     commands = [block for block in blocks("README.md", "sh") if block.startswith("zenithtune optimize")]
     assert len(commands) == 1
@@ -54,6 +53,7 @@ def test_the_planners_python_works_as_written(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_calibrations_of_the_documentation_work_as_written(folder: Path) -> None:
     (rows,) = blocks("docs/calibration.md", "csv")
     (folder / "runs.csv").write_text(rows)
@@ -74,6 +74,7 @@ def test_the_readmes_placeholder_works_as_typed(folder: Path) -> None:
     assert "TP=4 bash train.sh --pipeline-model-parallel-size 1" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_readmes_python_works_as_written(folder: Path) -> None:
     (code,) = blocks("README.md", "python")
     done = run([sys.executable, "-c", code], folder)
@@ -86,6 +87,7 @@ def test_the_readme_names_make_targets_that_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+@pytest.mark.slow
 def test_the_first_studys_commands_work_as_written(folder: Path) -> None:
     commands = [block for block in blocks("docs/first-study.md", "sh") if not block.startswith("make ")]
     assert len(commands) >= 5

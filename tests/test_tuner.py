@@ -138,11 +138,11 @@ def test_one_failing_repeat_fails_the_trial_and_spares_the_rest(tmp_path: Path) 
 
 def test_the_dynamic_timeout_follows_the_best_and_waits_for_the_first_success(tmp_path: Path) -> None:
     witness = Witness()
-    command = "sh -c 'case {x} in 1) sleep 1; exit 1;; 2) sleep 0.2;; 3) sleep 30;; esac; echo value: {x}'"
+    command = "sh -c 'case {x} in 1) sleep 1; exit 1;; 2) sleep 0.2;; 3) sleep 300;; esac; echo value: {x}'"
     start = time.monotonic()
     tune(tmp_path, command, listener=witness, timeouts=Timeouts(dynamic=True)).optimize()
     assert [trial.outcome for trial in witness.trials] == ["error", "ok", "timeout"]
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 150
 
 
 def test_a_command_too_long_to_start_fails_its_trial_alone(tmp_path: Path) -> None:

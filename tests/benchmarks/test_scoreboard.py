@@ -70,7 +70,6 @@ def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_targets_that_were_reached_stay_reached(tmp_path: Path) -> None:
     found = scoreboard("--fit", measured_data(), "--output", tmp_path / "scoreboard.md")

@@ -17,6 +17,7 @@ from tests.checkpoint.large_shards import MIB, large_shapes, write_large, write_
 from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, read, same, write_shards
 from tests.requirements import need_root
+from tests.started_processes import start_process
 from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.errors import DiskFullError, UsageError
 
@@ -25,7 +26,7 @@ LARGE_MIB = 384
 
 def start(*args: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "zenith_tune.cli.main", "checkpoint", *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_part(output: Path, process: subprocess.Popen[str]) -> None:
@@ -55,7 +56,6 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, command: str, name: str,
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.slow
 def test_a_killed_merge_leaves_no_half_file_and_the_old_one_in_place(tmp_path: Path) -> None:
     source, output = write_large(tmp_path / "old", 2, LARGE_MIB), tmp_path / "one.safetensors"
     output.write_bytes(b"the old one")

@@ -128,7 +128,6 @@ def test_every_framework_of_a_folder_gets_its_file(run: Run, tmp_path: Path) -> 
     assert load_calibration(tmp_path / "all" / "fsdp.json").num_runs == 10
 
 
-@pytest.mark.slow
 def test_published_runs_are_fitted_with_the_error_that_their_kind_allows(run: Run, tmp_path: Path) -> None:
     place, output = measured_data(), str(tmp_path / "mine.json")
     done = run("calibrate", "--rows", str(place), "--framework", "llm-foundry", "--output", output, "--json")
@@ -183,7 +182,7 @@ def test_two_runs_are_too_few(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 8, 11, 12, 13])
-def test_usage_errors_answer_within_four_tenths_of_a_cpu_second(index: int, tmp_path: Path) -> None:
+def test_usage_errors_answer_quickly(index: int, tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "zenith_tune.cli.main", "calibrate", *WRONG[index][0]]
     environment = {"PYTHONPATH": str(ROOT / "src")}
     assert_answers_quickly(lambda: subprocess.run(arguments, capture_output=True, cwd=tmp_path, env=environment))

@@ -145,22 +145,21 @@ def test_a_usage_error_is_one_line_and_exit_code_2(zenithtune: Run, arguments: l
         [*MEGATRON, "--strategy", "optuna", "--strategy-args", "sampler=bogus", *TRAIN],
     ],
 )
-def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
+def test_help_and_usage_errors_answer_quickly(arguments: list[str]) -> None:
     argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     assert_answers_quickly(lambda: subprocess.run(argv, capture_output=True, cwd=ROOT))
 
 
-def test_a_study_that_exists_or_is_another_is_told_within_four_tenths_of_a_cpu_second(
-    zenithtune: Run, tmp_path: Path
-) -> None:
+def test_a_study_that_exists_or_is_another_is_told_as_quickly(zenithtune: Run, tmp_path: Path) -> None:
     assert zenithtune(*MEGATRON, "--n-trials", "1", "--study-name", "s", *TRAIN).returncode == 0
     other = ["optimize", "--preset", "demo", "--study-name", "s", "--resume", *TRAIN]
     for arguments, part in (([*MEGATRON, "--study-name", "s", *TRAIN], "--resume"), (other, "preset 'megatron'")):
-        assert_answers_quickly(partial(_assert_refused, zenithtune, arguments, part))
+        assert_answers_quickly(partial(_assert_refused, tmp_path, arguments, part))
 
 
-def _assert_refused(zenithtune: Run, arguments: list[str], part: str) -> None:
-    assert_one_line(zenithtune(*arguments), part)
+def _assert_refused(folder: Path, arguments: list[str], part: str) -> None:
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
+    assert_one_line(subprocess.run(argv, capture_output=True, text=True, cwd=folder), part)
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

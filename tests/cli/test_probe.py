@@ -18,6 +18,7 @@ from tests.conftest import ROOT
 from tests.probe.full_disk import full_disk, write_full_disk
 from tests.probe.rank_script import SHAPE, is_alive, marked_processes, started, training, write_script
 from tests.start_cost import assert_answers_quickly
+from tests.started_processes import start_process
 from zenith_tune.calibrate.probed_runs import FILE_NAME
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -119,14 +120,14 @@ def test_an_interrupt_ends_the_rank_and_keeps_the_finished_layouts(tmp_path: Pat
     layouts = ("--layout", "TP2", "--layout", "PP2", "--layout", "TP4")
     arguments = ["probe", *CLUSTER, *layouts, "--", *training(STANDIN_4="hang")]
     command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
-    prober = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    prober = start_process(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not any(rank == 4 for rank, _, _ in started(tmp_path)):
             assert time.monotonic() < deadline and prober.poll() is None, "the hanging rank never came"
             time.sleep(0.05)
         prober.send_signal(signal.SIGINT)
-        stdout, stderr = prober.communicate(timeout=30)
+        stdout, stderr = prober.communicate(timeout=120)
     finally:
         prober.kill()
     assert prober.returncode == 130 and stderr == ""
@@ -150,8 +151,8 @@ def test_what_a_killed_probe_left_is_ended_by_the_next_and_its_log_masked(run: R
     ]
     command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     slow = os.environ | {"STANDIN_STEP_S": "100"}
-    killed = subprocess.Popen(command, cwd=tmp_path, env=slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    killed = start_process(command, cwd=tmp_path, env=slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
     while not any(secret in path.read_text() for path in tmp_path.rglob("log.txt")):
         assert time.monotonic() < deadline and killed.poll() is None, "the rank never said its secret"
         time.sleep(0.05)
@@ -244,7 +245,7 @@ def test_every_mistake_is_one_line_and_exit_code_2(
     [["probe", "--help"], *(MISTAKES[index][0] for index in (0, 1, 2, 3, 8, 9, 10, 11, 12, 18, -2, -1))],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
-def test_help_and_usage_errors_answer_within_four_tenths_of_a_cpu_second(arguments: list[str]) -> None:
+def test_help_and_usage_errors_answer_quickly(arguments: list[str]) -> None:
     argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
     assert_answers_quickly(lambda: subprocess.run(argv, capture_output=True, cwd=ROOT))
 

@@ -17,9 +17,8 @@ import pytest
 from tests.conftest import FAKE_TRAINER
 from tests.report.studies import TRIALS, recorded
 from tests.serve.served import Client, wait_until
+from tests.started_processes import start_process
 from zenith_tune.serve.access import Access
-
-pytestmark = pytest.mark.slow
 
 SERVE = [sys.executable, "-m", "zenith_tune.cli.main", "serve"]
 
@@ -37,7 +36,7 @@ def serving(
     folder: Path, *options: str, env: dict[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start the command and return its process and the line with its address."""
-    process = subprocess.Popen(
+    process = start_process(
         [*SERVE, *options],
         cwd=folder,
         env={**os.environ, **(env or {})},
@@ -62,12 +61,11 @@ def client_of(line: str) -> Client:
     return Client(remote)
 
 
-@pytest.mark.timeout(60)
 def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path) -> None:
     optimize = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "megatron", "--study-name", "s"]
     trainer = [sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.2", "--train-iters", "200"]
     options = ["--args", "n_gpus=8,gbs=16", "--n-trials", "3", "--no-baseline", "--no-early-stop"]
-    tuner = subprocess.Popen([*optimize, *options, "--", *trainer], cwd=tmp_path, stdout=-3, stderr=-3)
+    tuner = start_process([*optimize, *options, "--", *trainer], cwd=tmp_path, stdout=-3, stderr=-3)
     try:
         wait_until(lambda: (tmp_path / "zenithtune-out" / "s" / "trials" / "0000" / "log.txt").exists())
         with serving(tmp_path) as (process, line):
@@ -86,10 +84,10 @@ def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path
                 ended = next(news for news in events if any(trial["state"] == "cancelled" for trial in news["trials"]))
                 assert ended["trials"][0]["cause"] == "cancelled by hand"
                 tuner.send_signal(signal.SIGINT)
-                tuner.wait(20)
+                tuner.wait(120)
                 wait_until(lambda: client.get("/data.json").json()["live"]["state"] == "ended")
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=10)
+            out, err = process.communicate(timeout=120)
             assert (process.returncode, out.splitlines()[-1], err) == (0, "ended", "")
     finally:
         tuner.kill()
@@ -106,7 +104,7 @@ def test_an_address_that_others_reach_comes_with_a_token(tmp_path: Path) -> None
         assert client.get("/data.json", Authorization=f"Bearer {token[1]}").json()["name"] == "s"
         assert process.stdout is not None and "not encrypted" in process.stdout.readline()
         process.terminate()
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=120)
         assert (process.returncode, err) == (0, "")
 
 
@@ -132,7 +130,7 @@ def test_the_page_is_opened_in_the_browser_that_the_user_has(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_served_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:
-    done = subprocess.run([*SERVE, *options], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*SERVE, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert line in done.stderr.replace(f"{tmp_path}/", "")
 
@@ -141,7 +139,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", TRIALS[:2])
     with serving(tmp_path) as (_, line):
         port = str(client_of(line).server.port)
-        done = subprocess.run([*SERVE, "--port", port], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        done = subprocess.run([*SERVE, "--port", port], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     hint = "give another --port, or none to have a free one taken"
     assert done.stderr == f"zenithtune: port {port} of 127.0.0.1 is in use: {hint}\n"

@@ -126,7 +126,6 @@ def test_a_file_that_is_no_cluster_is_refused(tmp_path: Path, name: str, content
     assert problem in refusal(tmp_path / name)
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "folder.toml").mkdir()

@@ -76,7 +76,7 @@ def test_an_nvidia_smi_that_hangs_is_killed_with_its_children(smi: Path) -> None
     assert "`nvidia-smi -L` within 0.5 s" in refusal(timeout_s=0.5)
     assert time.monotonic() - started < 60
     child = int((smi.parent / "child").read_text())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while _runs(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _runs(child)

@@ -190,7 +190,6 @@ def test_a_folder_without_config_is_refused_with_what_else_can_be_done(tmp_path:
         load_model(str(tmp_path))
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_in_place_of_a_config_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelConfigError, match="not a regular file"):

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy
 
 from tests.conftest import ROOT
+from tests.started_processes import start_process
 from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.server.other_tuners import OtherTuners, Rhythm
@@ -64,7 +65,7 @@ class ManyTuners:
         program = [sys.executable, "-m", "tests.engines.forked_tuners", str(folder), str(count)]
         environment = {**os.environ, "PYTHONPATH": _with_root()}
         # A group of its own, so that all of its tuners can be ended with it.
-        self._tuners = subprocess.Popen(
+        self._tuners = start_process(
             [*program, "optimize", "--json", *study, *space, *options, *own],
             cwd=folder,
             env=environment,
@@ -102,9 +103,7 @@ def hanging_at_first(folder: Path) -> str:
 def start_tuner(name: str, folder: Path, url: str, command: str) -> subprocess.Popen[str]:
     """Tune a command by the toy preset in a process of its own; whoever starts it ends it."""
     program = [sys.executable, "-c", TOY_TUNER, name, str(folder), url, command]
-    return subprocess.Popen(
-        program, env={**os.environ, "PYTHONPATH": _with_root()}, stderr=subprocess.DEVNULL, text=True
-    )
+    return start_process(program, env={**os.environ, "PYTHONPATH": _with_root()}, stderr=subprocess.DEVNULL, text=True)
 
 
 def rows(url: str, sql: str) -> list[tuple[Any, ...]]:

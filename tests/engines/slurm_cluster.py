@@ -81,7 +81,7 @@ class SlurmCluster:
     def run(self, *argv: str) -> str:
         """Run one of Slurm's programs against this cluster and return what it prints."""
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
         if done.returncode:
             raise AssertionError(f"{' '.join(argv)} failed: {done.stderr}")
         return done.stdout

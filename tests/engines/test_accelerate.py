@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerate")]
+pytestmark = pytest.mark.usefixtures("accelerate")
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
@@ -53,6 +53,7 @@ def optimize(
     return done, study["trials"]
 
 
+@pytest.mark.slow
 def test_plain_data_parallelism_trains_with_our_files_and_goes_on_by_hand(zenithtune: Tune, tmp_path: Path) -> None:
     options = ("--args", "gbs=8", "--n-trials", "1")
     done, [trial] = optimize(zenithtune, tmp_path, "distributed_type: MULTI_GPU\n", *options, env=ON_CPU)
@@ -72,6 +73,7 @@ def test_plain_data_parallelism_trains_with_our_files_and_goes_on_by_hand(zenith
     assert "zenithtune-accelerate" not in again.stderr, "the hook is for trials"
 
 
+@pytest.mark.slow
 def test_deepspeed_trains_at_the_stage_and_accumulation_of_our_files(
     zenithtune: Tune, tmp_path: Path, deepspeed_env: dict[str, str]
 ) -> None:
@@ -85,6 +87,7 @@ def test_deepspeed_trains_at_the_stage_and_accumulation_of_our_files(
     assert '"passes": 2' in log, "each step is of two backward passes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "env", "cause"),
     [
@@ -113,6 +116,7 @@ def test_a_job_that_silently_ran_as_another_has_failed(
     assert code == "0", "it said nothing itself"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_left_unwrapped_has_failed(zenithtune: Tune, tmp_path: Path) -> None:
     own = tmp_path / "train.py"
     script = (ROOT / "examples" / "accelerate_train.py").read_text()

@@ -31,7 +31,7 @@ from zenith_tune.presets.accelerate.settings import (
 from zenith_tune.shell.launcher_catalog import LAUNCHERS
 from zenith_tune.study.parameters import Params
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerate")]
+pytestmark = pytest.mark.usefixtures("accelerate")
 MEGATRON_LM = "MEGATRON_LM"
 
 
@@ -188,6 +188,7 @@ def test_recompute_activations_goes_nowhere_and_ours_is_not_written(tmp_path: Pa
     assert all("recompute_activations" not in preset.files(params)[FILE_NAME] for params in preset.points())
 
 
+@pytest.mark.slow
 def test_what_we_write_for_recomputation_is_what_megatron_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed")]
+pytestmark = pytest.mark.usefixtures("deepspeed")
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 NUM_STEPS = 8
@@ -51,7 +51,15 @@ def optimize(zenithtune: Tune, tmp_path: Path, config: dict[str, Any], *options:
     return done, study
 
 
-@pytest.mark.long
+def test_a_stage_is_trained_and_measured(zenithtune: Tune, tmp_path: Path) -> None:
+    config = {**CONFIG, "zero_optimization": {"stage": [1]}, "train_micro_batch_size_per_gpu": 2}
+    done, study = optimize(zenithtune, tmp_path, config, "--no-baseline", "--n-trials", "1")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (trial,) = study["trials"]
+    assert (trial["outcome"], trial["parameters"]["stage"], trial["unit"]) == ("ok", 1, "samples/s")
+
+
+@pytest.mark.slow
 def test_every_stage_trains_and_the_best_configuration_goes_on_by_hand(zenithtune: Tune, tmp_path: Path) -> None:
     options = ("--no-baseline", "--no-early-stop", "--strategy", "zero-progressive", "--strategy-args", "probe=true")
     done, study = optimize(zenithtune, tmp_path, CONFIG, *options)
@@ -75,6 +83,7 @@ def test_every_stage_trains_and_the_best_configuration_goes_on_by_hand(zenithtun
     assert len(re.findall(r"^step \d+ loss", again.stdout, re.MULTILINE)) == NUM_STEPS
 
 
+@pytest.mark.slow
 def test_what_deepspeed_refuses_is_an_error_in_its_own_words(zenithtune: Tune, tmp_path: Path) -> None:
     config = {**CONFIG, "zero_optimization": {"stage": [0], "no_such_key": 1}}
     done, study = optimize(zenithtune, tmp_path, config, "--no-baseline", "--n-trials", "1")

@@ -16,6 +16,7 @@ from tests.engines.conftest import ENGINE_ENV
 from tests.engines.marked_processes import marked
 from tests.engines.ssh_hosts import SshHosts, ssh_hosts
 from tests.requirements import need_module, skip
+from tests.started_processes import start_process
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
 from zenith_tune.runners.hostfile.hosts import HostShell
@@ -96,6 +97,7 @@ def meets(pid: int, address: str) -> bool:
     return is_there and Path(f"/proc/{pid}/cmdline").read_text().startswith("sleep")
 
 
+@pytest.mark.slow
 def test_torchrun_spans_two_hosts(runner: HostfileRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("engines", "torch")
     for name, value in ENGINE_ENV.items():
@@ -113,6 +115,7 @@ def test_torchrun_spans_two_hosts(runner: HostfileRunner, tmp_path: Path, monkey
     assert states == ["running on 127.0.0.2,127.0.0.3"]
 
 
+@pytest.mark.slow
 def test_deepspeed_is_started_once_and_goes_to_the_trials_hosts(
     hosts: SshHosts, runner: HostfileRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +162,7 @@ def test_a_job_that_waits_for_hosts_is_interrupted(runner: HostfileRunner, tmp_p
         runner.submit("echo $NODE_RANK; sleep 100", folder(tmp_path, name), Resources(nodes=4)) for name in ("1", "2")
     ]
     runner.interrupt()
-    assert [job.wait(20) and job.wait().end for job in reversed(jobs)] == [End.CANCELLED, End.CANCELLED]
+    assert [job.wait(120) and job.wait().end for job in reversed(jobs)] == [End.CANCELLED, End.CANCELLED]
     assert runner.num_running == 0
 
 
@@ -204,7 +207,7 @@ def test_nothing_stays_on_a_host_not_even_what_sheds_its_mark(hosts: SshHosts, t
     path = folder(tmp_path, "a trial's")
     started = 'trap "" TERM; env -i sleep 1234 & setsid sh -c "trap \'\' TERM; sleep 1235" & echo up; wait'
     environment = {name: value for name, value in os.environ.items() if name != MARK}
-    process = subprocess.Popen(
+    process = start_process(
         shell.argv(["env", f"{MARK}={path}", "sh", "-c", started]), stdout=subprocess.PIPE, env=environment
     )
     assert process.stdout is not None and process.stdout.readline() == b"up\n"

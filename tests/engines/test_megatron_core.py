@@ -15,7 +15,7 @@ import pytest
 
 from tests.engines.conftest import ENGINE_ENV, PRETRAIN_GPT
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("megatron_core")]
+pytestmark = pytest.mark.usefixtures("megatron_core")
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = (
@@ -70,7 +70,7 @@ def study(zenithtune: Tune, command: list[str], *options: str) -> list[dict[str,
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
     events = study(zenithtune, launch(2, "--micro-batch-size", "1"), "--n-trials", "2")
     trials = [event for event in events if event["event"] == "trial_finished"]
@@ -83,6 +83,7 @@ def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
     assert len(losses_of(shlex.split(end["best_command"]))) == NUM_ITERATIONS
 
 
+@pytest.mark.slow
 def test_what_megatron_refuses_is_an_error_in_its_own_words(zenithtune: Tune) -> None:
     command = launch(2, "--hidden-size", "48", "--num-attention-heads", "3", "--tensor-model-parallel-size", "2")
     events = study(zenithtune, command, "--n-trials", "1")

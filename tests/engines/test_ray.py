@@ -18,6 +18,7 @@ import pytest
 
 from tests.engines.marked_processes import marked
 from tests.requirements import need_module
+from tests.started_processes import start_process
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End, Job
 from zenith_tune.runners.ray.runner import RayRunner
@@ -69,12 +70,13 @@ def ray_nodes() -> Iterator[TwoNodes]:
 
 
 def wait_for(text: str, job: Job, times: int = 1) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not job.log_path.exists() or job.log_path.read_text().count(text) < times:
         assert time.monotonic() < deadline and job.poll() is None, job.poll()
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 class TestRayRunner(RunnerContract):
     @pytest.fixture(autouse=True)
     def _shared(self, ray_nodes: TwoNodes) -> None:
@@ -99,6 +101,7 @@ def test_a_gang_spans_both_nodes_and_knows_its_ranks(ray_nodes: TwoNodes, tmp_pa
     assert states[-1] == f"running on {result.place}"
 
 
+@pytest.mark.slow
 def test_trials_side_by_side_have_gpus_of_their_own_and_one_too_many_waits(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     four, states = Resources(gpus_per_node=4), list[str]()
     jobs = [
@@ -120,6 +123,7 @@ def test_trials_side_by_side_have_gpus_of_their_own_and_one_too_many_waits(ray_n
     assert not any(marked(tmp_path / str(number)) for number in range(4))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     (tmp_path / "trial").mkdir()
     program = (
@@ -129,7 +133,7 @@ def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, 
         "job = RayRunner(address=sys.argv[1], grace_s=0.2).submit(command, Path(sys.argv[2]), Resources())\n"
         "print(job.wait())\n"
     )
-    tuner = subprocess.Popen([sys.executable, "-c", program, ray_nodes.address, str(tmp_path / "trial")])
+    tuner = start_process([sys.executable, "-c", program, ray_nodes.address, str(tmp_path / "trial")])
     log = tmp_path / "trial" / "log.txt"
     while not log.exists() or "up" not in log.read_text():
         assert tuner.poll() is None
@@ -137,13 +141,14 @@ def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, 
     assert len(marked(tmp_path / "trial")) >= 2
     os.kill(tuner.pid, signal.SIGKILL)
     tuner.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while marked(tmp_path / "trial") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert marked(tmp_path / "trial") == []
     assert ray_nodes.runner.recover(tmp_path / "trial") is None
 
 
+@pytest.mark.slow
 def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     need_module("engines", "deepspeed")
     script = tmp_path / "tell.py"
@@ -162,6 +167,7 @@ def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes
         ray_nodes.run(tmp_path / "refused", "deepspeed --include n1 train.py", Resources(nodes=2))
 
 
+@pytest.mark.slow
 def test_accelerate_keeps_to_what_ray_gave_whatever_the_command_says(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     need_module("engines", "accelerate")
     script = tmp_path / "tell.py"
@@ -193,6 +199,7 @@ def test_what_can_never_fit_is_refused_in_one_line(ray_nodes: TwoNodes) -> None:
         runner.prepare(Resources(gpus_per_node=8), 3)
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_named_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     job = ray_nodes.run(tmp_path / "trial", "echo up $NODE_RANK; sleep 1000", Resources(nodes=2, gpus_per_node=8))
     wait_for("up", job, times=2)
@@ -214,5 +221,5 @@ def test_without_ray_the_extra_is_named() -> None:
         "try: RayRunner().prepare(Resources())\n"
         "except UsageError as error: print(error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "pip install 'zenith-tune[ray]'" in ran.stdout, ran.stderr

@@ -17,6 +17,7 @@ import pytest
 
 from tests.engines.marked_processes import marked
 from tests.engines.slurm_cluster import SlurmCluster
+from tests.started_processes import start_process
 from tests.toy_plugin import install
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
@@ -24,7 +25,7 @@ from zenith_tune.runners.slurm.runner import SlurmRunner
 from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
@@ -229,9 +230,7 @@ def start_study(tmp_path: Path, command: str, *options: str) -> subprocess.Popen
     environment = {**os.environ, **install(tmp_path / "plugin")} if not options else dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "plugin"), str(Path.cwd())])
     argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *STUDY, *options, "--json", "--", command]
-    return subprocess.Popen(
-        argv, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return start_process(argv, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def begun(tmp_path: Path) -> int:
@@ -241,10 +240,11 @@ def begun(tmp_path: Path) -> int:
 def fill(cluster: SlurmCluster, *shares: tuple[int, int]) -> list[str]:
     """Hold nodes with so many GPUs of each, and return the jobs that do."""
     sizes = [[f"--nodes={nodes}", f"--gpus-per-node={gpus}", "--cpus-per-task=2"] for nodes, gpus in shares]
-    wrap = ["--output=/dev/null", "--wrap=sleep 90"]
+    wrap = ["--output=/dev/null", "--wrap=sleep 600"]
     return [cluster.run("sbatch", "--parsable", *size, *wrap).strip() for size in sizes]
 
 
+@pytest.mark.slow
 def test_a_tuner_killed_with_9_finds_its_jobs_again_and_submits_none_twice(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -275,6 +275,6 @@ def test_ctrl_c_cancels_every_job_of_the_study(cluster: SlurmCluster, tmp_path: 
     with start_study(tmp_path, "sleep 100 {x}") as tuner:
         wait_until(lambda: begun(tmp_path) == 2)
         tuner.send_signal(signal.SIGINT)
-        _, err = tuner.communicate(timeout=60)
+        _, err = tuner.communicate(timeout=120)
     assert tuner.returncode == 130, err
     assert not active(cluster)

@@ -84,7 +84,7 @@ def test_a_step_that_is_ended_leaves_nothing_in_the_allocation(
     cluster: SlurmCluster, allocation: str, tmp_path: Path
 ) -> None:
     job = SlurmRunner(gpus_per_node=4, grace_s=1).submit("echo begun; sleep 100", tmp_path, Resources())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (job.log_path.exists() and job.log_path.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     job.cancel()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.gpu_use import NOTE, GpuUse, check_no_gpu_was_given_twice, gpu_use
 from tests.engines.slurm_cluster import SlurmCluster
-from tests.start_cost import assert_passes_quickly
+from tests.start_cost import reference_wall_s
 from tests.study_tools import Witness
 from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner
@@ -122,7 +122,7 @@ def test_sixty_trials_fill_the_cluster_as_plain_sbatch_does(cluster: SlurmCluste
     raise AssertionError(f"seconds of the study and of plain sbatch: {took_s}")
 
 
-def test_from_the_end_of_a_trial_to_the_next_sbatch_passes_at_most_half_a_second(
+def test_from_the_end_of_a_trial_to_the_next_sbatch_passes_little_time(
     cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = sbatch_clock(tmp_path, monkeypatch)
@@ -131,7 +131,8 @@ def test_from_the_end_of_a_trial_to_the_next_sbatch_passes_at_most_half_a_second
     ended = sorted(float(path.read_text().split()[-1]) for path in tmp_path.glob("tuned/s/trials/*/exit_code"))
     gaps_s = [call - end for end, call in zip(ended, called[1:], strict=False)]
     assert len(gaps_s) == 6
-    assert_passes_quickly(statistics.median(gaps_s), MAX_OVERHEAD_S)
+    # Half a second where nothing else runs.
+    assert statistics.median(gaps_s) < 2.5 * reference_wall_s()
 
 
 def sbatch_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -16,7 +16,7 @@ from tests.report.studies import BEST, COMMAND, TRIALS, Recorded, header, ok, re
 from tests.requirements import need_module
 from zenith_tune.record.reader import StudyReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own warnings
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 1e-10
 
 
-@pytest.mark.long
 def test_every_layout_goes_on_from_what_another_saved_and_a_misfit_is_refused(
     run_program: RunProgram, tmp_path: Path
 ) -> None:

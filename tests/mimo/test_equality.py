@@ -9,8 +9,6 @@ import pytest
 from tests.mimo.conftest import RunProgram
 from tests.mimo.small_models import LAYOUTS
 
-pytestmark = pytest.mark.slow
-
 KINDS = ("loss", "first grads", "grads", "norm", "clipped", "weights")
 # With the usual eps Adam magnifies rounding in single precision: then losses, norms and the gradients before the first
 # update are as equal as with a large one, and "drift" is that of the weights as a part of what Adam's formula makes of
@@ -39,7 +37,9 @@ def too_large(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, flo
     return {key: errors for key, errors in over.items() if errors}
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize(
+    "world_size", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_every_layout_trains_as_one_process_does(run_program: RunProgram, world_size: int) -> None:
     names = [name for name, (_, layout, _) in LAYOUTS.items() if layout.world_size == world_size]
     found = run_program("equality", *names)

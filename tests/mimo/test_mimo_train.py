@@ -15,8 +15,6 @@ import pytest
 from tests.conftest import ROOT
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
-pytestmark = pytest.mark.slow
-
 Start = Callable[..., subprocess.CompletedProcess[str]]
 TRAINER = "examples/mimo_train.py"
 SMALL = "--encoder-layers 2 --llm-layers 2 --global-batch-size 8 --train-iters 6 --use-distributed-optimizer"
@@ -32,6 +30,7 @@ def train(start: Start, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(start: Start, tmp_path: Path) -> None:
     colocated = train(start, "--encoder-dp 2 --llm-tp 2 --llm-offset 0 --micro-batch-size 2 --llm-recompute")
     begun = train(start, f"--llm-pp 2 --train-iters 3 --save {tmp_path}/half")
@@ -45,6 +44,7 @@ def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(start: 
     assert "note:" not in begun + colocated
 
 
+@pytest.mark.slow
 def test_torchrun_starts_its_ranks_too(start: Start) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = start(*launcher, TRAINER, "--train-iters", "1")
@@ -52,6 +52,7 @@ def test_torchrun_starts_its_ranks_too(start: Start) -> None:
     assert len(losses(done.stdout)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "named"), [("--llm-dp 2", "3 ranks, but 4"), ("--llm-tp three", "--llm-tp: invalid int value: 'three'")]
 )

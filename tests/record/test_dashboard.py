@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.requirements import need_module
+from tests.started_processes import start_process
 from tests.study_tools import tune
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def test_the_study_opens_in_optuna_dashboard_as_it_is(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     url = f"sqlite:///{tmp_path}/out/studies.db"
     code = "import sys; from optuna_dashboard._cli import main; main()"
-    server = subprocess.Popen(
+    server = start_process(
         [sys.executable, "-c", code, url, "--host", "127.0.0.1", "--port", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -41,7 +41,7 @@ def test_all_of_them_at_once_are_masked_wherever_they_stand_again() -> None:
 
 def test_lines_without_a_telling_word_cost_next_to_nothing() -> None:
     lines = [STEP.format(step) for step in range(3000)]
-    start = time.perf_counter()
+    start = time.process_time()
     assert mask_lines(lines) == lines
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert mask_lines([]) == [] and mask_lines([""]) == [""]

@@ -4,7 +4,6 @@ import io
 import os
 import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import FAKE_TRAINER, ROOT
+from tests.started_processes import start_process
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import Direction, Outcome, Trial
@@ -28,7 +28,7 @@ def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program:
     ours, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": str(columns), "LINES": "40", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
     command = [*program, *arguments]
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = start_process(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     drawn = b""
     while True:
@@ -40,11 +40,10 @@ def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program:
             break
         drawn += piece
     os.close(ours)
-    assert process.wait(timeout=60) == 0, drawn.decode()
+    assert process.wait(timeout=120) == 0, drawn.decode()
     return drawn.decode()
 
 
-@pytest.mark.slow
 def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_path: Path) -> None:
     arguments = ["optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "4"]
     # Longer than the display's refresh, so that each trial is seen to run.
@@ -138,6 +137,7 @@ def test_hostile_log_content_stays_text(tmp_path: Path, evil: str) -> None:
         assert evil in text
 
 
+@pytest.mark.slow
 def test_a_long_study_shows_its_best_trials(tmp_path: Path) -> None:
     text = printed(tmp_path, "echo value: {x}", ToyPreset(range(1, 72)))
     assert "71 trials (the best 30 shown): 71 ok" in text

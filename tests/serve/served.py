@@ -134,7 +134,7 @@ def serving_of(studies: StudyIndex, token: str | None = None, port: int = 0, loo
         thread.join(10)
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float = 30.0) -> None:
+def wait_until(is_so: Callable[[], bool], limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < deadline, "it did not come about"

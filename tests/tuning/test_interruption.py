@@ -17,11 +17,11 @@ import pytest
 
 from tests import toy_plugin
 from tests.requirements import need_root
+from tests.started_processes import start_process
 from zenith_tune.record.source import find_study
 
 NUM_KILLS = 50
 NUM_POINTS = 240
-pytestmark = pytest.mark.slow
 
 
 def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> subprocess.Popen[str]:
@@ -30,7 +30,7 @@ def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> sub
     env = toy_plugin.install(plugins) if not plugins.exists() else {}
     env = env or {"PYTHONPATH": os.pathsep.join([str(plugins), str(Path(__file__).parents[2])])}
     arguments = ["optimize", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
-    return subprocess.Popen(
+    return start_process(
         [sys.executable, "-m", "zenith_tune.cli.main", *arguments],
         cwd=folder,
         env={**os.environ, **env},
@@ -40,7 +40,7 @@ def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> sub
     )
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -68,7 +68,7 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     tuner = start(tmp_path, command)
     wait_for((tmp_path / "third").exists)
     tuner.send_signal(signum)
-    stdout, stderr = tuner.communicate(timeout=30)
+    stdout, stderr = tuner.communicate(timeout=120)
     assert tuner.returncode == code, stderr
     assert "best: trial 1, x=2: 2" in stdout
     assert f"interrupted by {signal.Signals(signum).name}" in stdout
@@ -78,17 +78,18 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     assert states(tmp_path) == Counter({"COMPLETE": 2, "FAIL": 1})
 
 
+@pytest.mark.slow
 def test_a_study_whose_reader_is_gone_ends_and_says_why(tmp_path: Path) -> None:
     tuner = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'")
     assert tuner.stdout is not None
     tuner.stdout.readline()
     tuner.stdout.close()
     tuner.stdout = None
-    tuner.communicate(timeout=30)
+    tuner.communicate(timeout=120)
     why = find_study("s", output_dir=tmp_path / "zenithtune-out").view().search.why_ended
     assert why == "interrupted: nobody reads what it prints any more"
     again = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'", "--resume", "--n-trials", "3")
-    stdout, stderr = again.communicate(timeout=60)
+    stdout, stderr = again.communicate(timeout=120)
     assert again.returncode == 0, stdout + stderr
 
 
@@ -97,10 +98,10 @@ def test_an_interrupted_trial_runs_again_when_the_study_is_resumed(tmp_path: Pat
     tuner = start(tmp_path, command, n=2)
     wait_for((tmp_path / "runs").exists)
     tuner.send_signal(signal.SIGINT)
-    tuner.communicate(timeout=30)
+    tuner.communicate(timeout=120)
     (tmp_path / "go").touch()
     tuner = start(tmp_path, command, "--resume", n=2)
-    stdout, _ = tuner.communicate(timeout=60)
+    stdout, _ = tuner.communicate(timeout=120)
     assert tuner.returncode == 0
     assert "best: trial 2, x=2: 2" in stdout
     assert (tmp_path / "runs").read_text().split() == ["1", "1", "2"]
@@ -112,13 +113,13 @@ def test_a_second_tuner_on_the_same_study_is_refused_with_the_others_pid(tmp_pat
     try:
         wait_for((tmp_path / "on").exists)
         second = start(tmp_path, command, "--resume")
-        _, stderr = second.communicate(timeout=30)
+        _, stderr = second.communicate(timeout=120)
         assert second.returncode == 2
         assert f"process {first.pid}" in stderr and len(stderr.splitlines()) == 1
         assert first.poll() is None
     finally:
         first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=30)
+        first.communicate(timeout=120)
 
 
 def states(folder: Path) -> Counter[str]:
@@ -159,7 +160,7 @@ def time_to_first_trial(folder: Path, command: str) -> float:
     return first_s
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fifty_kills_lose_no_finished_trial_and_run_none_twice(tmp_path: Path) -> None:
     rng = random.Random(20261115)
@@ -200,12 +201,13 @@ def test_an_orphan_that_still_runs_is_ended_and_run_again(tmp_path: Path) -> Non
     assert orphans
     (tmp_path / "go").touch()
     tuner = start(tmp_path, command, "--resume", n=1)
-    stdout, _ = tuner.communicate(timeout=60)
+    stdout, _ = tuner.communicate(timeout=120)
     assert "was ended and will run again" in stdout
     assert not set(orphans) & set(marked_processes(tmp_path))
     assert (tmp_path / "runs").read_text().split() == ["1", "1"]
 
 
+@pytest.mark.slow
 def test_an_orphan_that_finished_by_itself_is_kept(tmp_path: Path) -> None:
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
     command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; {wait}; echo value: {{x}}'"
@@ -216,7 +218,7 @@ def test_an_orphan_that_finished_by_itself_is_kept(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     wait_for(lambda: not marked_processes(tmp_path))
     tuner = start(tmp_path, command, "--resume", n=1)
-    stdout, _ = tuner.communicate(timeout=60)
+    stdout, _ = tuner.communicate(timeout=120)
     assert "had finished: kept" in stdout
     assert "best: trial 0, x=1: 1" in stdout
     assert (tmp_path / "runs").read_text().split() == ["1"]
@@ -240,6 +242,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filler", ["log", "other"])
 def test_a_full_disk_stops_the_study_clearly_and_leaves_the_record_intact(
     tmp_path: Path, small_disk: Callable[[], Path], filler: str
@@ -248,14 +251,14 @@ def test_a_full_disk_stops_the_study_clearly_and_leaves_the_record_intact(
     fill = "head -c 2000000 /dev/zero" if filler == "log" else f"head -c 2000000 /dev/zero > {disk}/ballast"
     command = f"sh -c 'if [ {{x}} = 4 ] && [ ! -e {tmp_path}/go ]; then {fill} || exit 1; fi; echo value: {{x}}'"
     tuner = start(tmp_path, command, "--output-dir", str(disk), n=6)
-    _, stderr = tuner.communicate(timeout=60)
+    _, stderr = tuner.communicate(timeout=120)
     assert tuner.returncode == 1, stderr
     assert "no space left" in stderr and len(stderr.strip().splitlines()) == 1, stderr
     (tmp_path / "go").touch()
     for path in [disk / "ballast", *disk.glob("s/trials/0003/log.txt")]:
         path.unlink(missing_ok=True)
     tuner = start(tmp_path, command, "--output-dir", str(disk), "--resume", n=6)
-    stdout, stderr = tuner.communicate(timeout=60)
+    stdout, stderr = tuner.communicate(timeout=120)
     assert tuner.returncode == 0, stderr
     assert "resumed: 3 finished trials kept; best 3 (trial 2)" in stdout
     assert "x=6: 6" in stdout

@@ -15,7 +15,7 @@ SLOW = "sh -c 'touch {trial_folder}/begun; sleep {x}; echo value: {x}'"
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.02)

@@ -44,6 +44,7 @@ def optimize(zenithtune: Tune, folder: Path, env: dict[str, str], kind: str, *mo
     return zenithtune("optimize", *fixed, "--", *command, env=env)
 
 
+@pytest.mark.slow
 def test_the_best_layout_of_megatron_is_left_with_its_file(
     zenithtune: Tune, tmp_path: Path, launcher: dict[str, str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_every_trial_has_the_batch_of_the_users_own_command(
     assert "ZeRO stages" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_degree_that_the_script_insists_on_is_a_failed_trial(
     zenithtune: Tune, tmp_path: Path, launcher: dict[str, str]
 ) -> None:

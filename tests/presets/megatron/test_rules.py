@@ -107,10 +107,10 @@ def folded(at: Point, n_gpus: int, gbs: int, model: Model | None) -> bool:
         (1, 7, 8, VISION),
         (4, 8, 8, None),
         (6, 12, 8, DENSE),
-        (8, 16, 2, DENSE),
+        pytest.param(8, 16, 2, DENSE, marks=pytest.mark.slow),
         (8, 24, 1, MIXTURE),
-        (12, 12, 1, VISION),
-        (16, 16, 1, VISION_MIXTURE),
+        pytest.param(12, 12, 1, VISION, marks=pytest.mark.slow),
+        pytest.param(16, 16, 1, VISION_MIXTURE, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_pruned_is_what_the_rules_say_over_the_whole_space(

@@ -177,6 +177,7 @@ def test_expert_parallel_overlap_stays_where_another_switch_needs_it(option: str
     assert space(command, "ep_overlap").choices["ep_overlap"] == (True,)
 
 
+@pytest.mark.slow
 def test_points_are_exactly_those_of_the_space_that_no_rule_forbids() -> None:
     found = space(tiny(EXPERTS, n_gpus=4, gbs=4), EVERYTHING, mbs_max=1)
     legal = [point for point in product(found) if found.explain(point) is None]

@@ -170,7 +170,7 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler_that_does_not_take_jobs(
     start = time.monotonic()
     result = runner.submit("train", folder, Resources(), on_state=lambda _: runner.interrupt()).wait()
     assert result.end is End.CANCELLED and runner.num_running == 0
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
 
 
 def test_a_second_interrupt_does_not_wait_for_a_scheduler_that_is_gone(
@@ -184,7 +184,7 @@ def test_a_second_interrupt_does_not_wait_for_a_scheduler_that_is_gone(
         runner.interrupt()
     start = time.monotonic()
     assert job.wait().end is End.CANCELLED
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert "job 41 could not be cancelled" in states[-1]
 
 

@@ -171,6 +171,7 @@ def test_a_preset_that_knows_model_and_cluster_recommends_it(zenithtune: Run, tm
     assert all(trial["why"] for trial in trials)
 
 
+@pytest.mark.slow
 def test_the_next_study_begins_with_what_this_one_learned(zenithtune: Run, tmp_path: Path) -> None:
     first = study(zenithtune, tmp_path, name="first")
     assert (tmp_path / "kept" / "learned" / "megatron-h100.json").is_file()
@@ -186,6 +187,7 @@ def test_nothing_is_kept_where_that_is_switched_off(zenithtune: Run, tmp_path: P
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 def test_a_study_that_was_cut_short_goes_on_as_if_it_had_not_been(zenithtune: Run, tmp_path: Path) -> None:
     whole = study(zenithtune, tmp_path / "a", "--n-trials", "7")
     study(zenithtune, tmp_path / "b", "--n-trials", "3")

@@ -13,7 +13,6 @@ from tests.strategies.zero_progressive.launched import put_launcher_on_path, tun
 from tests.study_tools import Witness
 from zenith_tune.errors import StudyError
 
-pytestmark = pytest.mark.slow
 CONFIG: dict[str, Any] = {
     "train_batch_size": 64,
     "train_micro_batch_size_per_gpu": 2,

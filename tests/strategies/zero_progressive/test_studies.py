@@ -17,7 +17,6 @@ from zenith_tune import Outcome, PresetTuner
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
 from zenith_tune.tuning.watch import Timeouts
 
-pytestmark = pytest.mark.slow
 CONFIG: dict[str, Any] = {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
 COMMAND = "deepspeed --num_gpus 2 train.py --deepspeed_config ds.json"
 # One billion parameters: 18.6 GiB of states at stage 0, 11.2 at stage 1; a sample takes one GiB.
