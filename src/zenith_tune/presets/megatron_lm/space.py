@@ -157,8 +157,8 @@ class MegatronLmSpace:
 
     def _holds(self, rules: list[LayoutRule], table: PointTable) -> BoolArray:
         layouts = self.layouts(table)
-        mask: BoolArray = layouts.num_gpus == self.job.start.num_gpus
-        mask = mask & legal(rules, self._facts, layouts)
+        is_whole = layouts.num_gpus == self.job.start.num_gpus
+        mask: BoolArray = is_whole & legal(rules, self._facts, layouts)
         return mask
 
     def _with(self, layout: Layout, name: str, value: Value) -> Layout:
