@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch, batch_of, rows_like
+from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, rows_like
 from zenith_tune.layouts.points import PointTable
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Params, Value
 
+Places = npt.NDArray[np.intp]
 MAX_CANDIDATES = 200_000
 """More are not told apart by a handful of trials, and take seconds to weigh after each."""
 
@@ -57,31 +59,32 @@ def _of_points(
 
 
 def _of_tables(tables: Iterable[tuple[LayoutBatch, PointTable]], has_experts: bool) -> Candidates | None:
-    batch: LayoutBatch | None = None
     pieces: list[PointTable] = []
-    rows = np.empty((0, 2), np.intp)
+    batches: list[LayoutBatch] = []
+    places: list[Places] = []
     """Of each layout, the table and the row of its point."""
     for layouts, table in tables:
-        if not has_experts:
-            layouts = replace(layouts, ep=np.ones_like(layouts.ep), etp=np.ones_like(layouts.etp))
-        more = np.column_stack([np.full(len(table), len(pieces)), np.arange(len(table))])
+        one = np.ones(len(table), np.int32)
+        batches.append(layouts if has_experts else replace(layouts, ep=one, etp=one))
+        places.append(np.column_stack([one * len(pieces), np.arange(len(table))]))
         pieces.append(table)
-        batch = layouts if batch is None else type(layouts).concatenate([batch, layouts])
-        rows = np.concatenate([rows, more])
-        first = _firsts(batch)
-        batch, rows = batch.take(first), rows[first]
-        if len(rows) >= MAX_CANDIDATES:
-            break
-    if batch is None:
+        if sum(map(len, places)) >= MAX_CANDIDATES:
+            batches[:], places[:] = ([kept] for kept in _without_twins(batches, places))
+            if len(places[0]) >= MAX_CANDIDATES:
+                break
+    if not batches:
         return None
+    batch, rows = _without_twins(batches, places)
     return Candidates(
-        batch.take(np.arange(len(rows)) < MAX_CANDIDATES), lambda row: pieces[rows[row][0]].point(rows[row][1])
+        batch.take(np.arange(len(batch)) < MAX_CANDIDATES), lambda i: pieces[rows[i][0]].point(rows[i][1])
     )
 
 
-def _firsts(batch: LayoutBatch) -> BoolArray:
-    """Tell which rows are the first of their layout."""
-    columns = [np.unique(getattr(batch, field.name), return_inverse=True)[1] for field in fields(batch)]
-    is_first = np.zeros(len(batch), np.bool_)
-    is_first[np.unique(np.column_stack(columns), axis=0, return_index=True)[1]] = True
-    return is_first
+def _without_twins(batches: list[LayoutBatch], places: list[Places]) -> tuple[LayoutBatch, Places]:
+    """Return the first row of each layout."""
+    batch = type(batches[0]).concatenate(batches)
+    columns = [getattr(batch, field.name) for field in fields(batch)]
+    codes = [np.unique(column, return_inverse=True)[1] for column in columns if (column != column[0]).any()]
+    firsts = np.unique(np.column_stack(codes), axis=0, return_index=True)[1] if codes else np.zeros(1, np.intp)
+    firsts.sort()
+    return batch.take(firsts), np.concatenate(places)[firsts]
