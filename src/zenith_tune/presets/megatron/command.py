@@ -1,29 +1,15 @@
-"""Megatron's options, and how the commands of Megatron-LM and ms-swift take them."""
+"""How the commands of Megatron-LM and ms-swift take Megatron's options."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from zenith_tune.presets.megatron_lm.options import OPTIONS as OPTIONS
+from zenith_tune.presets.megatron_lm.options import SEQUENCE_PARALLEL as SEQUENCE_PARALLEL
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
 from zenith_tune.study.parameters import Value
-
-OPTIONS = {
-    "tp": "--tensor-model-parallel-size",
-    "pp": "--pipeline-model-parallel-size",
-    "cp": "--context-parallel-size",
-    "ep": "--expert-model-parallel-size",
-    "etp": "--expert-tensor-parallel-size",
-    "mbs": "--micro-batch-size",
-    "gbs": "--global-batch-size",
-    "recompute_granularity": "--recompute-granularity",
-    "recompute_method": "--recompute-method",
-    "recompute_num_layers": "--recompute-num-layers",
-    "vit_gradient_checkpointing": "--vit-gradient-checkpointing",
-}
-
-SEQUENCE_PARALLEL = "--sequence-parallel"
 
 _WORD = r"(?:^|[\s/;&|('\"=])"
 _MEGATRON_SWIFT = re.compile(_WORD + r"(?:megatron\s+(?:sft|pt|rlhf)\b|swift[./]cli[./]_megatron\b)")

@@ -6,6 +6,7 @@ import shlex
 
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.presets.megatron_lm.options import Options, layout_notes, low_precision, megatron_options
+from zenith_tune.study.parameters import Value
 
 RENAMED = {"num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
 TYPES = {"fp16": "float16", "fp32": "float32"}
@@ -43,5 +44,5 @@ def emit_ms_swift(target: Target) -> Emission:
     return Emission(file_name="run_ms_swift.sh", text=text, notes=tuple(notes))
 
 
-def _word(value: int | str | bool) -> str:
+def _word(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))

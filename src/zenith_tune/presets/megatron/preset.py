@@ -186,8 +186,8 @@ class MegatronPreset(TuningPreset):
     def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
         if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
             return {}
-        pp, vp = int(params["pp"]), int(params["vp"])
-        return interleaving(pp=pp, vp=vp, num_layers=self.facts.num_layers, major=self._swift_major(command))
+        layout, num_layers = self.layout(params), self.facts.num_layers
+        return interleaving(layout, num_layers=num_layers, major=self._swift_major(command))
 
     def _swift_major(self, command: str) -> int | None:
         return swift_version(command).major if runs_ms_swift(command) else None

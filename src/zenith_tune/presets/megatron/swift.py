@@ -12,6 +12,7 @@ from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron.command import SEQUENCE_PARALLEL, runs_ms_swift
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
+from zenith_tune.presets.megatron_lm.options import PER_CHUNK, VIRTUAL, pipeline_options
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
 from zenith_tune.study.parameters import Value
@@ -23,8 +24,7 @@ RENAMED = {
     "--max-epochs": "--num-train-epochs",
 }
 """Options of version 3, each with its name in version 4."""
-CHUNKS, LAYERS_PER_CHUNK = "--virtual-pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage"
-MEGATRON_CHUNKS = "--num-virtual-stages-per-pipeline-rank"
+CHUNKS, LAYERS_PER_CHUNK, MEGATRON_CHUNKS = "--virtual-pipeline-model-parallel-size", PER_CHUNK, VIRTUAL
 INTERLEAVING = (CHUNKS, LAYERS_PER_CHUNK, MEGATRON_CHUNKS)
 """Every option by which a pipeline is interleaved: ms-swift 4's, version 3's and Megatron-LM's."""
 
@@ -58,15 +58,11 @@ def swift_version(command: str) -> SwiftVersion:
         return SwiftVersion(major=4, source="neither the command nor an installed package tells")
 
 
-def interleaving(*, pp: int, vp: int, num_layers: int | None, major: int | None) -> dict[str, Value | None]:
-    """Return the options of vp chunks per pipeline rank, None for those that must go; Megatron-LM has no `major`."""
-    options: dict[str, Value | None] = dict.fromkeys(INTERLEAVING)
-    if vp == 1:
-        return options
-    if major == 3:
-        assert num_layers is not None  # asked for before the first trial
-        return {**options, LAYERS_PER_CHUNK: num_layers // (pp * vp)}
-    return {**options, MEGATRON_CHUNKS if major is None else CHUNKS: vp}
+def interleaving(layout: Layout, *, num_layers: int | None, major: int | None) -> dict[str, Value | None]:
+    """Return the options of a pipeline's chunks, None for those that must go; Megatron-LM has no `major`."""
+    chunks_by = {None: MEGATRON_CHUNKS, 3: LAYERS_PER_CHUNK}.get(major, CHUNKS)
+    wanted = pipeline_options(layout, num_layers=num_layers, chunks_by=chunks_by)
+    return {option: wanted.get(option) for option in INTERLEAVING}
 
 
 def with_underscores(edited: str, command: str, options: Iterable[str]) -> str:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chunks
-from zenith_tune.presets.megatron.command import OPTIONS
-from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS, MegatronJob
-from zenith_tune.presets.megatron_lm.options import pipeline_layout
+from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.options import (
+    ACCOUNT,
+    OPTIONS,
+    PER_CHUNK,
+    PIPELINE,
+    RECOMPUTE,
+    SEQUENCE_PARALLEL,
+    SHARDING,
+    VIRTUAL,
+    Wanted,
+    layout_options,
+)
 from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
 from zenith_tune.presets.megatron_lm.overlap import module_of, own_modules, wanted_overlap
 from zenith_tune.presets.megatron_lm.rules import GATHER, GRADS, SWITCH
@@ -20,17 +29,7 @@ from zenith_tune.study.parameters import Value
 
 SIZES = {name: OPTIONS[name] for name in ("tp", "pp", "cp", "mbs", "gbs")}
 EXPERTS = {name: OPTIONS[name] for name in ("ep", "etp")}
-LAYOUT, _, _, *ACCOUNT = CUSTOM_SPLITS
-VIRTUAL, PER_CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
-PIPELINE = (VIRTUAL, PER_CHUNK, *CUSTOM_SPLITS)
-RECOMPUTE = (
-    OPTIONS["recompute_granularity"],
-    OPTIONS["recompute_method"],
-    OPTIONS["recompute_num_layers"],
-    "--recompute-activations",
-)
-SEQUENCE, SHARDING = "--sequence-parallel", "--use-distributed-optimizer"
-BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE, SHARDING, GRADS, GATHER, *SWITCH.values()))
+BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE_PARALLEL, SHARDING, GRADS, GATHER, *SWITCH.values()))
 """Switches, which take no value."""
 WRITTEN: Mapping[str, tuple[str, ...]] = {
     **{name: (option,) for name, option in (SIZES | EXPERTS).items()},
@@ -38,7 +37,7 @@ WRITTEN: Mapping[str, tuple[str, ...]] = {
     "vp": PIPELINE,
     "recompute": RECOMPUTE,
     "zero": (SHARDING, GATHER),
-    "sequence_parallel": (SEQUENCE,),
+    "sequence_parallel": (SEQUENCE_PARALLEL,),
     "overlap": (GRADS, GATHER),
     **{name: (option,) for name, option in SWITCH.items()},
     "modules": (MODULES,),
@@ -47,30 +46,45 @@ WRITTEN: Mapping[str, tuple[str, ...]] = {
 SET_ONLY = frozenset((*(SIZES | EXPERTS).values(), MODULES))
 """Those that are never taken away: Megatron takes the last value of an option that is given twice."""
 
-Wanted = dict[str, Value | None]
-"""Options with their values; True for a switch that is on, None for what must not be there."""
 
-
-def written_command(command: str, job: MegatronJob, at: Layout, params: Mapping[str, Value]) -> str:
+def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapping[str, Value]) -> str:
     """Return a command whose placeholders are filled, and in which all other options of a layout are set.
 
     A script that does not pass its arguments on takes values by placeholders alone: nothing is set for it.
     """
-    values = {**params, "gbs": at.global_batch, "n_gpus": at.num_gpus}
+    values = {**params, "gbs": layout.global_batch, "n_gpus": layout.num_gpus}
     filled = placeholder_names(command, values)
     if job.run is not None and job.run.script and job.run.added_at is None:
         return fill_placeholders(command, values)[0]
-    sizes = SIZES | _expert_sizes(job)
-    line = ParsedCommand.of(fill_or_set(command, sizes, values))
-    wanted: Wanted = {SEQUENCE: at.sequence_parallel or None}
-    if "vp" not in filled:
-        wanted |= _pipeline(job, at)
-    if "recompute" not in filled:
-        wanted |= _recompute(at, module_of(str(params.get("recompute", ""))))
-    if "zero" in params:
-        wanted |= {SHARDING: True} if at.zero else {SHARDING: None, GATHER: None}
+    line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
+    wanted = _wanted(job, layout, params, filled)
     unfilled = {name: value for name, value in params.items() if name not in filled}
     return _edited(line, wanted | wanted_overlap(unfilled)).text
+
+
+def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:
+    """Return the options beside the sizes, without those that a placeholder says or the command keeps."""
+    model, start = job.model, job.start
+    is_old = model is not None and not job.features.has(VIRTUAL_STAGES)
+    wanted = layout_options(
+        layout,
+        num_layers=None if model is None else model.num_layers,
+        num_mtp_layers=0 if model is None else model.num_mtp_layers,
+        has_experts=job.has_experts,
+        chunks_by=PER_CHUNK if is_old else VIRTUAL,
+    )
+    kept = {*SIZES.values(), *EXPERTS.values()}
+    if "vp" in filled or (job.has_custom_split and (layout.pp, layout.vp) == (start.pp, start.vp)):
+        kept |= {*PIPELINE}
+    if "recompute" in filled:
+        kept |= {*RECOMPUTE}
+    elif module := module_of(str(params.get("recompute", ""))):
+        wanted[MODULES] = module
+    if "zero" not in params:
+        kept.add(SHARDING)
+    elif not layout.zero:
+        wanted[GATHER] = None
+    return {option: value for option, value in wanted.items() if option not in kept}
 
 
 def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
@@ -120,35 +134,6 @@ def _is_removable(line: ParsedCommand, option: str) -> bool:
 def _is_behind(job: MegatronJob, option: str) -> bool:
     assert job.run is not None and job.run.added_at is not None
     return type(job.args).of(job.run.arguments[job.run.added_at :]).has(option)
-
-
-def _pipeline(job: MegatronJob, at: Layout) -> Wanted:
-    """Return the options of the pipeline's split: even, with embedding and loss counted, or written down."""
-    model, start = job.model, job.start
-    if job.has_custom_split and (at.pp, at.vp) == (start.pp, start.vp):
-        return {}
-    wanted: Wanted = dict.fromkeys(PIPELINE)
-    if model is not None and is_laid_out(model.num_layers, pp=at.pp, vp=at.vp):
-        chunks = laid_out_chunks(model.num_layers, pp=at.pp, vp=at.vp)
-        return {**wanted, LAYOUT: pipeline_layout(chunks, num_mtp_layers=model.num_mtp_layers)}
-    if at.vp > 1 and model is not None and not job.features.has(VIRTUAL_STAGES):
-        return {**wanted, PER_CHUNK: model.num_layers // (at.pp * at.vp)}
-    if at.vp > 1:
-        wanted[VIRTUAL] = at.vp
-    if model is not None and is_accounted(model.num_layers, pp=at.pp, vp=at.vp):
-        wanted |= dict.fromkeys(ACCOUNT, True)
-    return wanted
-
-
-def _recompute(at: Layout, module: str) -> Wanted:
-    granularity, method, num_layers, _ = RECOMPUTE
-    kind, _, how = at.recompute.partition("/")
-    wanted: Wanted = dict.fromkeys(RECOMPUTE)
-    if kind != "none":
-        wanted[granularity] = kind
-    if how:
-        wanted |= {method: how, num_layers: at.recompute_layers}
-    return {**wanted, MODULES: module} if module else wanted
 
 
 def _edited(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:

@@ -12,6 +12,7 @@ import shlex
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.presets.megatron_lm.options import Options, low_precision, megatron_options
+from zenith_tune.study.parameters import Value
 
 
 def model_options(model: ModelSpec, seq_len: int) -> Options:
@@ -152,7 +153,7 @@ def _flags(options: Options) -> list[str]:
     return [_flag(name, value) for name, value in options.items()]
 
 
-def _flag(name: str, value: int | str | bool) -> str:
+def _flag(name: str, value: Value) -> str:
     option = f"--{name.replace('_', '-')}"
     return option if value is True else f"{option} {shlex.quote(str(value))}"
 

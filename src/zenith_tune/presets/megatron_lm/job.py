@@ -22,6 +22,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
+from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS as CUSTOM_SPLITS
 from zenith_tune.presets.megatron_lm.run import find_pretrain_run, pretrain_kind, why_unread
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
@@ -37,13 +38,6 @@ OTHER_SHARDING = (
     "--use-torch-fsdp2",
     "--use-custom-fsdp",
     "--tensor-parallel-num-weight-shards",
-)
-CUSTOM_SPLITS = (
-    "--pipeline-model-parallel-layout",
-    "--decoder-first-pipeline-num-layers",
-    "--decoder-last-pipeline-num-layers",
-    "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split",
 )
 MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
 SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"

@@ -1,11 +1,8 @@
-"""A layout as options of Megatron-LM, by their names with underscores; `True` is a switch.
+"""A layout as Megatron's options: one way for trials, for `plan --emit`, and for ms-swift.
 
-ms-swift knows the same names, but for those that `ms_swift` changes.
-
-A pipeline written down chunk by chunk, as Megatron-LM's --pipeline-model-parallel-layout.
-
-E is the embedding, t a layer, m a layer that predicts further tokens (MTP), L the loss; | ends a chunk, and *n repeats
-what stands before it: one letter, or several in parentheses. Chunk k belongs to pipeline rank k modulo pp.
+A pipeline that is written down chunk by chunk is Megatron-LM's --pipeline-model-parallel-layout: E is the embedding,
+t a layer, m a layer that predicts further tokens (MTP), L the loss; | ends a chunk, and *n repeats what stands before
+it: one letter, or several in parentheses. Chunk k belongs to pipeline rank k modulo pp.
 """
 
 from __future__ import annotations
@@ -14,9 +11,86 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import layout_name
+from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chunks
 from zenith_tune.presets.emission import Target
+from zenith_tune.study.parameters import Value
+
+OPTIONS = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
+    "etp": "--expert-tensor-parallel-size",
+    "mbs": "--micro-batch-size",
+    "gbs": "--global-batch-size",
+    "recompute_granularity": "--recompute-granularity",
+    "recompute_method": "--recompute-method",
+    "recompute_num_layers": "--recompute-num-layers",
+    "vit_gradient_checkpointing": "--vit-gradient-checkpointing",
+}
+
+SEQUENCE_PARALLEL = "--sequence-parallel"
+LAYOUT = "--pipeline-model-parallel-layout"
+ACCOUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+CUSTOM_SPLITS = (LAYOUT, "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", *ACCOUNT)
+VIRTUAL, PER_CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
+PIPELINE = (VIRTUAL, PER_CHUNK, *CUSTOM_SPLITS)
+RECOMPUTE = (
+    OPTIONS["recompute_granularity"],
+    OPTIONS["recompute_method"],
+    OPTIONS["recompute_num_layers"],
+    "--recompute-activations",
+)
+SHARDING = "--use-distributed-optimizer"
+
+Wanted = dict[str, Value | None]
+"""Options with their values; True for a switch that is on, None for what must not be there."""
+
+
+def layout_options(
+    layout: Layout, *, num_layers: int | None, num_mtp_layers: int = 0, has_experts: bool, chunks_by: str = VIRTUAL
+) -> Wanted:
+    """Return what a layout sets and takes away; `chunks_by` is the option that tells the chunks per pipeline rank."""
+    experts = ("ep", "etp") if has_experts else ()
+    return {
+        **{OPTIONS[name]: getattr(layout, name) for name in ("tp", "pp", "cp")},
+        **pipeline_options(layout, num_layers=num_layers, num_mtp_layers=num_mtp_layers, chunks_by=chunks_by),
+        # Unset, Megatron takes etp = tp and ms-swift 1: it is always said.
+        **{OPTIONS[name]: getattr(layout, name) for name in experts},
+        OPTIONS["mbs"]: layout.micro_batch,
+        OPTIONS["gbs"]: layout.global_batch,
+        SEQUENCE_PARALLEL: layout.sequence_parallel or None,
+        SHARDING: layout.zero > 0 or None,
+        **_recompute_options(layout),
+    }
+
+
+def pipeline_options(
+    layout: Layout, *, num_layers: int | None, num_mtp_layers: int = 0, chunks_by: str = VIRTUAL
+) -> Wanted:
+    """Return the options of the pipeline's split: even, with embedding and loss counted, or written down."""
+    wanted: Wanted = dict.fromkeys(PIPELINE)
+    pp, vp = layout.pp, layout.vp
+    if num_layers is not None and is_laid_out(num_layers, pp=pp, vp=vp):
+        chunks = laid_out_chunks(num_layers, pp=pp, vp=vp)
+        return {**wanted, LAYOUT: pipeline_layout(chunks, num_mtp_layers=num_mtp_layers)}
+    if vp > 1:
+        wanted[chunks_by] = vp if chunks_by != PER_CHUNK else (num_layers or 0) // (pp * vp)
+    if num_layers is not None and is_accounted(num_layers, pp=pp, vp=vp):
+        wanted |= dict.fromkeys(ACCOUNT, True)
+    return wanted
+
+
+def _recompute_options(layout: Layout) -> Wanted:
+    granularity, method, num_layers, _ = RECOMPUTE
+    kind, _, how = layout.recompute.partition("/")
+    wanted: Wanted = dict.fromkeys(RECOMPUTE)
+    if kind != "none":
+        wanted[granularity] = kind
+    if how:
+        wanted |= {method: how, num_layers: layout.recompute_layers}
+    return wanted
 
 
 def pipeline_layout(chunks: Sequence[int], *, num_mtp_layers: int = 0) -> str:
@@ -40,24 +114,27 @@ def _letters(letter: str, count: int) -> str:
     return f"{letter}*{count}" if count > 1 else letter * count
 
 
-Options = dict[str, int | str | bool]
+Options = dict[str, Value]
+"""By their names with underscores; True is a switch."""
 
 
 def megatron_options(target: Target) -> Options:
     """Return every option that the layout sets; sizes of 1 are said too, so that no default can differ."""
-    at = target.layout
-    if at.zero > 1:
+    layout, model = target.layout, target.model
+    if layout.zero > 1:
         problem = "Megatron's distributed optimizer shards the optimizer alone, which is zero 1"
         raise UsageError(
-            f"{problem}, but {layout_name(at)} has zero {at.zero}", hint="take --emit deepspeed or accelerate"
+            f"{problem}, but {layout_name(layout)} has zero {layout.zero}", hint="take --emit deepspeed or accelerate"
         )
-    sizes: Options = {
-        "tensor_model_parallel_size": at.tp,
-        "pipeline_model_parallel_size": at.pp,
-        "context_parallel_size": at.cp,
-    }
-    batch: Options = {"micro_batch_size": at.micro_batch, "global_batch_size": at.global_batch}
-    return {**sizes, **_pipeline(target), **_experts(target), **batch, **_sharding(target), **_recompute(target)}
+    wanted = layout_options(
+        layout,
+        num_layers=model.num_layers,
+        num_mtp_layers=model.num_mtp_layers,
+        has_experts=bool(model.num_experts),
+    )
+    options: Options = {name[2:].replace("-", "_"): value for name, value in wanted.items() if value is not None}
+    attention: Options = {"attention_backend": "flash" if layout.flash_attention else "unfused"}
+    return {**options, **attention, **_experts(target), **_overlap(layout)}
 
 
 def low_precision(precision: str) -> Options:
@@ -82,53 +159,14 @@ def layout_notes(target: Target, option: str) -> list[str]:
     return [f"the pipeline is laid out with MTP: train with {option} {number}, or take m out of the layout"]
 
 
-def _pipeline(target: Target) -> Options:
-    at, options = target.layout, Options()
-    if has_layout(target):
-        chunks = laid_out_chunks(target.model.num_layers, pp=at.pp, vp=at.vp)
-        return {"pipeline_model_parallel_layout": pipeline_layout(chunks, num_mtp_layers=target.model.num_mtp_layers)}
-    if at.vp > 1:
-        options["num_virtual_stages_per_pipeline_rank"] = at.vp
-    if is_accounted(target.model.num_layers, pp=at.pp, vp=at.vp):
-        options["account_for_embedding_in_pipeline_split"] = True
-        options["account_for_loss_in_pipeline_split"] = True
-    return options
-
-
 def _experts(target: Target) -> Options:
     if not target.model.num_experts:
         return {}
-    # Unset, Megatron takes etp = tp and ms-swift 1: it is always said.
-    sizes: Options = {
-        "expert_model_parallel_size": target.layout.ep,
-        "expert_tensor_parallel_size": target.layout.etp,
-    }
-    dispatch: Options = {"moe_token_dispatcher_type": target.job.dispatcher}
-    if target.job.dispatcher == "flex":
-        dispatch["moe_enable_deepep"] = True
-    return {**sizes, **dispatch, "moe_grouped_gemm": True}
+    deep_ep: Options = {"moe_enable_deepep": True} if target.job.dispatcher == "flex" else {}
+    return {"moe_token_dispatcher_type": target.job.dispatcher, **deep_ep, "moe_grouped_gemm": True}
 
 
-def _sharding(target: Target) -> Options:
-    at, options = target.layout, Options()
-    if at.sequence_parallel:
-        options["sequence_parallel"] = True
-    if at.zero:
-        options["use_distributed_optimizer"] = True
-    if at.dp * at.cp > 1:
-        options["overlap_grad_reduce"] = True
-        if at.zero:
-            options["overlap_param_gather"] = True
-    return options
-
-
-def _recompute(target: Target) -> Options:
-    at = target.layout
-    options: Options = {"attention_backend": "flash" if at.flash_attention else "unfused"}
-    if at.recompute == "none":
-        return options
-    granularity, _, method = at.recompute.partition("/")
-    options["recompute_granularity"] = granularity
-    if method:
-        options |= {"recompute_method": method, "recompute_num_layers": at.recompute_layers}
-    return options
+def _overlap(layout: Layout) -> Options:
+    if layout.dp * layout.cp == 1:
+        return {}
+    return {"overlap_grad_reduce": True, **({"overlap_param_gather": True} if layout.zero else {})}

@@ -69,8 +69,9 @@ def _of_tables(tables: Iterable[tuple[LayoutBatch, PointTable]], has_experts: bo
         places.append(np.column_stack([one * len(pieces), np.arange(len(table))]))
         pieces.append(table)
         if sum(map(len, places)) >= MAX_CANDIDATES:
-            batches[:], places[:] = ([kept] for kept in _without_twins(batches, places))
-            if len(places[0]) >= MAX_CANDIDATES:
+            batch, rows = _without_twins(batches, places)
+            batches, places = [batch], [rows]
+            if len(rows) >= MAX_CANDIDATES:
                 break
     if not batches:
         return None
