@@ -192,12 +192,12 @@ def _tune_args(options: dict[str, Any]) -> dict[str, str]:
         raise UsageError("--topology and --args topology= say the same", hint="give one of them")
     from zenith_tune.describe.tensor_island import read_topology
 
-    read_topology(topology)  # a mistake is told before anything runs
+    read_topology(topology)  # a mistake is reported before anything runs
     return {**args, "topology": str(topology)}
 
 
 def _where(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what the tuner is told of where trials run."""
+    """Return what the tuner must know of where trials run."""
     from zenith_tune.runners.base import named_runner, parallel_trials
 
     name, args = named_runner(options, _pairs(options, "runner_args"), _pairs(options, "slurm"))
