@@ -68,7 +68,7 @@ class PresetTuner:
         objective: str | None = None,
     ) -> None:
         if isinstance(runner, str):
-            check_runner(runner, runner_args)  # a mistake is told now, not when the study begins
+            check_runner(runner, runner_args)  # a mistake is reported now, not when the study begins
         check_text(command, "the training command")
         if retry_failed and not resume:
             raise UsageError("--retry-failed goes with --resume", hint="give both")
@@ -131,7 +131,7 @@ class PresetTuner:
         config.strategy.prepare(self.tuned_job(runner.num_slots, config.place.folder.path))
         runner.reset()
         interruption = Interruption(runner.interrupt, lambda: runner.num_running > 0)
-        # The listener is made when there is something to hear: most mistakes are told before.
+        # The listener is made when there is something to hear: most mistakes are reported before.
         session = StudySession(config, runner, lambda: self.listener, interruption)
         try:
             with interruption:

@@ -1,4 +1,4 @@
-"""What somebody else asks of a study that runs: to pause, to go on, to end one trial."""
+"""What somebody else asks of a study that runs: to pause, to continue, to end one trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSED, _CANCELLED = "paused", "cancelled"
 
 
 class StudyControl:
-    """Keep the wishes in a file of the study's folder, which the tuner looks at now and then.
+    """Keep the requests in a file of the study's folder, which the tuner looks at now and then.
 
     A file, because whoever asks is another process; and no signal, because it may be another user's.
     """
@@ -33,7 +33,7 @@ class StudyControl:
         return isinstance(asked, list) and number in asked
 
     def pause(self, is_paused: bool = True) -> None:
-        """Ask the study to start no further trial, or to go on."""
+        """Ask the study to start no further trial, or to continue."""
         self._write({**self._read(), _PAUSED: is_paused})
 
     def cancel(self, number: int) -> None:
@@ -43,7 +43,7 @@ class StudyControl:
         self._write({**self._read(), _CANCELLED: sorted({*numbers, number})})
 
     def forget(self) -> None:
-        """Forget all wishes: a study that is begun anew, or gone on with, was asked for after them."""
+        """Forget all requests: a study that is begun anew, or resumed, was asked for after them."""
         self._path.unlink(missing_ok=True)
         self._seen, self._requests = None, {}
 
@@ -54,7 +54,7 @@ class StudyControl:
             return {}
         seen = (status.st_mtime_ns, status.st_ino)
         if seen != self._seen:
-            # What cannot be read is no wish: the file may hold anything.
+            # What cannot be read is no request: the file may hold anything.
             with contextlib.suppress(OSError, ValueError):
                 stored = json.loads(self._path.read_text(encoding="utf-8"))
                 self._requests = stored if isinstance(stored, dict) else {}

@@ -38,7 +38,7 @@ def batch_note(study: Study) -> str:
 
 
 def trained_batch(trial: Trial) -> int | None:
-    """Return the samples of a trial's step: as its log told them, else as its command says."""
+    """Return the samples of a trial's step: as its log has them, else as its command says."""
     batch = trial.extra.get(BATCH)
     if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0:
         return batch

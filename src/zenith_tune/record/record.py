@@ -55,7 +55,7 @@ class StudyRecord:
         self._folder = folder
         self._folders = TrialFolders(database_path(url), folder.path)
         self._storage = open_storage(url)
-        self._quiet = ExitStack()  # a connection that breaks is waited for, and told by `notify`
+        self._quiet = ExitStack()  # a connection that breaks is waited for, and reported by `notify`
         self._quiet.enter_context(quiet_optuna(logging.ERROR))
         self._lock = threading.Lock()
         self._opened: Study | None = None

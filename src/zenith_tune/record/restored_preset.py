@@ -23,7 +23,7 @@ PRIOR = "prior.json"
 """The calibration that a guided study began with, in its folder."""
 BASELINE_LABEL = "your command"
 WORLD_RULES = ("world", "expert_world", "batch")
-"""Rules without which nothing can be reckoned."""
+"""Rules without which nothing can be estimated."""
 
 
 class RestoredPreset:
@@ -32,7 +32,7 @@ class RestoredPreset:
     def __init__(self, header: StudyHeader, folder: Path | None = None) -> None:
         self.header = header
         self.why_not = ""
-        """What keeps the planner from telling anything; empty where it can."""
+        """What keeps the planner from predicting anything; empty where it can."""
         self.preset: TuningPreset | None = None
         self.planner: Planner | None = None
         self._labels: dict[int, str] = {}
@@ -72,7 +72,7 @@ class RestoredPreset:
         return None if any(rule.name in WORLD_RULES for rule, _ in broken) else layout
 
     def planned(self, study: StudyView) -> dict[int, PlannedLayout]:
-        """Return what the planner says of the trials, by number; nothing of those it cannot reckon."""
+        """Return what the planner says of the trials, by number; nothing of those it cannot estimate."""
         if self.planner is None:
             return {}
         new = [view for view in study.trials if view.number not in self._planned]

@@ -25,15 +25,15 @@ class StudySearch:
     num_slots: int = 1
     """How many trials run side by side."""
     begun_s: float = 0.0
-    """When the study was begun, or last gone on with; seconds since 1970."""
+    """When the study was begun, or last resumed; seconds since 1970."""
     ended_s: float | None = None
     why_ended: str = ""
     tables: tuple[Findings, ...] = field(default=())
-    """What the strategy closed with; those of the time before, while the study goes on."""
+    """What the strategy closed with; those of the time before, while the study runs."""
 
     @property
     def stopped(self) -> str:
-        """Why the study stopped; nothing while it goes on, or where its tuner was killed."""
+        """Why the study stopped; nothing while it runs, or where its tuner was killed."""
         return self.why_ended if self.ended_s is not None and self.ended_s >= self.begun_s else ""
 
     @property

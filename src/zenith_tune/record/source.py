@@ -22,7 +22,7 @@ class StudySource(Protocol):
 
 
 def find_study(text: str, *, db: str | None = None, output_dir: Path | None = None) -> StudySource:
-    """Return the study that `text` names; an unknown one is told with those that are there."""
+    """Return the study that `text` names; an unknown one is refused with a list of those that are there."""
     if db is not None:
         return _in_database(text, database_url(db))
     root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR

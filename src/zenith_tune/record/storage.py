@@ -98,7 +98,7 @@ def open_for_reading(url: str) -> RDBStorage:
 
 
 def _open_server(url: str) -> RDBStorage:
-    """Open a server's database; one that is just starting is waited for, any other failure is told at once."""
+    """Open a server's database; one that is just starting is waited for, any other failure is raised at once."""
     import sqlalchemy
     from optuna.storages import RDBStorage
 
@@ -173,7 +173,7 @@ def is_disk_full(error: OSError) -> bool:
 
 def disk_full(path: Path | str) -> DiskFullError:
     """Say that the disk is full, and that nothing recorded is lost."""
-    return DiskFullError(f"no space left on the disk of {path}: free some and go on with --resume; no trial is lost")
+    return DiskFullError(f"no space left on the disk of {path}: free some and continue with --resume; no trial is lost")
 
 
 def check_database_file(path: Path) -> None:

@@ -30,9 +30,9 @@ def mask_lines(lines: Sequence[str]) -> list[str]:
     ['step 1 | tokens/s: 900', 'HF_TOKEN=***', 'step 2, once more ***']
     """
     text = "\n".join(lines)
-    telling = [index for index, line in enumerate(lines) if _INFORMATIVE.search(line)]
+    informative = [index for index, line in enumerate(lines) if _INFORMATIVE.search(line)]
     # A name at the end of a line has its value on the next.
-    near = sorted({index + more for index in telling for more in (-1, 0, 1) if 0 <= index + more < len(lines)})
+    near = sorted({index + more for index in informative for more in (-1, 0, 1) if 0 <= index + more < len(lines)})
     found = find_secrets("\n".join(lines[index] for index in near)) if near else []
     return mask(text, [*found, *shaped_secrets(text)]).split("\n") if lines else []
 

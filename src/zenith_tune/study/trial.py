@@ -83,14 +83,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Hold the step time, and the memory where that was reckoned too."""
+    """Hold the step time, and the memory where that was estimated too."""
 
     step_s: float
     by: str
     """Whose prediction it is, in a few words."""
     memory_bytes: float | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """What is worth telling beside the step, by name: such as the stages whose pace it has."""
+    """What is worth showing beside the step, by name: such as the stages whose pace it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

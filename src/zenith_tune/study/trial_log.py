@@ -13,7 +13,7 @@ from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
 
 LINE_LENGTH = 300
-"""What is told of a line among others."""
+"""What is shown of a line among others."""
 WHOLE_LINE_LENGTH = 2500
 """What is shown of a line of a log: the numbers that matter stand at the end of Megatron's, which have 600 and more."""
 _MAX_LINE_BYTES = 64 * 1024

@@ -35,7 +35,7 @@ class StudyPlan:
     labels: dict[int, str]
     """What the finished trials are called."""
     study: Study
-    """What is known of the study so far; it goes on changing."""
+    """What is known of the study so far; it keeps changing."""
     num_slots: int = 1
     """How many trials run side by side."""
     first_state: str = FIRST_STATE
@@ -68,7 +68,7 @@ class StudyListener:
     """Hear of everything that happens in a study; every method may be left out."""
 
     def study_started(self, plan: StudyPlan) -> None:
-        """Hear of a study that begins or goes on."""
+        """Hear of a study that begins or is resumed."""
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         """Hear of a trial that starts, and why it was picked where the strategy says so."""

@@ -79,7 +79,7 @@ class TrialExecution:
         return self._close(folder, _merge(trials))
 
     def find(self, folder: TrialFolder, timeout_s: float | None, on_state: OnState) -> Job | None:
-        """Return the job of a trial that a killed tuner left and that goes on; one of several repeats does not."""
+        """Return the job of a trial that a killed tuner left and that continues; one of several repeats does not."""
         if self._repeats > 1:
             return None
         return self._runner.find(folder.path, timeout_s=timeout_s, on_state=on_state)

@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def why_stopped(error: BaseException) -> str:
-    """Return what a study is told to have ended by, where it was an error that ended it."""
+    """Return what a study ended by, where it was an error that ended it."""
     if isinstance(error, StudyInterrupted):
         return f"interrupted by {signal.Signals(error.signum).name}"
     if isinstance(error, BrokenPipeError | SystemExit):  # rich makes the one into the other

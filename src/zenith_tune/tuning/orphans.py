@@ -14,7 +14,7 @@ from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 
 
 class OrphanedTrials:
-    """End the trials of a killed tuner, keep those that had finished, and follow those whose jobs may go on."""
+    """End the trials of a killed tuner, keep those that had finished, and follow those whose jobs may continue."""
 
     def __init__(
         self, execution: TrialExecution, notifier: StudyNotifier, folder: Path, timeout_s: float | None
@@ -24,10 +24,10 @@ class OrphanedTrials:
         self._folder = folder
         self._timeout_s = timeout_s
         self._running: dict[str, tuple[Trial, Job]] = {}
-        """Jobs that go on, by identity: they are waited for when they are asked for."""
+        """Jobs that continue, by identity: they are waited for when they are asked for."""
 
     def recover(self, left: Trial, record: StudyRecord) -> bool:
-        """Deal with one trial; True where its job goes on, False where it has ended in the record."""
+        """Deal with one trial; True where its job continues, False where it has ended in the record."""
         folder = TrialFolder(left.folder or self._folder)
         if (job := self._find(left, folder)) is not None:
             self._running[left.identity] = (left, job)
@@ -48,7 +48,7 @@ class OrphanedTrials:
         return False
 
     def pop(self, identity: str) -> tuple[Trial, Job] | tuple[None, None]:
-        """Hand over the job of a run that goes on, if there is one."""
+        """Hand over the job of a run that continues, if there is one."""
         return self._running.pop(identity, (None, None))
 
     def end(self, record: StudyRecord) -> None:

@@ -31,7 +31,7 @@ class StudyPlace:
             refuse_misspelt(str(db))
         server = str(db) if db and is_server(str(db)) else None
         if server is not None:
-            driver_url(server)  # a driver that is missing is told now
+            driver_url(server)  # a driver that is missing is reported now
             check_text(server, "--db")
         file = _database_file(db) if db and server is None else None
         root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)

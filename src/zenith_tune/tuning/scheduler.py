@@ -102,7 +102,7 @@ class TrialScheduler:
             raise error
 
     def close(self) -> None:
-        """Drop what was submitted and did not start; whoever asks afterwards is told that the study is over."""
+        """Drop what was submitted and did not start; whoever asks afterwards hears that the study is over."""
         self._is_closed = True
         for future in list(self._answered.values()):  # a thread may just be giving one back
             future.cancel()

@@ -63,7 +63,7 @@ class StudySession:
         """Who else tunes this study; None where a file lock keeps everybody off."""
 
     def open(self) -> None:
-        """Take the study: create it, or go on with what is there and deal with what a killed tuner left."""
+        """Take the study: create it, or continue what is there and deal with what a killed tuner left."""
         folder = self.config.place.folder
         folder.create()
         if self._lock is not None:
@@ -106,7 +106,7 @@ class StudySession:
     def _exists_already(self) -> StudyError:
         return StudyError(
             f"study {self.config.place.study_name!r} is in {shown(self.config.place.database_url)} already",
-            hint="go on with it by --resume, or choose another --study-name",
+            hint="continue it by --resume, or choose another --study-name",
         )
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class StudySession:
     def end_search(self, why: str, findings: Findings | None) -> None:
         """Write why the study stops, and what its strategy has found."""
         self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings)
-        # What keeps the database from being written is told elsewhere; study.json has it too.
+        # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
             self._require_record().keep_search(self._search)
 
@@ -264,7 +264,7 @@ class StudySession:
             raise
 
     def _wait_while_paused(self) -> None:
-        """Start no trial while somebody asked for a pause; those that run go on."""
+        """Start no trial while somebody asked for a pause; those that run continue."""
         if not self._control.is_paused():
             return
         self._notifier.noted("paused: no further trial starts until the study is told to go on")

@@ -1,4 +1,4 @@
-"""Watches a trial while it runs, and ends it once it has told enough."""
+"""Watches a trial while it runs, and ends it once its value is known."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class TrialWatch:
         self._clock = clock
 
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
-        """Block as `Job.wait` does; a job that has told enough is ended, and why is returned with its result."""
+        """Block as `Job.wait` does; a job whose value is known is ended, and why is returned with its result."""
         start, pause_s, looks = self._clock(), FIRST_LOOK_S, self._evaluator.shows_progress
         while (result := self._pause(job, pause_s, start)) is None:
             began = self._clock()
             try:
                 early = self._look(job, began - start) if looks else None
-            except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are told
+            except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are reported
                 early, looks = None, False
             if early is not None:
                 job.stop()
@@ -104,14 +104,14 @@ class TrialWatch:
 
 
 def _stopped(job: Job, end: End, reason: str = "") -> JobResult:
-    """End a job for another reason than that it has told enough; one that was over by then keeps its result."""
+    """End a job for another reason than that its value is known; one that was over by then keeps its result."""
     job.stop()
     result = job.wait()
     return replace(result, end=end, reason=reason) if result.end is End.STOPPED else result
 
 
 def _pause_s(elapsed_s: float, look_s: float) -> float:
-    """Return the seconds until the next look: longer as the trial goes on, and where looking is dear."""
+    """Return the seconds until the next look: longer as the trial runs, and where looking is dear."""
     usual_s = min(max(elapsed_s * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
     return max(usual_s, look_s / _LOOK_SHARE)
 

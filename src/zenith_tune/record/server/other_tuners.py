@@ -74,7 +74,7 @@ class OtherTuners:
     """Share a study with other tuners; one thread looks after all that this tuner waits for.
 
     `take_in` hears of every trial that another tuner finished. `recover` is handed the trials of dead tuners: it ends
-    each one in the record, or returns True where its job goes on and is to be followed here. `check` raises when this
+    each one in the record, or returns True where its job continues and is to be followed here. `check` raises when this
     tuner is to stop.
     """
 
@@ -98,7 +98,7 @@ class OtherTuners:
         self._waiting: dict[str, _Wait] = {}
         self._results: dict[str, Trial] = {}
         self._followed: dict[str, Trial] = {}
-        """Trials of dead tuners whose jobs go on, until this tuner asks for them."""
+        """Trials of dead tuners whose jobs continue, until this tuner asks for them."""
         self._handed_over: set[str] = set()
         self._seen: set[int] = set()
         self._error: BaseException | None = None

@@ -47,7 +47,7 @@ class RetryPolicy:
                 if self._has_given_up or time.monotonic() - begin >= self._limit_s:
                     self._has_given_up = True  # the study is ending: nothing more is waited for
                     problem = f"the database {shown(self.url)} has not answered for {self._limit_s:.0f} s"
-                    hint = "start it, then go on with --resume; no finished trial is lost"
+                    hint = "start it, then continue with --resume; no finished trial is lost"
                     raise StudyError(f"{problem} ({in_one_line(error)})", hint=hint) from error
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 2, _LONGEST_WAIT_S)

@@ -1,0 +1,237 @@
+"""The command `zenithtune optimize`: runs a training command again and again with other options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zenith_tune.errors import StudyInterrupted, UsageError
+
+if TYPE_CHECKING:
+    from zenith_tune.evaluators.early_stop import EarlyStop
+    from zenith_tune.tuner import PresetTuner
+    from zenith_tune.tuning.events import StudyListener
+
+SELECTORS = ("last", "first", "min", "max", "mean", "median")
+
+
+@click.command(short_help="Find the fastest options for a training command by short real trials.")
+@click.option("--preset", metavar="NAME",
+              help="megatron-lm, deepspeed, accelerate, mimo, megatron, demo. [default: by the command]")  # fmt: skip
+@click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
+@click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
+              help="What `nvidia-smi topo -m` printed on one node: the nodes of the job are linked so.")  # fmt: skip
+@click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
+@click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
+@click.option(
+    "--evaluator", metavar="NAME", help="How to read a trial's value: megatron, deepspeed, accelerate, regex, duration."
+)
+@click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")
+@click.option("--objective", metavar="NAME|REGEX",
+              help="What counts: tokens_per_s, step_time, tflops, samples_per_s or throughput where the evaluator "
+              "knows it, else a pattern with exactly one group. [default: tokens_per_s where batch and sequence are "
+              "known]")  # fmt: skip
+@click.option("--maximize/--minimize", default=None,
+              help="Which way the REGEX of --objective is better. [default: minimize]")  # fmt: skip
+@click.option("--select", type=click.Choice(SELECTORS),
+              help="Which match of the REGEX of --objective counts. [default: last]")  # fmt: skip
+@click.option("--n-trials", type=click.IntRange(min=1), metavar="N", help="Budget of trials.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
+@click.option("--timeout", type=float, metavar="S", help="End a trial after S seconds.")
+@click.option("--timeout-dynamic", is_flag=True, help="End a trial once it cannot beat the best one any more.")
+@click.option("--timeout-margin", type=float, metavar="X",
+              help="--timeout-dynamic: how many times the best trial's duration. [default: 1.5]")  # fmt: skip
+@click.option("--early-stop/--no-early-stop", default=True, show_default=True,
+              help="End a trial once its value is known, or is surely behind the best.")  # fmt: skip
+@click.option("--early-precision", type=float, metavar="PCT",
+              help="--early-stop: how well a value must be known, in percent. [default: 1]")  # fmt: skip
+@click.option("--no-baseline", is_flag=True, help="Do not run your own command first.")
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
+@click.option("--study-name", metavar="NAME", help="The study's name. [default: preset and time]")
+@click.option("--db", metavar="PATH|URL",
+              help="The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db; with a file, its "
+              "folder is the default of --output-dir]")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
+@click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
+@click.option("--runner", metavar="NAME", help="Where trials run: local, slurm, ray or hostfile. [default: local]")
+@click.option("--runner-args", multiple=True, metavar="K=V,...", help="Arguments of the runner.")
+@click.option("--slurm", multiple=True, metavar="K=V,...",
+              help="Run each trial as a Slurm job: partition=...,nodes=2,gpus_per_node=8,time=00:20:00")  # fmt: skip
+@click.option("--ray-address", metavar="ADDRESS", help="Run each trial on a Ray cluster: auto, or HOST:PORT.")
+@click.option("--hostfile", metavar="PATH", help="Run trials over the hosts of a file: one line `name slots=8` each.")
+@click.option("--parallel", metavar="auto|N", default="1", show_default=True,
+              help="How many trials run side by side; auto: as many as there are GPUs for.")  # fmt: skip
+@click.option("--gpus-per-trial", type=click.IntRange(min=1), metavar="N",
+              help="GPUs per node that a trial needs. [default: what the command starts]")  # fmt: skip
+@click.option("--nodes-per-trial", type=click.IntRange(min=1), metavar="N",
+              help="Nodes that a trial needs. [default: what the command starts]")  # fmt: skip
+@click.option("--max-duplicates", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+              help="Stop random or optuna after N repeated points in a row.")  # fmt: skip
+@click.option("--max-prunes", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
+              help="Stop random or optuna after N pruned points in a row.")  # fmt: skip
+@click.option("--dump-env", is_flag=True, help="Record the environment, with secrets masked.")
+@click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def optimize(command: tuple[str, ...], **options: Any) -> int:
+    """Run COMMAND again and again with other options, and print the fastest command.
+
+    Everything after -- is the training command that you already use. It is untouched but for the options that the
+    preset sets; where options find no safe place, write {tp}, {mbs} and so on where the values belong.
+
+    \b
+    zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- bash train.sh
+    """
+    for name in ("runner", "ray_address", "hostfile", "db", "study_name"):
+        if options[name] == "":
+            raise UsageError(f"--{name.replace('_', '-')} must not be empty", hint="give a value, or leave it out")
+    tuner = _make_tuner(command, options)
+    if options["dry_run"]:
+        return _dry_run(tuner, options)
+    tuner.config.check_program()
+    tuner.listener = lambda: _listener(options)
+    try:
+        best_value, _ = tuner.optimize(options["n_trials"])
+    except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
+        return 128 + error.signum
+    return 0 if best_value is not None else 1
+
+
+def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
+    from zenith_tune.shell import ParsedCommand
+    from zenith_tune.tuner import PresetTuner
+    from zenith_tune.tuning.config import Limits
+    from zenith_tune.tuning.watch import Timeouts
+
+    margin = options["timeout_margin"]
+    if margin is not None and not options["timeout_dynamic"]:
+        raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
+    timeouts = Timeouts(
+        fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], **({} if margin is None else {"margin": margin})
+    )
+    limits = Limits(consecutive_duplicates=options["max_duplicates"], consecutive_prunes=options["max_prunes"])
+    evaluator, evaluator_args, objective = _evaluator(options)
+    return PresetTuner(
+        command=ParsedCommand.from_argv(command).text,
+        preset=options["preset"],
+        strategy=options["strategy"],
+        evaluator=evaluator,
+        output_dir=options["output_dir"],
+        study_name=options["study_name"],
+        db_path=options["db"],
+        dump_env=options["dump_env"],
+        tune_args=_tune_args(options),
+        strategy_args=_pairs(options, "strategy_args"),
+        evaluator_args=evaluator_args,
+        objective=objective,
+        timeouts=timeouts,
+        early_stop=_early_stop(options),
+        limits=limits,
+        repeats=options["repeats"],
+        baseline=not options["no_baseline"],
+        resume=options["resume"],
+        retry_failed=options["retry_failed"],
+        **_where(options),
+    )
+
+
+def _early_stop(options: dict[str, Any]) -> EarlyStop | None:
+    from zenith_tune.evaluators.early_stop import EarlyStop
+
+    percent = options["early_precision"]
+    if percent is not None and not options["early_stop"]:
+        raise UsageError("--early-precision goes with --early-stop", hint="leave --no-early-stop out")
+    chosen = EarlyStop() if percent is None else EarlyStop(precision=percent / 100)
+    return chosen if options["early_stop"] else None
+
+
+def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str | None]:
+    """Return the evaluator's name, its arguments, and the objective's name."""
+    from zenith_tune.evaluators.choice import is_objective_name
+
+    given = {"direction": options["maximize"], "selector": options["select"]}
+    args: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    objective = options["objective"]
+    if objective is None or is_objective_name(objective):
+        if args:
+            problem = "--maximize, --minimize and --select go with --objective REGEX"
+            raise UsageError(
+                f"{problem}: give one" if objective is None else f"{problem}, but {objective!r} has its own way"
+            )
+        return options["evaluator"], _pairs(options, "evaluator_args"), objective
+    if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
+        raise UsageError(
+            "--objective REGEX is an evaluator of its own", hint="leave --evaluator and --evaluator-args out"
+        )
+    from zenith_tune.study.parameters import Direction
+
+    if "direction" in args:
+        args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
+    return "regex", {"pattern": objective, **args}, None
+
+
+_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",)}
+
+
+def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
+    from zenith_tune.registry import parse_pairs
+
+    texts = options[name]
+    return parse_pairs(",".join(texts), "--" + name.replace("_", "-"), *_EXAMPLES.get(name, ())) if texts else {}
+
+
+def _tune_args(options: dict[str, Any]) -> dict[str, str]:
+    args, topology = _pairs(options, "args"), options["topology"]
+    if topology is None:
+        return args
+    if "topology" in args:
+        raise UsageError("--topology and --args topology= say the same", hint="give one of them")
+    from zenith_tune.describe.topology import read_topology
+
+    read_topology(topology)  # a mistake is reported before anything runs
+    return {**args, "topology": str(topology)}
+
+
+def _where(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what the tuner must know of where trials run."""
+    from zenith_tune.runners.base import named_runner, parallel_trials
+
+    name, args = named_runner(options, _pairs(options, "runner_args"), _pairs(options, "slurm"))
+    where = {"parallel": parallel_trials(options["parallel"]), "needs": _needs(options)}
+    if name != "local" or options["dry_run"]:
+        return {"runner": name, "runner_args": args, **where}
+    from zenith_tune.registry import construct
+    from zenith_tune.runners.local.runner import LocalRunner
+
+    if "owns_process" in args:
+        raise UsageError("runner local takes no argument 'owns_process' here. Valid: grace_s: float.")
+    return {"runner": construct(LocalRunner, {**args, "owns_process": True}, "runner local"), **where}
+
+
+def _needs(options: dict[str, Any]) -> dict[str, int]:
+    given = {"gpus_per_node": options["gpus_per_trial"], "nodes": options["nodes_per_trial"]}
+    return {name: number for name, number in given.items() if number is not None}
+
+
+def _listener(options: dict[str, Any]) -> StudyListener:
+    from rich.console import Console
+
+    from zenith_tune.report.json_lines import JsonLinesReporter
+    from zenith_tune.report.terminal.terminal import TerminalReporter
+
+    as_json = options["as_json"]
+    # A live display and JSON on one terminal would write over one another.
+    people = TerminalReporter(Console(stderr=as_json, highlight=False), live=not (as_json and sys.stdout.isatty()))
+    return JsonLinesReporter(sys.stdout, people) if as_json else people
+
+
+def _dry_run(tuner: PresetTuner, options: dict[str, Any]) -> int:
+    from zenith_tune.report.dry_run import DryRunJson, DryRunText, dry_run
+
+    listener = DryRunJson(sys.stdout) if options["as_json"] else DryRunText(sys.stdout)
+    dry_run(tuner, options["n_trials"], listener)
+    return 0
