@@ -177,9 +177,12 @@ def test_steps_are_as_many_as_were_asked_for_however_fast_they_are(run: Run, tmp
 
 
 @pytest.mark.parametrize("where", ["command.sh", ".lock", "probe.json.", ".writable"])
-def test_a_full_disk_is_one_line_that_names_the_folder(run: Run, tmp_path: Path, where: str) -> None:
+def test_a_full_disk_is_one_line_that_names_the_folder(tmp_path: Path, where: str) -> None:
     write_full_disk(tmp_path, where)
-    done = run("probe", *CLUSTER, "--layout", "TP2", "--output-dir", "out", "--", *training(), env=full_disk(tmp_path))
+    arguments = ["probe", *CLUSTER, "--layout", "TP2", "--output-dir", "out", "--", *training()]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
+    env = {**os.environ, **full_disk(tmp_path)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("zenithtune: no space left on the disk of out: free some and probe again, ")
     assert len(done.stderr.splitlines()) == 1 and marked_processes(tmp_path) == []

@@ -162,15 +162,11 @@ def test_a_cluster_that_cannot_be_told_or_is_too_small_is_refused(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B).subject(LLAMA3_8B)
-    assert str(caught.value) == (
-        "cluster 'local': this machine must have nvidia-smi on its PATH, but has not: "
-        "give --args cluster=h100x8, or the path of a file"
-    )
+    assert "nvidia-smi" in caught.value.problem and "--args cluster=h100x8" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B, cluster="h100x4").subject(LLAMA3_8B)
-    assert str(caught.value) == (
-        "cluster must have the 8 GPUs that the command trains on, but h100x4 has fewer: give cluster=h100x8"
-    )
+    assert "8 GPUs" in caught.value.problem and "h100x4" in caught.value.problem
+    assert "--args cluster=h100x8" in caught.value.hint
 
 
 def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
