@@ -176,7 +176,7 @@ def test_a_study_that_was_moved_is_read_where_it_is(root: Path, tmp_path: Path) 
     assert view.trials[2].log_lines(1)[0].startswith("torch.OutOfMemoryError")
 
 
-def test_the_reader_loads_neither_optuna_nor_rich() -> None:
+def test_finding_a_study_loads_nothing_heavy_before_it_is_asked() -> None:
     code = (
         "import sys; from zenith_tune.record.source import find_study; "
         "print([name for name in ('optuna', 'rich', 'sqlalchemy', 'torch') if name in sys.modules])"
