@@ -9,15 +9,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 demo: $(VENV)/.base  ## tune the bundled fake trainer
 	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
 
+# Many tests wait for processes, so that four workers keep two cores busy; compiled modules are kept for all of them.
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
 # `test` still has one real path of every engine that is installed.
-PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest --dist worksteal
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONDONTWRITEBYTECODE= python -m pytest --dist worksteal -n 4
 
 test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores
-	$(PYTEST) -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.dev  ## the rest, which CI runs beside it
-	$(PYTEST) -n 3 -m slow
+	$(PYTEST) -m slow
 
 check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/ruff check .

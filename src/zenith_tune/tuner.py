@@ -115,6 +115,10 @@ class PresetTuner:
         """What picks the points."""
         return self.config.strategy
 
+    def render(self, params: Mapping[str, Any]) -> str:
+        """Return the command that a point stands for, ready to run."""
+        return self.config.render(params)
+
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
         """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
         config = self.config.with_budget(n_trials)

@@ -177,13 +177,14 @@ def test_accelerate_keeps_to_what_ray_gave_whatever_the_command_says(ray_nodes: 
     launch = (
         "accelerate.commands.launch --multi_gpu --gpu_ids 0,1 --num_machines 1 --num_processes 2 --mixed_precision no"
     )
-    command = f"echo port $MASTER_PORT && CUDA_VISIBLE_DEVICES=0,1 {sys.executable} -m {launch} {script}"
+    command = f"CUDA_VISIBLE_DEVICES=0,1 {sys.executable} -m {launch} {script}"
+    command = f"echo given $CUDA_VISIBLE_DEVICES $MASTER_PORT && {command}"
     job = ray_nodes.run(tmp_path / "trial", command, Resources(gpus_per_node=2))
     result = job.wait()
     held.cancel()
     log = job.log_path.read_text().splitlines()
-    [port] = [line.split()[1] for line in log if line.startswith("port")]
-    assert result.exit_code == 0 and log.count(f"rank 3,4 {port}") == 2, log
+    [(gpus, port)] = [line.split()[1:] for line in log if line.startswith("given")]
+    assert result.exit_code == 0 and gpus != "0,1" and log.count(f"rank {gpus} {port}") == 2, log
 
 
 def test_what_can_never_fit_is_refused_in_one_line(ray_nodes: TwoNodes) -> None:
