@@ -23,6 +23,7 @@ def deep_pipelines(num_layers: int) -> LayoutBatch:
     return LayoutBatch.of(**columns, dp=64, zero=1, recompute_layers=1, sequence_parallel=tp > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["megatron", "nanotron", "deepspeed"])
 @pytest.mark.parametrize("model", ["llama3-70b", "llama3-405b", "deepseek-v3", "kimi-k2"])
 def test_no_rank_of_a_deep_pipeline_needs_more_than_the_one_that_is_reported(model: str, framework: str) -> None:

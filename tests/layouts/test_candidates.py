@@ -64,6 +64,7 @@ def is_new(model: ModelSpec, layout: Layout) -> bool:
     return not whole_block and (shards or layout.zero == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "size"), [(SMALL, 6), (SMALL_UNEVEN, 4), (SMALL_EXPERTS, 6)])
 def test_the_widest_space_is_the_whole_product_less_what_breaks_a_rule(model: ModelSpec, size: int) -> None:
     at = job(seq_len=96)

@@ -192,6 +192,7 @@ def read_back(own: list[str], names: list[str]) -> dict[str, str]:
     return vars(parser.parse_known_args(own)[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(command=commands(), options=INJECTED)
 def test_the_program_gets_the_options_and_otherwise_what_it_got_before(

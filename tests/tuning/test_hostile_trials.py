@@ -204,6 +204,7 @@ def test_tuners_that_start_together_share_a_new_database(tmp_path: Path) -> None
     assert failures == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "text"), [("exit_code", "²"), ("exit_code", "99999999999"), ("process", "garbage\n(x")]
 )
