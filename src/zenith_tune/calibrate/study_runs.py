@@ -14,7 +14,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.files import read_regular
+from zenith_tune.study.files import Json, read_regular
 from zenith_tune.units import MIB
 
 FILE_NAME = "study.json"
@@ -22,8 +22,6 @@ MAX_BYTES = 256 * MIB
 MAX_COUNT = 10**9
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs")
 _PRETRAIN_SCRIPT = re.compile(r"\bpretrain_\w+\.py\b")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ import json
 import reprlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.errors import ModelConfigError
-from zenith_tune.study.files import read_regular
+from zenith_tune.study.files import Json, read_regular
 from zenith_tune.units import MIB
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -25,8 +24,6 @@ MAX_BYTES = 16 * MIB
 """The longest configs there are hold some hundred kilobytes; weights that are given by mistake hold gigabytes."""
 MAX_COUNT = 10**9
 """No model has more of anything; beyond, sums of bytes would leave what floats can hold."""
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

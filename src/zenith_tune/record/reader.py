@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.record.record import HEADER_KEY
@@ -16,7 +16,7 @@ from zenith_tune.record.server.url import shown
 from zenith_tune.record.storage import clear_errors, database_path, open_for_reading
 from zenith_tune.record.stored_trial import TWIN_OF, TrialFolders, exported_trial, refuse_unreadable, trial_view
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView, study_of
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import Json, open_regular
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.units import MIB
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 FILE_NAME = "study.json"
 MAX_BYTES = 256 * MIB
-
-Json = dict[str, Any]
 
 
 class ExportedStudy:

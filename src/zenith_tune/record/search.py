@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
+from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Findings, Prediction
 
 SEARCH_KEY = "zenithtune:search"
 """The study's attribute in the database, and `search` in its study.json."""
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

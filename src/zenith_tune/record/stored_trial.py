@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.folder import trial_folder
 from zenith_tune.record.view import TrialView
+from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Trial
 
@@ -27,8 +28,6 @@ _NUMBERS = ("duration_s", "spread", "step_s", "peak_memory_bytes", "num_samples"
 _EXPORTED = {*_TEXTS, *_NUMBERS, "number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters"}
 _MOST_BITS = 1000
 """Whole numbers of more than these have no float."""
-
-Json = dict[str, Any]
 
 
 class TrialFolders:

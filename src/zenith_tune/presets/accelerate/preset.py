@@ -38,7 +38,7 @@ from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, TuningPreset
 from zenith_tune.presets.deepspeed.command import find_config
-from zenith_tune.presets.deepspeed.job import MOST
+from zenith_tune.presets.deepspeed.job import refuse_sizes
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
@@ -165,9 +165,7 @@ class AcceleratePreset(TuningPreset):
         recompute_option: str | None = None,
         check: bool = True,
     ) -> None:
-        for name, value in {"n_gpus": n_gpus, "gbs": gbs, "seq": seq, "mbs_max": mbs_max}.items():
-            if value is not None and not 1 <= value <= MOST:
-                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
         options = {"mbs_option": mbs_option, "gas_option": gas_option, "recompute_option": recompute_option}
         for name, option in options.items():
             if option is not None and not option.startswith("--"):

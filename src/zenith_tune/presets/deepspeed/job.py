@@ -105,6 +105,13 @@ MOST = 2**31
 _OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
+def refuse_sizes(**sizes: int | None) -> None:
+    """Refuse a size that no job has; None leaves it to the command."""
+    for name, value in sizes.items():
+        if value is not None and not 1 <= value <= MOST:
+            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint="correct it")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedOverrides:
     """Hold what the user says beside the command; None leaves it to the command and the configuration."""

@@ -12,7 +12,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import DEFAULT, TuningPreset, chosen_axes
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, batch_of, best_config, script_options, trial_config
-from zenith_tune.presets.deepspeed.job import MOST, SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job
+from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job, refuse_sizes
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.registry import PresetRegistry
@@ -73,9 +73,7 @@ class DeepSpeedPreset(TuningPreset):
         mbs_max: int = 1024,
         metric: str | None = None,
     ) -> None:
-        for name, value in {"n_gpus": n_gpus, "gbs": gbs, "seq": seq, "mbs_max": mbs_max}.items():
-            if value is not None and not 1 <= value <= MOST:
-                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
         if metric is not None and metric not in METRICS:
             raise UnknownNameError("metric", metric, METRICS)
         chosen_axes(search, SEARCHABLE)

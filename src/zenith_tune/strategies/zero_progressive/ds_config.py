@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import Json, open_regular
 
-Json = dict[str, Any]
 Keys = tuple[str, ...]
 """Where a value stands, such as ("zero_optimization", "stage")."""
 
