@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Findings, Trial
 
@@ -57,6 +58,8 @@ class TunedJob:
     """The point that the user's own command stands for."""
     baseline: Callable[[], Trial | None] = _nothing
     """The run of that command, once there is one."""
+    training: Training = field(default_factory=Training)
+    """How long the training is that the study is for."""
     num_slots: int = 1
     """How many trials may run side by side."""
     folder: Path | None = None

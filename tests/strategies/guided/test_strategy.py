@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -65,15 +64,14 @@ def test_it_is_registered() -> None:
 
 def test_every_pick_has_a_reason_of_one_line() -> None:
     trials = asked(prepared())
-    assert trials.reasons[0].startswith("fastest on paper")
     assert all(reason and "\n" not in reason and len(reason) < 160 for reason in trials.reasons)
-    assert any("chance of a gain" in reason for reason in trials.reasons)
+    assert len({*trials.reasons}) == len(trials.reasons)
 
 
 def test_the_end_says_why_and_holds_predictions_against_measurements() -> None:
     strategy = prepared()
     trials = asked(strategy)
-    assert re.fullmatch(r"no layout left has more than a \d\.\d% chance of a gain above 1%", strategy.why_done() or "")
+    assert "8 h" in (strategy.why_done() or ""), "the training that was assumed is stated"
     findings = strategy.findings()
     assert findings is not None and len(findings.rows) == len(trials.points)
     assert all(len(row) == len(findings.columns) for row in findings.rows)
@@ -92,15 +90,9 @@ def test_the_users_own_command_counts_as_a_trial_of_its_layout() -> None:
     assert trials.reasons[0] != alone.reasons[0], "the first pick knows of it"
 
 
-def test_no_pick_is_made_for_a_chance_that_is_called_small() -> None:
-    trials = asked(prepared(small_chance=0.1))
-    chances = [int(reason.partition("%")[0]) for reason in trials.reasons if "chance of a gain" in reason]
-    assert chances and min(chances) >= 10
-
-
 def test_a_spent_budget_gives_no_reason_of_its_own() -> None:
     strategy = prepared()
-    asked(strategy, budget=2)
+    asked(strategy, budget=1)
     assert strategy.why_done() is None
     assert strategy.findings() is not None
 
@@ -119,12 +111,6 @@ def test_side_by_side_no_point_is_tried_twice_and_the_best_is_found() -> None:
 def test_a_job_without_a_plan_is_refused_with_what_is_missing() -> None:
     with pytest.raises(UsageError, match=r"guided needs to know model and cluster, but the model is not known"):
         GuidedStrategy().prepare(TunedJob(unplanned="the model is not known: give model="))
-
-
-@pytest.mark.parametrize("options", [{"min_gain": 0.0}, {"min_gain": 1.0}, {"small_chance": -1.0}])
-def test_shares_must_be_shares(options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="must lie between 0 and 1"):
-        GuidedStrategy(**options)  # type: ignore[arg-type]
 
 
 def test_a_calibration_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_neighbours_follow_a_trial_more_than_what_is_far() -> None:
 
 def test_slow_links_seen_at_tp8_are_believed_of_tp4_and_not_of_tp1() -> None:
     """Check that a trial corrects the coefficients, and not a table of layouts."""
-    known = replace(prior(), scale_sd=0.0, neighbour_sd=0.0)
+    known = prior()
+    known = replace(known, scale_sd=0.0, neighbour_sd=np.zeros(len(known)))
     belief = TimePosterior(known)
     index = at(tp=8, pp=1, mbs=1, recompute="none")
     belief.tell(index, known.log_step[index] + 0.4)
@@ -67,14 +68,22 @@ def test_slow_links_seen_at_tp8_are_believed_of_tp4_and_not_of_tp1() -> None:
     assert moved[near] > 1.3 * moved[far], "matrix products may be slower for both, links for one"
 
 
-def test_estimates_that_prove_right_are_soon_believed_and_wrong_ones_widen_the_doubt() -> None:
+def test_estimates_that_prove_right_narrow_the_intervals_and_wrong_ones_widen_them() -> None:
     right, wrong = TimePosterior(prior()), TimePosterior(prior())
     before = float(np.median(right.sd))
     for step, index in enumerate(range(0, 60, 10)):
         right.tell(index, float(right._prior.log_step[index]))
-        wrong.tell(index, float(wrong._prior.log_step[index]) + (0.8 if step % 2 else -0.8))
-    assert np.median(right.sd) < 0.7 * before
-    assert np.median(wrong.sd) > before
+        wrong.tell(index, float(wrong._prior.log_step[index]) + (0.1 if step % 2 else -0.1))
+    assert np.median(right.sd) < 0.3 * before
+    assert np.median(wrong.sd) > 2 * np.median(right.sd)
+
+
+def test_layouts_that_nothing_explains_are_counted() -> None:
+    posterior = TimePosterior(prior())
+    before = posterior.ordinary
+    for step, index in enumerate(range(0, 60, 10)):
+        posterior.tell(index, float(posterior._prior.log_step[index]) + (1.5 if step % 2 else 0.0))
+    assert posterior.ordinary < before - 0.2
 
 
 def test_supposing_a_running_trial_takes_its_doubt_away_and_moves_nothing() -> None:

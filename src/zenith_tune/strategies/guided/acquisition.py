@@ -1,7 +1,8 @@
-"""Which layout to try next: the one with the most expected gain for the seconds that its trial takes.
+"""Which layout to try next: the one that is expected to save the most training time for what its trial costs.
 
-Expected improvement (Jones, Schonlau and Welch, J. Global Optimization 13 (1998)) of the logarithm of the step time,
-times the chance to fit, over the trial's expected cost: start-up and some steps, or start-up alone where it fails.
+Saved is the length of the training times the expected improvement of the logarithm of the step time (Jones, Schonlau
+and Welch, J. Global Optimization 13 (1998)), times the chance to run. A trial costs start-up and some steps, or just
+the start-up where it fails. Once no trial is expected to save more than it costs, the search is over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
+from zenith_tune.study.budget import Training
 from zenith_tune.study.trial import Trial
 
 
@@ -28,9 +30,15 @@ class Proposal:
     why: str
     """In one line."""
     expected_s: float
-    """The step time that is believed of it."""
-    chance: float
-    """That it is faster than the best so far by more than what counts as a gain; 1 where nothing ran yet."""
+    """The step time that is expected of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Hold what the most promising trial is expected to save of the training, and to cost."""
+
+    saved_s: float
+    cost_s: float
 
 
 START_UP_S, NUM_STEPS = 60.0, 15.0
@@ -64,11 +72,6 @@ class TrialCost:
         return result
 
 
-GAIN = 0.01
-"""A smaller gain is not worth a trial."""
-SMALL_CHANCE = 0.03
-"""Once no layout has a larger chance of such a gain, it is done."""
-
 HOPELESS = 0.02
 """What has a smaller chance to run is not tried, also where nothing ran yet."""
 
@@ -76,7 +79,7 @@ HOPELESS = 0.02
 class Acquisition:
     """Choose among the layouts of a prior, and learn from their trials."""
 
-    def __init__(self, prior: Prior, *, gain: float = GAIN, small_chance: float = SMALL_CHANCE) -> None:
+    def __init__(self, prior: Prior, training: Training | None = None) -> None:
         self.prior = prior
         self.time = TimePosterior(prior)
         self.memory = MemoryPosterior(prior)
@@ -84,7 +87,7 @@ class Acquisition:
         self.best: int | None = None
         """The fastest layout that ran."""
         self.best_log_step = math.inf
-        self._gain, self._small_chance = -math.log1p(-gain), small_chance
+        self.training = training or Training()
         self._closed = np.zeros(len(prior), np.bool_)
         self._running: list[int] = []
 
@@ -101,12 +104,12 @@ class Acquisition:
         return found
 
     def taken(self, index: int) -> Proposal:
-        """Return a layout that runs without having been picked, with what is believed of it."""
+        """Return a layout that runs without having been picked, with what is expected of it."""
         self._closed[index] = True
-        return Proposal(index=index, why="", expected_s=math.exp(self.time.mean[index]), chance=1.0)
+        return Proposal(index=index, why="", expected_s=math.exp(self.time.mean[index]))
 
     def done(self, index: int) -> None:
-        """Hear that a trial is over; what it taught is told apart."""
+        """Hear that a trial is over; what it measured is observed separately."""
         self._closed[index] = True
         if index in self._running:
             self._running.remove(index)
@@ -123,57 +126,54 @@ class Acquisition:
         self._closed |= rows
         return num_closed
 
-    def chance_of_gain(self) -> float:
-        """Return the largest chance of any layout that is open to be faster than the best by more than counts."""
-        if self.best is None:
-            return 1.0 if (~self._closed & (self.memory.fits >= HOPELESS)).any() else 0.0
-        chance = np.where(self._closed, 0.0, self._chance(self.time.mean, self.time.sd))
-        return float(chance.max(initial=0.0))
+    def outlook(self) -> Outlook | None:
+        """Return what the most promising layout that is left is expected to save and cost; None where none is left."""
+        open_ = ~self._closed & (self.memory.fits >= HOPELESS)
+        if self.best is None or not open_.any():
+            return None
+        saved, cost = self._worth(self.time.mean, self.time.sd)
+        index = int(np.argmax(np.where(open_, saved / cost, -1.0)))
+        return Outlook(saved_s=float(saved[index]), cost_s=float(cost[index]))
+
+    def training_s(self) -> float:
+        """Return how long the training takes with the best layout so far."""
+        return self.training.seconds(math.exp(self.best_log_step))
 
     def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Proposal:
         """Pick where nothing has run: the fastest that fits well enough, or else what fits best."""
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
         index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
-        summary = f"{_seconds(mean[index], sd[index])} a step expected, {_percent(self.memory.room[index])} to fit"
-        what = "fastest on paper" if not self._closed.any() else "fastest of those that should fit"
+        what = "predicted fastest" if not self._closed.any() else "predicted fastest of those likely to fit"
         if not safe.any():
-            what = "nothing has run yet, and this is the likeliest to fit"
-        return Proposal(index=index, why=f"{what}: {summary}", expected_s=math.exp(mean[index]), chance=1.0)
+            what = "nothing has run yet, and this is the most likely to fit"
+        why = f"{what}: {_seconds(mean[index], sd[index])} per step, {self.memory.room[index]:.0%} chance to fit"
+        return Proposal(index=index, why=why, expected_s=math.exp(mean[index]))
 
     def _next(
         self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]
     ) -> Proposal | None:
-        chance = np.where(open_, self._chance(mean, sd), 0.0)
-        if chance.max() < self._small_chance:
+        saved, cost = self._worth(mean, sd)
+        pays = open_ & (saved > cost)
+        if not pays.any():
             return None
+        index = int(np.argmax(np.where(pays, saved / cost, -1.0)))
+        return Proposal(index=index, why=self._reason(index, mean, sd), expected_s=math.exp(mean[index]))
+
+    def _worth(self, mean: FloatArray, sd: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the seconds of training that a trial of each layout is expected to save, and those that it takes."""
         fits, ahead = self.memory.fits, (self.best_log_step - mean) / sd
         improvement = sd * (ahead * normal_cdf(ahead) + normal_density(ahead))
-        # What may hardly gain is not picked for being cheap to try.
-        worth = open_ & (chance >= self._small_chance)
-        score = np.where(worth, fits * improvement / self.cost.expected_s(mean, fits), -1.0)
-        index = int(np.argmax(score))
-        return Proposal(
-            index=index,
-            why=self._reason(index, mean, sd, chance),
-            expected_s=math.exp(mean[index]),
-            chance=float(chance[index]),
-        )
+        saved: FloatArray = self.training_s() * fits * self.time.ordinary * improvement
+        return saved, self.cost.expected_s(mean, fits)
 
-    def _reason(self, index: int, mean: FloatArray, sd: FloatArray, chance: FloatArray) -> str:
+    def _reason(self, index: int, mean: FloatArray, sd: FloatArray) -> str:
         ahead = math.expm1(self.best_log_step - mean[index])
         against = f"{abs(ahead):.0%} {'faster' if ahead >= 0 else 'slower'} than the best"
-        summary = f"{_seconds(mean[index], sd[index])} a step expected ({against})"
-        return f"{_percent(chance[index])} chance of a gain: {summary}, {_percent(self.memory.room[index])} to fit"
-
-    def _chance(self, mean: FloatArray, sd: FloatArray) -> FloatArray:
-        result: FloatArray = self.memory.fits * normal_cdf((self.best_log_step - self._gain - mean) / sd)
-        return result
+        faster = float(normal_cdf((self.best_log_step - mean[index]) / sd[index])) * self.time.ordinary
+        predicted = f"predicted {_seconds(mean[index], sd[index])} per step ({against})"
+        return f"{predicted}, {faster:.0%} chance to be faster, {self.memory.room[index]:.0%} to fit"
 
 
 def _seconds(log_step: float, sd: float) -> str:
     return f"{math.exp(log_step):.3g} s ±{math.expm1(sd):.0%}"
-
-
-def _percent(chance: float) -> str:
-    return f"{chance:.0%}"

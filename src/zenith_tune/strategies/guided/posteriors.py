@@ -1,15 +1,18 @@
-"""What is believed of memory, corrected by every trial: a trial that ran out of it is a bound, not a figure.
+"""What is known of memory and of step times, corrected by every trial.
 
-The logarithm of needed over estimated memory is a common error, which trials tell, and one of each layout by itself.
-A run that went well says that both together stay below the device's memory, one that did not that they exceed it
-(censored observations: Tobin, Econometrica 26 (1958)); a measured peak says more.
+Memory. The logarithm of needed over estimated memory is a common error and one of each layout by itself. A run that
+went well says that both together stay below the device's memory, one that did not that they exceed it (censored
+observations: Tobin, Econometrica 26 (1958)); a measured peak says more.
 
-What is believed of step times, corrected by every trial: a Gaussian process whose prior is the planner's estimate.
+Time. A Gaussian process whose mean is the planner's estimate. Its covariance is that of a linear model in the
+coefficients, of a common factor and of neighbouring layouts (Rasmussen and Williams, "Gaussian Processes for Machine
+Learning", 2006, sections 2.2 and 2.7). Two things are learned besides, both by the predictive density of each trial
+given all others (ibid., section 5.4.2):
 
-Its covariance is that of a linear model in the coefficients, of a common factor and of neighbouring layouts (Rasmussen
-and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2 and 2.7). How large the errors are is
-learned too: their common scale has an inverse-gamma prior worth a few trials (ibid., section 9.9), so that a machine on
-which the estimates prove right is soon believed, and one on which they prove wrong is looked at more widely.
+- how far the estimate is off for layouts by themselves and their neighbours, as one factor: after trials that came
+  out as expected the intervals are narrow, after surprises they are wide;
+- how many layouts are much slower than anything in the model says (memory all but full, a slow way over the network):
+  such a trial says little of other layouts, and is kept from moving them.
 """
 
 from __future__ import annotations
@@ -26,8 +29,16 @@ from zenith_tune.layouts.layout_batch import (
 )
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
 
-SCALE_TRIALS = 4.0
-"""How many trials the prior of the errors' scale is worth."""
+MISFITS: FloatArray = np.exp(np.linspace(-2.4, 1.2, 13))
+"""Factors by which the unexplained errors may be smaller or larger than the prior says."""
+MISFIT_SD = 0.7
+"""Standard deviation of the logarithm of that factor before the first trial."""
+SLOW, SLOW_TRIALS = 0.1, 4.0
+"""Share of layouts that are slower than anything explains, and how many trials that prior is worth."""
+SLOW_SCALE = 1.0
+"""Mean of the logarithm of how much slower those are: an exponential distribution."""
+NUM_ROUNDS = 6
+"""After which the shares of the two kinds no longer change."""
 LEAST_NOISE = 0.003
 """Standard deviation of the logarithm of a measured step time that two runs of one command differ by anyway."""
 
@@ -38,54 +49,115 @@ class TimePosterior:
     def __init__(self, prior: Prior) -> None:
         self._prior = prior
         self._places = layout_places(prior.layouts)
-        weighted = prior.sensitivity * prior.coefficient_sd
-        self._weighted = weighted
-        shared = (weighted**2).sum(axis=1) + prior.scale_sd**2 + prior.neighbour_sd**2
-        self._variance: FloatArray = shared + prior.own_sd**2
+        self._weighted = prior.sensitivity * prior.coefficient_sd
+        self._common_variance: FloatArray = (self._weighted**2).sum(axis=1) + prior.scale_sd**2
         self._seen: list[int] = []
-        self._columns: list[FloatArray] = []
+        self._common: list[FloatArray] = []
+        self._near: list[FloatArray] = []
         self._values: list[float] = []
         self._noise: list[float] = []
+        self._misfit = 1.0
+        self._own: FloatArray = np.zeros(0)
+        """Variance of each trial that says nothing of other layouts."""
+        self.ordinary = 1 - SLOW
+        """The chance of a layout not to be slower than anything explains."""
         self.mean = prior.log_step.copy()
-        self.sd: FloatArray = np.sqrt(self._variance)
+        self.sd: FloatArray = np.sqrt(self._variance())
 
     def tell(self, index: int, log_step: float, noise: float = 0.0) -> None:
         """Learn the step time of one layout, known but for a relative `noise`."""
+        common, near = self._columns(index)
         self._seen.append(index)
-        self._columns.append(self._column(index))
+        self._common.append(common)
+        self._near.append(near)
         self._values.append(log_step)
         self._noise.append(max(noise, LEAST_NOISE))
-        self.mean, self.sd = self._posterior(self._seen, self._values, self._noise, self._columns)
+        self._learn_misfit()
+        self.mean, self.sd = self._posterior(self._seen, self._values, self._own, self._common, self._near)
+        self.mean[self._seen], self.sd[self._seen] = self._values, self._noise
 
     def supposing(self, indices: list[int]) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation if the layouts of `indices` turn out as is believed of them now."""
+        """Return mean and standard deviation if the layouts of `indices` turn out as is expected of them now."""
         if not indices:
             return self.mean, self.sd
-        believed = [float(self.mean[index]) for index in indices]
-        noise = [*self._noise, *([LEAST_NOISE] * len(indices))]
-        columns = [*self._columns, *(self._column(index) for index in indices)]
-        return self._posterior([*self._seen, *indices], [*self._values, *believed], noise, columns)
+        expected = [float(self.mean[index]) for index in indices]
+        columns = [self._columns(index) for index in indices]
+        own = (self._misfit * self._prior.own_sd[np.array(indices)]) ** 2 + LEAST_NOISE**2
+        return self._posterior(
+            [*self._seen, *indices],
+            [*self._values, *expected],
+            np.concatenate([self._own, own]),
+            [*self._common, *(common for common, _ in columns)],
+            [*self._near, *(near for _, near in columns)],
+        )
 
     def _posterior(
-        self, seen: list[int], values: list[float], noise: list[float], columns: list[FloatArray]
+        self, seen: list[int], values: list[float], own: FloatArray, common: list[FloatArray], near: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        at, cross = np.array(seen), np.stack(columns, axis=1)
-        joint = cross[at] + np.diag(np.square(noise))
-        errors = np.array(values) - self._prior.log_step[at]
-        solved = np.linalg.solve(joint, np.column_stack([errors, cross.T]))
+        rows, cross = np.array(seen), np.stack(common, axis=1) + self._misfit**2 * np.stack(near, axis=1)
+        errors = np.array(values) - self._prior.log_step[rows]
+        solved = np.linalg.solve(cross[rows] + np.diag(own), np.column_stack([errors, cross.T]))
         mean: FloatArray = self._prior.log_step + cross @ solved[:, 0]
-        variance = self._variance - np.einsum("ij,ji->i", cross, solved[:, 1:])
-        scale = (SCALE_TRIALS + errors @ solved[:, 0]) / (SCALE_TRIALS + len(seen))
-        return mean, np.sqrt(np.maximum(variance * scale, 1e-12))
+        variance = self._variance() - np.einsum("ij,ji->i", cross, solved[:, 1:])
+        return mean, np.sqrt(np.maximum(variance, (self._misfit * self._prior.own_sd) ** 2))
 
-    def _column(self, index: int) -> FloatArray:
-        """Return the covariance of every layout with that at `index`; neighbours by a Matern kernel of order 3/2."""
-        p = self._prior
+    def _variance(self) -> FloatArray:
+        """Return the variance of every layout before the first trial."""
+        prior = self._prior
+        result: FloatArray = self._common_variance + self._misfit**2 * (prior.neighbour_sd**2 + prior.own_sd**2)
+        return result
+
+    def _columns(self, index: int) -> tuple[FloatArray, FloatArray]:
+        """Return the covariance of every layout with that at `index`: by what all share, and as its neighbours.
+
+        Neighbours by a Matern kernel of order 3/2.
+        """
+        prior = self._prior
         apart = np.sqrt(3 * ((self._places - self._places[index]) ** 2).sum(axis=1))
-        column: FloatArray = self._weighted @ self._weighted[index] + p.scale_sd**2
-        column = column + p.neighbour_sd**2 * (1 + apart) * np.exp(-apart)
-        column[index] += p.own_sd**2
-        return column
+        common: FloatArray = self._weighted @ self._weighted[index] + prior.scale_sd**2
+        return common, prior.neighbour_sd * prior.neighbour_sd[index] * (1 + apart) * np.exp(-apart)
+
+    def _learn_misfit(self) -> None:
+        rows = np.array(self._seen)
+        common, near = np.stack(self._common, axis=1)[rows], np.stack(self._near, axis=1)[rows]
+        errors, noise = np.array(self._values) - self._prior.log_step[rows], np.square(self._noise)
+        fits = [
+            _robust_fit(common + factor**2 * near, noise + (factor * self._prior.own_sd[rows]) ** 2, errors)
+            for factor in MISFITS
+        ]
+        log_weights = np.array([fit[0] for fit in fits]) - (np.log(MISFITS) / MISFIT_SD) ** 2 / 2
+        weights = np.exp(log_weights - log_weights.max())
+        weights /= weights.sum()
+        self._misfit = float(np.sqrt(weights @ MISFITS**2))
+        self._own = 1 / (weights @ np.array([1 / own for _, own, _ in fits]))
+        self.ordinary = 1 - float(weights @ np.array([slow for _, _, slow in fits]))
+
+
+def _robust_fit(joint: FloatArray, bulk: FloatArray, errors: FloatArray) -> tuple[float, FloatArray, float]:
+    """Tell ordinary trials from those that are slower than anything explains.
+
+    Returns the logarithm of their predictive density, each trial's own variance, and the share of slow ones.
+    """
+    own, slow = bulk, SLOW
+    for _ in range(NUM_ROUNDS):
+        inverse = np.linalg.inv(joint + np.diag(own))
+        precision = np.diag(inverse)
+        off = (inverse @ errors) / precision
+        variance = np.maximum(1 / precision - own, 0.0) + bulk
+        as_ordinary = (1 - slow) * normal_density(off / np.sqrt(variance)) / np.sqrt(variance)
+        as_slow = slow * _slow_density(off, variance)
+        density = as_ordinary + as_slow + 1e-300
+        is_slow = as_slow / density
+        own = 1 / ((1 - is_slow) / bulk + is_slow / (bulk + SLOW_SCALE**2))
+        slow = (is_slow.sum() + SLOW * SLOW_TRIALS) / (len(errors) + SLOW_TRIALS)
+    return float(np.log(density).sum()), own, float(slow)
+
+
+def _slow_density(x: FloatArray, variance: FloatArray) -> FloatArray:
+    """Return the density of a normal error plus an exponential one."""
+    sd = np.sqrt(variance)
+    tail: FloatArray = np.exp(np.minimum(variance / (2 * SLOW_SCALE**2) - x / SLOW_SCALE, 50.0)) / SLOW_SCALE
+    return tail * normal_cdf(x / sd - sd / SLOW_SCALE)
 
 
 def layout_places(layouts: LayoutBatch) -> FloatArray:

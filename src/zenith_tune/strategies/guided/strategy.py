@@ -17,7 +17,7 @@ from zenith_tune.strategies.base import EvalFunction, TrialsUnderWay, TunedJob, 
 from zenith_tune.strategies.guided.prior import Prior
 from zenith_tune.study.parameters import Direction, Parameter
 from zenith_tune.study.trial import Findings, Prediction, Trial
-from zenith_tune.units import GIB
+from zenith_tune.units import GIB, format_seconds
 
 if TYPE_CHECKING:
     from zenith_tune.estimate.calibration import Calibration
@@ -32,27 +32,16 @@ EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
 
 @StrategyRegistry.register("guided")
 class GuidedStrategy(TuningStrategy):
-    """Try the layout with the most expected gain per second, until a gain above `min_gain` is unlikely.
+    """Try the layout that is expected to save the most training time for its trial's, until none saves as much.
 
-    `calibration` is a file to begin with in place of what earlier studies on this machine taught; `learn=false` keeps
+    `calibration` is a file to begin with in place of what earlier studies on this machine measured; `learn=false` keeps
     nothing for the next one. Deterministic: the same values lead to the same picks.
     """
 
     ends_by_itself = True
     plans = True
 
-    def __init__(
-        self,
-        *,
-        calibration: str | None = None,
-        learn: bool = True,
-        min_gain: float = 0.01,
-        small_chance: float = 0.03,
-    ) -> None:
-        for name, share in {"min_gain": min_gain, "small_chance": small_chance}.items():
-            if not 0 < share < 1:
-                raise UsageError(f"{name} must lie between 0 and 1, but got {share:g}: 0.01 is 1%")
-        self.min_gain, self.small_chance = min_gain, small_chance
+    def __init__(self, *, calibration: str | None = None, learn: bool = True) -> None:
         self.learn = learn
         self._given = Path(calibration) if calibration else None
         self._job = TunedJob()
@@ -121,7 +110,7 @@ class _Search:
         self.candidates: Candidates = found
         self.calibration, origin = strategy.calibration()
         prior = prior_of(job.subject, self.calibration, self.candidates.batch)
-        self.picker: Acquisition = Acquisition(prior, gain=strategy.min_gain, small_chance=strategy.small_chance)
+        self.picker: Acquisition = Acquisition(prior, job.training)
         self._teacher: TrialObserver = TrialObserver(
             self.picker, direction, float(job.subject.cluster.gpu.memory_bytes)
         )
@@ -165,10 +154,14 @@ class _Search:
         """Return why nothing more is tried."""
         if not self._is_over:
             return None
-        gain, chance = self._strategy.min_gain, self.picker.chance_of_gain()
         if self.picker.best is None:
             return "no layout is left that may run"
-        return f"no layout left has more than a {max(chance, 0.001):.1%} chance of a gain above {gain:.0%}"
+        outlook = self.picker.outlook()
+        if outlook is None:
+            return "every layout that may run has been tried"
+        length = self._job.training.describe(math.exp(self.picker.best_log_step))
+        saves = f"the next trial would save {format_seconds(outlook.saved_s)} of {length} on average"
+        return f"another trial does not pay: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:
         """Return predicted against measured."""
