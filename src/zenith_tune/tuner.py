@@ -18,10 +18,11 @@ from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import find_secrets
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
+from zenith_tune.study.budget import Budget, MemoryLimit, Training
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.tuning.config import Limits, StudyConfig
-from zenith_tune.tuning.confirmation import IsolatedRerun
+from zenith_tune.tuning.confirmation import Confirmation
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.tuning.interruption import Interruption, why_stopped
 from zenith_tune.tuning.place import StudyPlace, check_text
@@ -66,6 +67,9 @@ class PresetTuner:
         listener: StudyListener | None = None,
         early_stop: EarlyStop | None = _EARLY_STOP,
         objective: str | None = None,
+        budget: Budget | None = None,
+        memory: MemoryLimit | None = None,
+        confirm: bool = True,
     ) -> None:
         if isinstance(runner, str):
             check_runner(runner, runner_args)  # a mistake is reported now, not when the study begins
@@ -97,6 +101,9 @@ class PresetTuner:
             limits=limits or Limits(),
             repeats=repeats,
             early_stop=early_stop if measure.shows_progress else None,
+            budget=_with_steps(budget or Budget(), made, command),
+            memory=memory or MemoryLimit(),
+            confirm=confirm,
             baseline=baseline,
             dump_env=dump_env,
         )
@@ -120,7 +127,10 @@ class PresetTuner:
         return self.config.render(params)
 
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
-        """Run the study; returns the best value and its parameters, or (None, None) if no trial went well."""
+        """Run the study; returns the best value and its parameters, or (None, None) if no trial went well.
+
+        Where the user's own command is the fastest, they are its own, as far as they are parameters.
+        """
         config = self.config.with_budget(n_trials)
         config.check_program()
         runner = self._runner if isinstance(self._runner, Runner) else make_runner(self._runner, self._runner_args)
@@ -144,8 +154,10 @@ class PresetTuner:
                 self._run(session, interruption, runner)
         finally:
             session.close()
-        best = session.study.best
-        return (best.value, dict(best.params)) if best else (None, None)
+        best, fastest = session.study.best, session.study.fastest
+        if best is None or fastest is None:
+            return None, None
+        return fastest.value, dict(session.study.own_params or {} if fastest.is_baseline else fastest.params)
 
     @property
     def listener(self) -> StudyListener:
@@ -174,6 +186,8 @@ class PresetTuner:
             tables=lambda: config.preset.tables(config.command),
             own_point=lambda: config.preset.own_point(config.command),
             baseline=lambda: self._study.baseline if self._study is not None else None,
+            training=config.budget.training,
+            memory_limit_bytes=config.memory.bytes_of(config.capacity_bytes),
             num_slots=num_slots,
             folder=folder,
             tell=lambda line: self.listener.noted(line),
@@ -202,9 +216,9 @@ class PresetTuner:
             if config.runs_baseline:
                 session.run_baseline()
             why = _search(config, scheduler)
-            if runner.shares_machine and runner.num_slots > 1:
-                for line in IsolatedRerun(session).run():
-                    self.listener.noted(line)
+            side_by_side = runner.shares_machine and runner.num_slots > 1
+            if side_by_side or config.confirm:
+                self._confirm(Confirmation(session, side_by_side=side_by_side))
         except BaseException as error:
             why = why_stopped(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for
@@ -214,6 +228,13 @@ class PresetTuner:
                 scheduler.close()
             finally:
                 self._end(session, why)
+
+    def _confirm(self, confirmation: Confirmation) -> None:
+        try:
+            for line in confirmation.run():
+                self.listener.noted(line)
+        except StudyLimitReached as limit:
+            self.listener.noted(f"the gain is not confirmed: {limit}")
 
     def _end(self, session: StudySession, why: str) -> None:
         from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
@@ -233,6 +254,7 @@ class PresetTuner:
             study_name=config.place.study_name,
             warnings=config.line.warnings(),
             findings=findings,
+            verdict=session.verdict(),
             diagnosis=[] if is_cut_off else study_diagnosis(config.preset, config.command, study),
         )
         try:
@@ -240,6 +262,13 @@ class PresetTuner:
             session.export()
         finally:
             self.listener.study_ended(end)
+
+
+def _with_steps(budget: Budget, preset: TuningPreset, command: str) -> Budget:
+    """Return the budget with the steps that the command trains, where nobody stated how long the training is."""
+    if budget.training.hours is not None or budget.training.steps is not None:
+        return budget
+    return replace(budget, training=Training(steps=preset.train_steps(command)))
 
 
 def _search(config: StudyConfig, scheduler: TrialScheduler) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.report.studies import BASELINE, failed, ok, recorded
-from zenith_tune.evaluators.failures.failures import FailedAllocation
+from zenith_tune.evaluators.failures.failures import FailedAllocation, reported_capacity
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.report.trial_digest import reported_capacity
 from zenith_tune.study.trial import Outcome
 from zenith_tune.units import GIB
 

@@ -108,7 +108,7 @@ def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_pat
     tune(tmp_path, command, ToyPreset(range(10, 14)), **options).optimize()
     [line] = [note for note in witness.notes if "alone" in note]
     assert "slow one another" in line and "it stays the best" in line
-    assert witness.end is not None and witness.end.study.best is not None and witness.end.study.best.is_alone
+    assert witness.end is not None and witness.end.study.best is not None and witness.end.study.best.is_rerun
     alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
     assert alone[0] == 13 and len(alone) > 1
 
@@ -175,8 +175,8 @@ def test_runs_alone_are_not_part_of_the_budget(tmp_path: Path) -> None:
     preset = ToyPreset(range(1, 9))
     tune(tmp_path, preset=preset, listener=first, **options).optimize(n_trials=4)
     tune(tmp_path, preset=preset, listener=second, resume=True, **options).optimize(n_trials=6)
-    assert sum(not trial.is_alone for trial in first.trials) == 4
-    assert sorted(trial.params["x"] for trial in second.trials if not trial.is_alone) == [5, 6]
+    assert sum(not trial.is_rerun for trial in first.trials) == 4
+    assert sorted(trial.params["x"] for trial in second.trials if not trial.is_rerun) == [5, 6]
 
 
 def test_a_trial_that_hangs_beside_the_first_success_is_ended_by_the_dynamic_limit(tmp_path: Path) -> None:
@@ -209,23 +209,23 @@ def test_the_best_is_one_that_ran_alone_also_where_another_printed_as_much_besid
     tmp_path: Path, other: float
 ) -> None:
     witness, best = alone_study(tmp_path, {1: (100.0, 99.0), 2: (other, other)})
-    assert (best.is_alone, best.params["x"], best.value) == (True, 1, 99.0)
-    assert sum(trial.is_alone for trial in witness.trials) == 1
+    assert (best.is_rerun, best.params["x"], best.value) == (True, 1, 99.0)
+    assert sum(trial.is_rerun for trial in witness.trials) == 1
 
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_what_is_clearly_better_than_the_best_alone_runs_alone_too(tmp_path: Path) -> None:
     witness, best = alone_study(tmp_path, {1: (100.0, 80.0), 2: (99.0, 70.0), 3: (98.0, 97.0), 4: (90.0, 90.0)})
-    assert (best.is_alone, best.params["x"], best.value) == (True, 3, 97.0)
-    assert [trial.params["x"] for trial in witness.trials if trial.is_alone] == [1, 2, 3]
+    assert (best.is_rerun, best.params["x"], best.value) == (True, 3, 97.0)
+    assert [trial.params["x"] for trial in witness.trials if trial.is_rerun] == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_after_four_runs_alone_the_best_of_these_is_the_best(tmp_path: Path) -> None:
     halves = {x: (100.0 - x, 50.0 - x) for x in range(1, 8)}
     witness, best = alone_study(tmp_path, halves)
-    assert (best.is_alone, best.params["x"]) == (True, 1)
-    assert sum(trial.is_alone for trial in witness.trials) == 4
+    assert (best.is_rerun, best.params["x"]) == (True, 1)
+    assert sum(trial.is_rerun for trial in witness.trials) == 4
     [line] = [note for note in witness.notes if "alone" in note]
     assert line.endswith("did not hold; after 3 more run alone it stays the best")
 

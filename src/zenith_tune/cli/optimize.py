@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli.options import Percent, Size
 from zenith_tune.errors import StudyInterrupted, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--select", type=click.Choice(SELECTORS),
               help="Which match of the REGEX of --objective counts. [default: last]")  # fmt: skip
 @click.option("--n-trials", type=click.IntRange(min=1), metavar="N", help="Budget of trials.")
+@click.option("--train-hours", type=float, metavar="H",
+              help="How long the training will run that this is for: the search ends when another trial would cost "
+              "more than it saves. [default: the command's own steps, or 8]")  # fmt: skip
+@click.option("--gpu-hours", type=float, metavar="H", help="Budget of GPU time, over all trials.")
+@click.option("--max-hours", type=float, metavar="H", help="End the study after H hours.")
+@click.option("--price", type=float, metavar="USD", help="Price of a GPU-hour, to say what the study costs.")
+@click.option(
+    "--max-memory", type=Size(), metavar="SIZE", help="The best layout may take so much of a GPU's memory: 70GiB."
+)
+@click.option("--headroom", type=Percent(), metavar="PCT",
+              help="The best layout must leave so much of a GPU's memory free. [default: 0.5%]")  # fmt: skip
+@click.option("--confirm/--no-confirm", default=True, show_default=True,
+              help="Run the best layout and your own command once more before a gain is claimed.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
 @click.option("--timeout", type=float, metavar="S", help="End a trial after S seconds.")
 @click.option("--timeout-dynamic", is_flag=True, help="End a trial once it cannot beat the best one any more.")
@@ -103,6 +117,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
 
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
     from zenith_tune.shell import ParsedCommand
+    from zenith_tune.study.budget import Budget, MemoryLimit, Training
     from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.config import Limits
     from zenith_tune.tuning.watch import Timeouts
@@ -131,6 +146,14 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
         timeouts=timeouts,
         early_stop=_early_stop(options),
         limits=limits,
+        budget=Budget(
+            training=Training(hours=options["train_hours"]),
+            gpu_hours=options["gpu_hours"],
+            max_hours=options["max_hours"],
+            price=options["price"],
+        ),
+        memory=MemoryLimit(max_bytes=options["max_memory"], headroom=options["headroom"]),
+        confirm=options["confirm"],
         repeats=options["repeats"],
         baseline=not options["no_baseline"],
         resume=options["resume"],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.decorators import FC
@@ -36,6 +37,33 @@ class Probability(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value} is not a probability above 0 and up to 1.", param, ctx)
         return number
+
+
+class Size(click.ParamType[float]):
+    """Take an amount of memory: `70GiB`, `80 GB`, `512MiB`."""
+
+    name = "size"
+    _UNITS: ClassVar[dict[str, int]] = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the amount in bytes."""
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(gib|mib|gb|mb)", str(value).strip().lower())
+        if found is None:
+            self.fail(f"{value!r} is no amount of memory: write e.g. 70GiB.", param, ctx)
+        return float(found[1]) * self._UNITS[found[2]]
+
+
+class Percent(click.ParamType[float]):
+    """Take a share in percent: `5%`, or `5`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the share as a fraction."""
+        found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?", str(value).strip())
+        if found is None or float(found[1]) >= 100:
+            self.fail(f"{value!r} is no share from 0% to less than 100%: write e.g. 5%.", param, ctx)
+        return float(found[1]) / 100
 
 
 def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:

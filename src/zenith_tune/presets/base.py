@@ -155,6 +155,10 @@ class TuningPreset(ABC):
         """Return the point that `command` itself stands for, where it is one of the search space."""
         return None
 
+    def train_steps(self, command: str) -> int | None:
+        """Return how many steps `command` trains, where it tells."""
+        return None
+
     def implicit_defaults(self, command: str) -> list[ImplicitDefault]:
         """Return the parallel sizes that the framework takes because `command` leaves them out, and nobody means."""
         return []

@@ -81,17 +81,13 @@ def export(
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{best_command}\n")
 
 
-def _rows(study: Study) -> list[Trial]:
-    return ([study.baseline] if study.baseline else []) + study.trials
-
-
 def _csv(study: Study) -> str:
     names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
     head, tail = _COLUMNS[:1], _COLUMNS[1:]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*head, "is_baseline", *names, *tail])
-    for trial in _rows(study):
+    for trial in study.runs:
         plain = trial_as_json(trial)
         params = [trial.params.get(name, "") for name in names]
         writer.writerow([*(plain[c] for c in head), trial.is_baseline, *params, *(plain[c] for c in tail)])
@@ -111,5 +107,5 @@ def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
         "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
         "num_pruned": study.num_pruned,
         "num_repeated": study.num_repeated,
-        "trials": [trial_as_json(trial) for trial in _rows(study)],
+        "trials": [trial_as_json(trial) for trial in study.runs],
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Findings, Prediction
+from zenith_tune.study.verdict import Verdict
 
 SEARCH_KEY = "zenithtune:search"
 """The study's attribute in the database, and `search` in its study.json."""
@@ -26,6 +28,8 @@ class StudySearch:
     """When the study was begun, or last resumed; seconds since 1970."""
     ended_s: float | None = None
     why_ended: str = ""
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    """What the study came to, as plain values; nothing while it runs."""
     tables: tuple[Findings, ...] = field(default=())
     """What the strategy closed with; those of the time before, while the study runs."""
 
@@ -39,10 +43,16 @@ class StudySearch:
         """What the strategy expected of its trials, by their numbers."""
         return {number: stored for table in self.tables for number, stored in table.predictions.items()}
 
-    def ended(self, at_s: float, why: str, found: Findings | None) -> StudySearch:
+    def ended(self, at_s: float, why: str, found: Findings | None, verdict: Verdict | None = None) -> StudySearch:
         """Return the search at its end; a strategy that was cut off before it found anything leaves what was known."""
         tables = (found,) if found is not None and (found.rows or found.lines) else self.tables
-        return replace(self, ended_s=max(at_s, self.begun_s), why_ended=why, tables=tables)
+        return replace(
+            self,
+            ended_s=max(at_s, self.begun_s),
+            why_ended=why,
+            tables=tables,
+            verdict=asdict(verdict) if verdict else {},
+        )
 
     def as_json(self) -> Json:
         """Return it as plain values."""
@@ -62,6 +72,7 @@ class StudySearch:
                 begun_s=_number(content.get("begun_s", 0.0)),
                 ended_s=None if ended_s is None else _number(ended_s),
                 why_ended=_text(content.get("why_ended", "")),
+                verdict=dict(content.get("verdict", {})),
                 tables=tuple(_table(each) for each in content.get("tables", ())),
             )
         except (AttributeError, KeyError, TypeError, ValueError):

@@ -79,6 +79,7 @@ class JsonLinesReporter(StudyListener):
             "best_is_own": study.best_is_own,
             "is_within_noise": study.is_within_noise,
             "batch_note": batch_note(study),
+            "verdict": asdict(end.verdict) if end.verdict else None,
             "best_command": end.best_command,
             "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
             "num_pruned": study.num_pruned,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zenith_tune.record.view import StudyView
 from zenith_tune.study.files import Json
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import ALONE, Findings
+from zenith_tune.study.trial import RERUN, Findings
 from zenith_tune.units import format_seconds
 
 
@@ -63,12 +63,12 @@ def best_so_far(study: Study) -> list[tuple[int, float]]:
     """Return number and value of every run that was the fastest when it ended; the last of them is the study's."""
     base = [study.baseline] if study.baseline is not None else []
     runs = sorted([*base, *study.trials], key=lambda trial: trial.number or 0)
-    again = {trial.identity for trial in runs if trial.is_alone}
+    again = {trial.identity for trial in runs if trial.is_rerun}
     limit = study.fastest.value if study.fastest is not None else None
     found: list[tuple[int, float]] = []
     for trial in runs:
         # What ran again alone counts as it ran then.
-        if trial.value is None or not math.isfinite(trial.value) or f"{trial.identity}{ALONE}" in again:
+        if trial.value is None or not math.isfinite(trial.value) or f"{trial.identity}{RERUN}" in again:
             continue
         # What only ran beside others, and was not believed in the end, does not count either.
         if limit is not None and study.direction.better(trial.value, than=limit):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
+from zenith_tune.evaluators.failures.failures import reported_capacity
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.record.export import batch_note
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
@@ -19,7 +20,6 @@ from zenith_tune.report.trial_digest import (
     best_layout_object,
     needed_memory,
     predicted_object,
-    reported_capacity,
     resolved_args,
 )
 from zenith_tune.study.files import Json, TrialFolder

@@ -18,12 +18,6 @@ from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Prediction
 
 
-def reported_capacity(causes: Iterable[str | None]) -> float | None:
-    """Return the memory of a GPU, as runs that were out of it say."""
-    found = (FailedAllocation.of(cause).capacity_bytes for cause in causes)
-    return max((capacity for capacity in found if capacity), default=None)
-
-
 def needed_memory(trials: Iterable[Json], capacity_bytes: float | None) -> dict[int, Json]:
     """Return what the trials that ran out of a GPU's memory needed, by number, and whether that is but a bound.
 

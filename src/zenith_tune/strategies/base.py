@@ -60,6 +60,8 @@ class TunedJob:
     """The run of that command, once there is one."""
     training: Training = field(default_factory=Training)
     """How long the training is that the study is for."""
+    memory_limit_bytes: float | None = None
+    """What the best layout may take of a GPU's memory, where it is known."""
     num_slots: int = 1
     """How many trials may run side by side."""
     folder: Path | None = None

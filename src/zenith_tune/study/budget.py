@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from zenith_tune.errors import UsageError
 
@@ -48,3 +49,85 @@ def refuse_out_of_range(option: str, hours: float | None) -> None:
     """Refuse a number of hours that is none; written so that NaN is refused too."""
     if hours is not None and not 0 < hours <= MAX_HOURS:
         raise UsageError(f"{option} must be above 0 and at most {MAX_HOURS:g} hours, but got {hours:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Hold what a study may take, and what it is for.
+
+    >>> Budget(gpu_hours=2.0).left_s(gpu_s=3600.0, elapsed_s=450.0, num_gpus=8)
+    450.0
+    """
+
+    training: Training = field(default_factory=Training)
+    gpu_hours: float | None = None
+    """Of all trials, those of earlier runs of the study included."""
+    max_hours: float | None = None
+    """From the start of this run of the study to its end."""
+    price: float | None = None
+    """Dollars for one GPU for one hour."""
+
+    def __post_init__(self) -> None:
+        refuse_out_of_range("--gpu-hours", self.gpu_hours)
+        refuse_out_of_range("--max-hours", self.max_hours)
+        if self.price is not None and not 0 < self.price <= MAX_PRICE:
+            raise UsageError(f"--price must be above 0 and at most {MAX_PRICE:g} per GPU-hour, but got {self.price:g}")
+
+    def left_s(self, *, gpu_s: float, elapsed_s: float, num_gpus: int) -> float | None:
+        """Return how long a trial of `num_gpus` may still run; None: as long as it takes."""
+        limits = []
+        if self.gpu_hours is not None:
+            limits.append((self.gpu_hours * 3600 - gpu_s) / num_gpus)
+        if self.max_hours is not None:
+            limits.append(self.max_hours * 3600 - elapsed_s)
+        return min(limits, default=None)
+
+    def describe(self) -> str:
+        """Say what the study may take, or nothing where it may take what it likes."""
+        parts = [f"{self.gpu_hours:g} GPU-hours"] if self.gpu_hours is not None else []
+        parts += [f"{self.max_hours:g} hours"] if self.max_hours is not None else []
+        return " or ".join(parts)
+
+    def cost(self, gpu_s: float) -> str:
+        """Write GPU time, and what it costs where the price is known.
+
+        >>> Budget(price=2.5).cost(7200.0), Budget().cost(90.0)
+        ('2.0 GPU-hours ($5.00)', '0.03 GPU-hours')
+        """
+        hours = gpu_s / 3600
+        money = f" (${hours * self.price:.2f})" if self.price is not None else ""
+        return f"{hours:.{1 if hours >= 1 else 2}f} GPU-hours{money}"
+
+
+MAX_PRICE = 1e4
+DEFAULT_HEADROOM = 0.005
+"""Share of a GPU's memory that the best layout leaves free: one that fills it to the last byte fails on another day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """Hold how much of a GPU's memory the best layout may take.
+
+    >>> MemoryLimit(headroom=0.1).bytes_of(80e9), MemoryLimit(max_bytes=70e9).bytes_of(80e9)
+    (72000000000.0, 70000000000.0)
+    """
+
+    max_bytes: float | None = None
+    headroom: float | None = None
+    """Share of the memory that must stay free; a small one where neither is given."""
+
+    def __post_init__(self) -> None:
+        if self.headroom is not None and not 0 <= self.headroom < 1:
+            raise UsageError(f"--headroom must be from 0% to less than 100%, but got {self.headroom:.3g}")
+        if self.max_bytes is not None and not 0 < self.max_bytes < math.inf:
+            raise UsageError(f"--max-memory must be above 0, but got {self.max_bytes:g}")
+        if self.max_bytes is not None and self.headroom is not None:
+            raise UsageError("--max-memory and --headroom say the same", hint="give one of them")
+
+    def bytes_of(self, capacity_bytes: float | None) -> float | None:
+        """Return the limit on a GPU of so much memory; None where there is none, or nobody knows the GPU."""
+        if self.max_bytes is not None:
+            return self.max_bytes if capacity_bytes is None else min(self.max_bytes, capacity_bytes)
+        if capacity_bytes is None:
+            return None
+        return (1 - (DEFAULT_HEADROOM if self.headroom is None else self.headroom)) * capacity_bytes

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 from zenith_tune.study.parameters import Direction, Value
-from zenith_tune.study.trial import ALONE, Outcome, Trial
+from zenith_tune.study.trial import RERUN, Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
 """A smaller one is what two runs of one command differ by."""
-MAX_ALONE = 4
-"""How many trials of a study that ran side by side run once more alone: the best, and those that may be better."""
+MAX_RERUNS = 4
+"""How many trials of a study run once more at its end: the best, and those that may be better."""
 
 
 class Study:
@@ -23,46 +23,58 @@ class Study:
         self.direction = direction
         self.own_params: Mapping[str, Value] | None = None
         """The point that the user's own command stands for; None where it is none, or nobody knows."""
+        self.memory_limit_bytes: float | None = None
+        """What the best trial may take of a GPU's memory."""
         self.trials: list[Trial] = []
+        self.first_baseline: Trial | None = None
+        """The user's own command as it ran first, on a machine that may have been cold."""
         self.baseline: Trial | None = None
+        """The run of it that counts: the one at the end, where there was one."""
         self._checked: Trial | None = None
-        """The best of those that ran alone after they ran beside others."""
+        """The best of those that ran again at the end."""
         self._unchecked: Trial | None = None
         """The best of all others."""
         self._replaced: set[str] = set()
-        """The runs beside others that were run again alone: what they measured then is what counts."""
+        """The runs that were run again: what they measured then is what counts."""
         self.num_pruned = 0
         self.num_repeated = 0
 
     def add(self, trial: Trial) -> None:
         """Take in a finished trial."""
         if trial.is_baseline:
-            self.baseline = trial
+            self._add_baseline(trial)
             return
         self.trials.append(trial)
-        if trial.is_alone:
-            self._replaced.add(trial.identity.removesuffix(ALONE))
-            self._checked = self._better_of(self._checked, trial)
+        if trial.is_rerun:
+            self._replaced.add(trial.identity.removesuffix(RERUN))
+            if self._may_be_best(trial):
+                self._checked = self._better_of(self._checked, trial)
             self._unchecked = None
             for each in self.trials:
                 self._weigh(each)
         else:
             self._weigh(trial)
 
+    def _add_baseline(self, trial: Trial) -> None:
+        if not trial.is_rerun:
+            self.first_baseline = self.baseline = trial
+        elif trial.ok:
+            self.baseline = trial
+
     @property
     def best(self) -> Trial | None:
-        """Return the best trial; a trial that failed is never it, whatever its duration.
+        """Return the best trial; one that failed or takes more memory than it may is never it.
 
-        Once trials ran again alone, it is one of them: what only ran beside others must be clearly better, and is not
-        believed any more when as many were checked as are worth it.
+        Once trials ran again, it is one of them: what ran only once must be clearly better, and no longer counts when
+        as many ran again as are worth it.
         """
         if self._checked is None:
             return self._unchecked
-        return self.contender if len(self._replaced) < MAX_ALONE and self.contender is not None else self._checked
+        return self.contender if len(self._replaced) < MAX_RERUNS and self.contender is not None else self._checked
 
     @property
     def contender(self) -> Trial | None:
-        """Return the best of those that never ran alone, unless one that did is as good within the noise."""
+        """Return the best of those that ran only once, unless one that ran again is as good within the noise."""
         checked, other = self._checked, self._unchecked
         if checked is None or other is None or checked.value is None or other.value is None:
             return other
@@ -73,10 +85,28 @@ class Study:
     @property
     def num_searched(self) -> int:
         """Count the trials, without those that ran another one again."""
-        return sum(not trial.is_alone for trial in self.trials)
+        return sum(not trial.is_rerun for trial in self.trials)
+
+    @property
+    def runs(self) -> list[Trial]:
+        """Return every run, those of the user's own command first."""
+        first, again = self.first_baseline, self.baseline
+        own = [trial for trial in (first, again if again is not first else None) if trial is not None]
+        return [*own, *self.trials]
+
+    def first_run(self, trial: Trial) -> Trial | None:
+        """Return the trial that a rerun repeats."""
+        if trial.is_baseline:
+            return self.first_baseline if trial.is_rerun else None
+        identity = trial.identity.removesuffix(RERUN) if trial.is_rerun else None
+        return next((each for each in self.trials if each.identity == identity), None)
+
+    def _may_be_best(self, trial: Trial) -> bool:
+        limit = self.memory_limit_bytes
+        return limit is None or trial.peak_memory_bytes is None or trial.peak_memory_bytes <= limit
 
     def _weigh(self, trial: Trial) -> None:
-        if trial.identity not in self._replaced and not trial.is_alone:
+        if trial.identity not in self._replaced and not trial.is_rerun and self._may_be_best(trial):
             self._unchecked = self._better_of(self._unchecked, trial)
 
     @property

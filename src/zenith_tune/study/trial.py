@@ -24,8 +24,8 @@ class Outcome(StrEnum):
 
 YOUR_COMMAND = "your command"
 """What the user's own command, run as it is, is called in place of a layout."""
-ALONE = " # alone"
-"""Ends the identity of a run that had the machine for itself, after it ran beside others."""
+RERUN = " # alone"
+"""Ends the identity of a run that repeats another one with the machine for itself, to confirm what it measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class Trial:
     @property
     def mark(self) -> str:
         """What goes behind the trial's label wherever it is shown."""
-        return " (alone)" if self.is_alone else ""
+        return " (again)" if self.is_rerun else ""
 
     @property
-    def is_alone(self) -> bool:
-        """Tell whether it ran another trial again, alone: it then stands for that one."""
-        return self.identity.endswith(ALONE)
+    def is_rerun(self) -> bool:
+        """Tell whether it ran another trial again: it then stands for that one."""
+        return self.identity.endswith(RERUN)
 
     @property
     def ok(self) -> bool:

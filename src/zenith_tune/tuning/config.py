@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import shutil
@@ -9,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
@@ -18,6 +21,7 @@ from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.budget import Budget, MemoryLimit
 from zenith_tune.study.resources import Resources
 from zenith_tune.tuning.place import StudyPlace
 from zenith_tune.tuning.watch import Timeouts
@@ -34,7 +38,7 @@ class Limits:
     consecutive_prunes: int | None = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     """Hold one study: what is tuned, how it is searched and measured, where it is kept and when it stops."""
 
@@ -57,6 +61,12 @@ class StudyConfig:
     limits: Limits = field(default_factory=Limits)
     repeats: int = 1
     early_stop: EarlyStop | None = None
+    budget: Budget = field(default_factory=Budget)
+    """What the study may take, and the training that it is for."""
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    """What the best layout may take of a GPU's memory."""
+    confirm: bool = True
+    """Whether a gain is confirmed by running both once more."""
     baseline: bool = True
     """Whether the user's own command runs first, where it can."""
     dump_env: bool = False
@@ -74,6 +84,26 @@ class StudyConfig:
     def masked_command(self) -> str:
         """The user's own command without its secrets."""
         return mask(self.command, self.secrets)
+
+    @functools.cached_property
+    def _cluster(self) -> ClusterSpec | None:
+        """The cluster, where the preset knows it."""
+        with contextlib.suppress(UsageError):
+            subject = self.preset.subject(self.command)
+            return subject.cluster if subject is not None else None
+        return None
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The memory of one GPU, where it is known."""
+        return None if self._cluster is None else float(self._cluster.gpu.memory_bytes)
+
+    @property
+    def num_gpus(self) -> int | None:
+        """The GPUs of a trial, where they are known."""
+        if self.resources.gpus_per_node is not None:
+            return self.resources.nodes * self.resources.gpus_per_node
+        return None if self._cluster is None else self._cluster.num_gpus
 
     @property
     def header(self) -> StudyHeader:
@@ -135,6 +165,8 @@ class StudyConfig:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self.baseline and not self.runs_baseline:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
+        if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
+            notes.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
 

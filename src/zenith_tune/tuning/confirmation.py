@@ -1,75 +1,101 @@
-"""Whether trials that ran side by side slowed one another: the best of them runs once more, alone."""
+"""Whether a gain holds: the best trial and the user's own command run once more, in turn, before anything is claimed.
+
+The first run of a cold machine may be far slower than the same run later, and the user's own command is always the
+first; trials that ran side by side may have slowed one another. What a run measured again is what counts of it.
+"""
 
 from __future__ import annotations
 
 import math
 
-from zenith_tune.study.study import MAX_ALONE, MIN_DIFFERENCE
-from zenith_tune.study.trial import ALONE, Trial
+from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE, Study
+from zenith_tune.study.trial import RERUN, Trial
 from zenith_tune.tuning.session import StudySession
 
 
-class IsolatedRerun:
-    """Run the best trial alone, and then those that may be better than what it measured so.
+class Confirmation:
+    """Run the best trial again, then the user's own command, and then those that may be better than what it measured.
 
-    What a trial measured alone is what counts of it, so that the study's best is one that had the machine for itself.
+    `side_by_side` says whether trials shared the machine while the study was searched.
     """
 
-    def __init__(self, session: StudySession) -> None:
-        self._session = session
+    def __init__(self, session: StudySession, *, side_by_side: bool) -> None:
+        self._session, self._side_by_side = session, side_by_side
 
     def run(self) -> list[str]:
         """Return what came of it, one line each."""
         study = self._session.study
         first = study.contender
-        if first is None:
+        if first is None or not (self._side_by_side or _claims_gain(study)):
             return []
-        isolated = self._isolated(first)
-        gain = self._gain(isolated, over=first)
-        differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (isolated.spread or 0))
+        again = self._again(first)
+        if _claims_gain(study):
+            self._session.run_baseline(again=True)
+        gain = self._gain(again, over=first)
+        differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
+        num_more = self._more(self._near(first, gain if differs else None))
+        lines = [self._verdict(first, again, gain, num_more, differs=differs)]
+        return [*lines, *self._drift()]
+
+    def _verdict(self, first: Trial, again: Trial, gain: float | None, num_more: int, *, differs: bool) -> str:
         if gain is None:
-            line, verdict = f"trial {first.number}, run again alone, failed ({isolated.cause})", "it does not count"
+            line, verdict = f"trial {first.number}, run again, failed ({again.cause})", "it does not count"
         else:
-            said = f"{isolated.value:.4g} {isolated.unit}".strip()
-            line = f"trial {first.number}, run again alone: {said}, {gain:+.1%}"
-            verdict = "trials side by side did not slow one another"
+            measured = f"{again.value:.4g} {again.unit}".strip()
+            line = f"trial {first.number}, run again: {measured}, {gain:+.1%}"
+            verdict = "confirmed"
             if differs:
-                slow, fell = "trials side by side slow one another", "what it measured beside others did not hold"
-                verdict = slow if gain > 0 else fell
-        num_more = self._more(self._near(first, gain) if differs and gain is not None and gain > 0 else [])
+                slowed = "trials side by side slow one another" if self._side_by_side else "the machine is faster now"
+                verdict = slowed if gain > 0 else "what it measured at first did not hold"
         if not num_more and gain is not None:
-            return [f"{line}: {verdict}"]
-        last = study.best
-        stays = last is not None and last.identity == isolated.identity
+            return f"{line}: {verdict}"
+        last = self._session.study.best
+        stays = last is not None and last.identity == again.identity
         chosen = "it stays the best" if stays else f"trial {last.number} is the best" if last else "none is left"
-        return [f"{line}: {verdict}; after {num_more} more run alone {chosen}"]
+        return f"{line}: {verdict}; after {num_more} more run again {chosen}"
+
+    def _drift(self) -> list[str]:
+        """Say by how much the user's own command ran otherwise at the end than at the begin."""
+        study = self._session.study
+        first, again = study.first_baseline, study.baseline
+        gain = self._gain(again, over=first) if first is not None and again is not None and again is not first else None
+        if first is None or again is None or gain is None or abs(gain) <= MIN_DIFFERENCE:
+            return []
+        was = f"your own command measured {first.value:.4g} {first.unit} at first and {again.value:.4g} at the end"
+        return [f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"]
 
     def _more(self, near: list[Trial]) -> int:
-        """Run further trials alone, those that neighbours may have put behind or that are best now; return how many."""
-        for count in range(MAX_ALONE - 1):
+        """Run further trials again, those that may be as good or that are best now; return how many."""
+        for count in range(MAX_RERUNS - 1):
             following = near.pop(0) if near else self._session.study.contender
             if following is None:
                 return count
-            self._isolated(following)
-        return MAX_ALONE - 1
+            self._again(following)
+        return MAX_RERUNS - 1
 
-    def _isolated(self, trial: Trial) -> Trial:
-        identity = trial.identity + ALONE
+    def _again(self, trial: Trial) -> Trial:
+        identity = trial.identity + RERUN
         if (known := self._session.recorded.get(identity)) is not None:
             return known
-        why = f"trial {trial.number} alone, to see what its neighbours cost"
-        return self._session.run_point(dict(trial.params), identity, why)
+        return self._session.run_point(dict(trial.params), identity, f"trial {trial.number} again, to confirm it")
 
-    def _near(self, best: Trial, gain: float) -> list[Trial]:
-        """Return the trials that their neighbours may have put behind the best, the nearest first."""
-        known = self._session.recorded
+    def _near(self, best: Trial, gain: float | None) -> list[Trial]:
+        """Return the trials that may be better than the best is now, the nearest first.
+
+        Those within the noise of it, of which one is tried; all that neighbours may have put behind it, where they did.
+        """
+        known, study = self._session.recorded, self._session.study
         others = [
             (abs(behind), trial.number or 0, trial)
-            for trial in self._session.study.trials
-            if trial.number != best.number and not trial.is_alone and trial.identity + ALONE not in known
+            for trial in study.trials
+            if trial.number != best.number and not trial.is_rerun and trial.identity + RERUN not in known
             if (behind := self._gain(trial, over=best)) is not None
         ]
-        return [trial for gap, _, trial in sorted(others, key=lambda other: other[:2]) if gap <= gain]
+        ordered = [(gap, trial) for gap, _, trial in sorted(others, key=lambda other: other[:2])]
+        slowed = gain if gain is not None and gain > 0 and self._side_by_side else None
+        if slowed is not None:
+            return [trial for gap, trial in ordered if gap <= slowed]
+        return [trial for gap, trial in ordered[:1] if gap <= (trial.spread or 0.0) + (best.spread or 0.0)]
 
     def _gain(self, trial: Trial, *, over: Trial) -> float | None:
         """Return how much better one is than the other; None where one of them failed."""
@@ -81,3 +107,8 @@ class IsolatedRerun:
         except ZeroDivisionError:
             is_better = direction.better(trial.value, than=over.value)
             return 0.0 if trial.value == over.value else math.inf if is_better else -math.inf
+
+
+def _claims_gain(study: Study) -> bool:
+    """Tell whether there is a gain over the user's own command that wants confirmation."""
+    return study.gain is not None and study.gain > 0 and study.fastest is not study.baseline

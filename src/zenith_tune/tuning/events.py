@@ -12,6 +12,7 @@ from zenith_tune.evaluators.base import Progress
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Findings, Trial
+from zenith_tune.study.verdict import Verdict
 
 FIRST_STATE = "running"
 
@@ -60,6 +61,8 @@ class StudyEnd:
     """What was said at the start and may have been overlooked."""
     findings: Findings | None = None
     """What the strategy has found out besides the best point."""
+    verdict: Verdict | None = None
+    """What the study comes to."""
     diagnosis: list[str] = field(default_factory=list)
     """What limits the fastest run, and what to change."""
 

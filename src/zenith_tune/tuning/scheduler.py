@@ -64,7 +64,7 @@ class TrialScheduler:
         self._listener = listener
         self._recorded = dict(recorded)
         self._answered: dict[str, Future[Trial]] = {}
-        self._num_counted = sum(not trial.is_alone for trial in recorded.values())
+        self._num_counted = sum(not trial.is_rerun for trial in recorded.values())
         self._duplicates = 0
         self._prunes = 0
         self._is_closed = False

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
-from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeless
+from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeless, reported_capacity
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyLock
@@ -24,7 +24,8 @@ from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.study.trial import RERUN, YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.study.verdict import Verdict, spent_s, verdict_of
 from zenith_tune.tuning.config import TRIAL_FOLDER, StudyConfig
 from zenith_tune.tuning.events import StudyListener, StudyNotifier, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
@@ -44,6 +45,7 @@ class StudySession:
         self.config = config
         place = config.place
         self.study = Study(config.evaluator.direction)
+        self.study.memory_limit_bytes = config.memory.bytes_of(config.capacity_bytes)
         with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
             self.study.own_params = config.preset.own_point(config.masked_command)
         self.recorded: dict[str, Trial] = {}
@@ -58,6 +60,9 @@ class StudySession:
         self._lock = StudyLock(database, place.study_name) if database is not None else None
         self._record: StudyRecord | None = None
         self._search = StudySearch()
+        self._began = time.monotonic()
+        self._running: dict[int, float] = {}
+        """When the trials that run now were started, by number."""
         self._orphans = OrphanedTrials(self._execution, self._notifier, place.folder.path, config.timeouts.fixed_s)
         self.others: OtherTuners | None = None
         """Who else tunes this study; None where a file lock keeps everybody off."""
@@ -122,19 +127,21 @@ class StudySession:
             if self._lock is not None:
                 self._lock.release()
 
-    def run_baseline(self) -> None:
-        """Run the user's own command, unless an earlier run of the study did."""
-        if self.study.baseline is not None:
+    def run_baseline(self, *, again: bool = False) -> None:
+        """Run the user's own command, unless an earlier run of the study did; `again` at the end, to confirm a gain."""
+        known = self.study.baseline
+        if known is not None and (known.is_rerun or not again):
             return
-        identity, command = self.config.masked_command, self.config.command
+        identity, command = self.config.masked_command + RERUN * again, self.config.command
+        why = "your own command again, to confirm the gain" if again else ""
         trial = self._elsewhere(identity, is_baseline=True)
         if trial is None:
             try:
-                trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True)
+                trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True, why=why)
             except TakenOver:
-                self.run_baseline()
+                self.run_baseline(again=again)
                 return
-        if trial.failure == FailureKind.METRIC:
+        if trial.failure == FailureKind.METRIC and not again:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
 
     def _elsewhere(self, identity: str, *, is_baseline: bool = False) -> Trial | None:
@@ -167,7 +174,7 @@ class StudySession:
 
     def end_search(self, why: str, findings: Findings | None) -> None:
         """Write why the study stops, and what its strategy has found."""
-        self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings)
+        self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, self.verdict())
         # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
             self._require_record().keep_search(self._search)
@@ -204,9 +211,35 @@ class StudySession:
         """Write the environment, with the values of secrets masked."""
         write_json(self.config.place.folder.environment, mask_environment(os.environ))
 
+    def verdict(self) -> Verdict:
+        """Return what the study comes to."""
+        config = self.config
+        capacity = config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
+        return verdict_of(self.study, config.budget, num_gpus=config.num_gpus or 1, capacity_bytes=capacity)
+
+    def _left_s(self) -> float | None:
+        """Return how long a trial that starts now may run by the budget; None: as long as it takes."""
+        num_gpus, now = self.config.num_gpus or 1, time.monotonic()
+        running_s = sum(now - start for start in list(self._running.values()))
+        return self.config.budget.left_s(
+            gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=now - self._began, num_gpus=num_gpus
+        )
+
+    def _check_budget(self) -> None:
+        left_s = self._left_s()
+        if left_s is not None and left_s <= 0:
+            raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent")
+
+    def _limit_s(self, *, is_baseline: bool = False) -> float | None:
+        """Return how long a trial may run: by the timeouts, and by what is left of the budget as it starts."""
+        timeouts = self.config.timeouts
+        limits = (timeouts.fixed_s if is_baseline else timeouts.limit_s(self.study), self._left_s())
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
         self._wait_while_paused()
+        self._check_budget()
         record = self._require_record()
         started, job = self._orphans.pop(identity)
         if started is None:
@@ -219,10 +252,14 @@ class StudySession:
                 self.others.own(number)
             started = replace(started, number=number, folder=self.config.place.folder.trial(number).path)
         folder = TrialFolder(started.folder or self.config.place.folder.path)
-        limit_s = self.config.timeouts.fixed_s if is_baseline else self.config.timeouts.limit_s(self.study)
+        limit_s = self._limit_s(is_baseline=is_baseline)
         label = self.label(started)
         self._notifier.started(started, label, self._execution.first_log(folder), limit_s)
-        trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
+        self._running[started.number or 0] = time.monotonic()
+        try:
+            trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
+        finally:
+            self._running.pop(started.number or 0, None)
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED and trial.failure is None:
             self._interruption.check()
@@ -247,7 +284,7 @@ class StudySession:
                 on_state=lambda state: self._notifier.state(started.number or 0, state),
                 on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),
                 is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
-                limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
+                limit_s=lambda: None if started.is_baseline else self._limit_s(),
             )
             with full_disk_is_clear(folder.path):
                 if job is not None:
@@ -291,7 +328,7 @@ class StudySession:
 
     def label(self, trial: Trial) -> str:
         """Return what a trial is called."""
-        return YOUR_COMMAND if trial.is_baseline else self._preset.label(trial.params) + trial.mark
+        return (YOUR_COMMAND if trial.is_baseline else self._preset.label(trial.params)) + trial.mark
 
     def _load(self, finished: list[Trial], record: StudyRecord) -> None:
         # Of a run that was tried again, the last time counts.

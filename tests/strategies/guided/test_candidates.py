@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ DENSE = (
     " --bf16 --train-iters 10 --use-distributed-optimizer"
 )
 EXPERTS = DENSE + " --num-experts 8 --moe-router-topk 2 --disable-bias-linear"
-CASES = {
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dense": (DENSE, "megatron-lm", {"cluster": "h100x8"}),
     "every axis": (DENSE, "megatron-lm", {"cluster": "h100x8", "search": "tp+pp+vp+mbs+recompute+zero"}),
     "experts": (EXPERTS, "megatron-lm", {"cluster": "h100x8"}),

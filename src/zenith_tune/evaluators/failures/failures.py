@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -313,6 +313,12 @@ class FailedAllocation:
         needed = self.capacity_bytes - self.free_bytes + self.tried_bytes
         # A memory in pieces refuses less than it has free: then no more is known than that it was not enough.
         return needed if needed > self.capacity_bytes else None
+
+
+def reported_capacity(causes: Iterable[str | None]) -> float | None:
+    """Return the memory of a GPU, as runs that were out of it say."""
+    found = (FailedAllocation.of(cause).capacity_bytes for cause in causes)
+    return max((capacity for capacity in found if capacity), default=None)
 
 
 def _bytes(match: re.Match[str] | None) -> float | None:

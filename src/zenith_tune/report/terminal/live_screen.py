@@ -206,7 +206,7 @@ class _Running:
             number=number,
             label=self.label,
             state=self.state,
-            is_baseline=self.label == YOUR_COMMAND,
+            is_baseline=self.label.startswith(YOUR_COMMAND),
             iterations=self.num_iterations,
             value=self.value,
             memory_bytes=self.peak_memory_bytes,

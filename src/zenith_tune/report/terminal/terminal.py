@@ -143,6 +143,8 @@ class TerminalReporter(StudyListener):
         if end.findings is not None and end.findings.rows:
             self._print_findings(end.findings)
         self._print_best(end)
+        if end.verdict is not None:
+            self._say(f"verdict: {end.verdict.sentence}")
         for line in end.diagnosis:
             self._say(f"diagnosis: {line}")
         paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
@@ -217,7 +219,7 @@ class TerminalReporter(StudyListener):
             self.noted(note)
 
     def _name(self, number: int) -> str:
-        return trial_name(number, is_baseline=self._labels.get(number) == YOUR_COMMAND)
+        return trial_name(number, is_baseline=self._labels.get(number, "").startswith(YOUR_COMMAND))
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
