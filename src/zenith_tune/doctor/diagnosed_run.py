@@ -16,17 +16,11 @@ from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import ImplicitDefault, TuningPreset, recognised_preset
 from zenith_tune.presets.launched_gpus import started_gpus
-from zenith_tune.presets.megatron.command import OPTIONS, runs_ms_swift
+from zenith_tune.presets.megatron.command import runs_ms_swift
 from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron.swift import (
-    CHUNKS,
-    LAYERS_PER_CHUNK,
-    MEGATRON_CHUNKS,
-    layout_in,
-    megatron_subject,
-    with_recompute,
-)
+from zenith_tune.presets.megatron.swift import CHUNKS, layout_in, megatron_subject, with_recompute
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
+from zenith_tune.presets.megatron_lm.options import OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.registry import PresetRegistry, construct, typed
 from zenith_tune.shell import ParsedCommand
@@ -257,7 +251,7 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
 
 def _chunks(said: MegatronArgs, pp: int, num_layers: int) -> int:
     """Return the model chunks per pipeline rank."""
-    if chunks := said.count(CHUNKS) or said.count(MEGATRON_CHUNKS):
+    if chunks := said.count(CHUNKS) or said.count(VIRTUAL):
         return chunks
-    per_chunk = said.count(LAYERS_PER_CHUNK)
+    per_chunk = said.count(PER_CHUNK)
     return max(num_layers // (pp * per_chunk), 1) if per_chunk else 1

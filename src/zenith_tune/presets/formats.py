@@ -11,8 +11,7 @@ from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.accelerate.emit import emit_accelerate
 from zenith_tune.presets.deepspeed.emit import SIZES, emit_deepspeed
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.megatron.emit import emit_ms_swift
-from zenith_tune.presets.megatron_lm.emit import emit_megatron
+from zenith_tune.presets.megatron_lm.emit import emit_megatron, emit_ms_swift
 
 FRAMEWORKS = {
     "megatron": ("megatron", "megatron-local", "megatron-ci"),
@@ -47,11 +46,6 @@ class Format:
     pinned: dict[str, int] = field(default_factory=dict)
     uneven_splits: bool = True
     recompute: tuple[str, ...] = RECOMPUTE_NAMES
-
-    @property
-    def frameworks(self) -> tuple[str, ...]:
-        """The frameworks whose plans it can say."""
-        return FRAMEWORKS[self.name]
 
     def emit(self, target: Target) -> Emission:
         """Return a layout written down, or raise where the format cannot say it."""

@@ -18,17 +18,16 @@ from zenith_tune.describe.megatron.version import Release
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, parse_values
 from zenith_tune.layouts.rules import broken_rules
-from zenith_tune.presets.launched_gpus import VARIABLE as WORLD_SIZE
-from zenith_tune.presets.launched_gpus import pretrain_gpus
+from zenith_tune.presets.launched_gpus import WORLD_SIZE, pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import written_command
 from zenith_tune.presets.megatron_lm.job import (
     MegatronJob,
     MegatronLmOverrides,
+    find_pretrain_run,
     read_job,
     recompute_name,
     subject_of,
 )
-from zenith_tune.presets.megatron_lm.run import find_pretrain_run
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MegatronLmSpace, SearchLimits
 from zenith_tune.probe.fake_rank import in_folder, interpreter
 from zenith_tune.shell import ParsedCommand

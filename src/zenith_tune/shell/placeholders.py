@@ -55,15 +55,19 @@ def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[
     return _PLACEHOLDER.sub(filled, text), set(values)
 
 
-def fill_or_set(command: str, options: Mapping[str, str], values: Mapping[str, Value]) -> str:
+def fill_or_set(
+    command: str, options: Mapping[str, str], values: Mapping[str, Value], *, keeps_names: bool = False
+) -> str:
     """Return a command whose placeholders are filled, and in which the options of all other values are set.
+
+    With `keeps_names` an option is spelled as it is given, whatever the command's own look like.
 
     >>> fill_or_set("TP={tp} python train.py", {"tp": "--tp", "mbs": "--mbs"}, {"tp": 4, "mbs": 2})
     'TP=4 python train.py --mbs 2'
     """
     text, filled = fill_placeholders(command, values)
     left = {option: values[name] for name, option in options.items() if name in values and name not in filled}
-    return ParsedCommand.of(text).set(left).text if left else text
+    return ParsedCommand.of(text).set(left, keeps_names=keeps_names).text if left else text
 
 
 def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> str:

@@ -232,7 +232,7 @@ def test_a_plan_has_the_layouts_of_deepspeed(tmp_path: Path) -> None:
     preset = bound(command(write(tmp_path, PLAIN)), model="llama3-8b", seq=2048, cluster="h100x8")
     subject = preset.subject("")
     assert (subject.cluster.num_gpus, subject.job.framework.name, subject.job.precision) == (4, "deepspeed", "bf16")
-    layout = preset.planned_layout("", point(preset, stage=2, mbs=4))
+    layout = preset.layout(point(preset, stage=2, mbs=4))
     assert (layout.dp, layout.zero, layout.num_micro_batches) == (4, 2, 4)
     with pytest.raises(UsageError, match="the model is not known"):
         bound(command(write(tmp_path, PLAIN))).subject("")

@@ -5,7 +5,7 @@ import pytest
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_405B, MIXTRAL
 from tests.presets.targets import target
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron.emit import emit_ms_swift, swift_flags
+from zenith_tune.presets.megatron_lm.emit import emit_ms_swift, swift_flags
 
 # Arguments of `megatron sft` in ms-swift 4.5 that change speed or memory, as far as a layout sets them.
 KNOWN_ARGUMENTS = {

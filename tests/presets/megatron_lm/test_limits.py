@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job
+from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, find_pretrain_run, read_job
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.presets.megatron_lm.run import find_pretrain_run
 from zenith_tune.shell.interpreter import MAX_BYTES
 
 SOON = 3.0

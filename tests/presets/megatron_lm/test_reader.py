@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.megatron_lm.job import find_pretrain_run
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.presets.megatron_lm.run import find_pretrain_run
 from zenith_tune.shell.script import ProgramRun
 
 RUN = "torchrun pretrain_gpt.py"

@@ -5,7 +5,6 @@ Accelerate ignores an unknown key of these parts in silence, so that every key h
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, ya
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.zero_progressive.axes import OFF
 from zenith_tune.study.parameters import Value
 
@@ -189,12 +187,7 @@ DS_PATH = f"{{trial_folder}}/{DS_FILE}"
 _SHORT = {"tp": "TP", "pp": "PP", "cp": "CP", "ep": "EP", "stage": "Z", "mbs": "mbs", "zero": "zero"}
 
 
-@functools.cache
-def _hook_text() -> str:
-    return Path(__file__).with_name("hook.py").read_text(encoding="utf-8")
-
-
-HOOK_FILES = {f"{HOOK_FOLDER}/sitecustomize.py": _hook_text()}
+HOOK_FILES = {f"{HOOK_FOLDER}/sitecustomize.py": Path(__file__).with_name("hook.py").read_text(encoding="utf-8")}
 """What a trial's PYTHONPATH begins with."""
 
 
@@ -220,12 +213,9 @@ def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -
     """Return the command with the trial's file, and with the script's options for what the file cannot say."""
     job, gas = backend.job, backend.accumulation(params)
     values: dict[str, Value] = {**params, "gas": gas, "gbs": backend.global_batch}
-    text, filled = fill_placeholders(command, values)
     options = {"mbs": job.mbs_option, "gas": job.gas_option, "recompute": job.recompute_option}
-    left = {name: option for name, option in options.items() if option and name in values and name not in filled}
-    if left:
-        given = {option: values[name] for name, option in left.items()}
-        text = ParsedCommand.of(text).set(given, keeps_names=True).text
+    named = {name: option for name, option in options.items() if option}
+    text = fill_or_set(command, named, values, keeps_names=True)
     needs_variable = job.backend in (PLAIN_TYPE, FSDP_TYPE) and job.gas_option is None and "gas" not in job.carriers
     variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable and "mbs" in params else {}
     return Launch(text).written(_json_options(backend), variables)

@@ -217,16 +217,11 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
         raise UsageError(problem, hint=f"leave n_gpus out, or change {settings.source}")
-    found = given.n_gpus or started
-    if found is not None:
-        return found
-    try:
-        if not is_unknown:
-            return machine_gpus()
-    except UsageError:
-        pass
-    problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
-    raise UsageError(problem, hint="give --args n_gpus=8, or --num_processes 8 in the command")
+    found = given.n_gpus or started or (None if is_unknown else machine_gpus())
+    if found is None:
+        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+        raise UsageError(problem, hint="give --args n_gpus=8, or --num_processes 8 in the command")
+    return found
 
 
 def _accumulation(

@@ -32,8 +32,7 @@ from zenith_tune.presets.accelerate.job import (
     AccelerateOverrides,
     read_job,
 )
-from zenith_tune.presets.accelerate.megatron import MegatronBackend
-from zenith_tune.presets.accelerate.rules import tensor_island
+from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, TuningPreset

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.shell.rank_launcher import DEEPSPEED, last_option
 from zenith_tune.study.parameters import Value
 
@@ -21,8 +21,7 @@ TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
 _STAND_IN = "ZENITHTUNE_DS_CONFIG"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedConfig:
+class NamedConfig(NamedTuple):
     """Hold which option of a command names the configuration, and which file that is."""
 
     option: str
@@ -35,14 +34,9 @@ def find_config(command: str) -> NamedConfig | None:
     >>> find_config("deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config=ds.json").path
     'ds.json'
     """
-    try:
-        line = ParsedCommand.of(command)
-    except CommandError:
-        return None
-    for option in CONFIG_OPTIONS:
-        if path := line.get(option):
-            return NamedConfig(option=option, path=path)
-    return None
+    line = ParsedCommand.of(command)
+    named = (NamedConfig(option, path) for option in CONFIG_OPTIONS if (path := line.get(option)))
+    return next(named, None)
 
 
 def refuse_two_configs(command: str) -> None:
@@ -61,15 +55,8 @@ def is_deepspeed_command(command: str) -> bool:
     named = find_config(command)
     if named is not None:
         return named.path.endswith(".json") or PLACEHOLDER in command or named.path == TRIAL_PATH
-    return PLACEHOLDER in command or _starts_deepspeed(command)
-
-
-def _starts_deepspeed(command: str) -> bool:
-    try:
-        launcher = ParsedCommand.of(command).launcher
-    except CommandError:
-        return False
-    return launcher is not None and launcher.kind == DEEPSPEED
+    launcher = ParsedCommand.of(command).launcher
+    return PLACEHOLDER in command or (launcher is not None and launcher.kind == DEEPSPEED)
 
 
 def refuse_own_autotuning(command: str) -> None:
@@ -79,21 +66,11 @@ def refuse_own_autotuning(command: str) -> None:
         raise UsageError(problem, hint="take that option out; what its section in the JSON says is heeded")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptOption:
-    """Hold an option of the script that must agree with the configuration, and its placeholder."""
-
-    placeholder: str
-    option: str
-    value: Value
-
-
-def written_command(command: str, options: Sequence[ScriptOption], placeholders: Mapping[str, Value]) -> str:
+def written_command(command: str, options: Mapping[str, str], values: Mapping[str, Value]) -> str:
     """Return the command with the trial's own configuration, and with these options unless placeholders carry them."""
-    text, filled = fill_placeholders(command, placeholders)
-    wanted = {each.option: each.value for each in options if each.placeholder not in filled}
+    text = fill_or_set(command, options, values, keeps_names=True)
     if PLACEHOLDER in text:
-        return ParsedCommand.of(text).set(wanted, keeps_names=True).text.replace(PLACEHOLDER, TRIAL_PATH)
+        return text.replace(PLACEHOLDER, TRIAL_PATH)
     named = find_config(text)
     if named is None:
         raise UsageError(
@@ -101,7 +78,7 @@ def written_command(command: str, options: Sequence[ScriptOption], placeholders:
         )
     # Without quotes around it, because the folder that is filled in brings those that it needs.
     line = _unquoted(ParsedCommand.of(text), named.option)
-    return line.set({**wanted, named.option: _STAND_IN}, keeps_names=True).text.replace(_STAND_IN, TRIAL_PATH)
+    return line.set({named.option: _STAND_IN}, keeps_names=True).text.replace(_STAND_IN, TRIAL_PATH)
 
 
 def _unquoted(line: ParsedCommand, option: str) -> ParsedCommand:

@@ -8,7 +8,6 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
-from zenith_tune.presets.deepspeed.command import ScriptOption
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
 from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
 from zenith_tune.presets.emission import Emission, Target
@@ -123,15 +122,15 @@ def baseline_config(space: DeepSpeedSpace) -> DsConfig:
     return config.having({**changes, **MEASURING, (AUTOTUNING,): None})
 
 
-def script_options(job: DeepSpeedJob, params: Mapping[str, Value]) -> list[ScriptOption]:
-    """Return the script's own options that must agree with the configuration."""
-    batch = batch_of(job, params)
-    options = [
-        ScriptOption(placeholder=_PLACEHOLDERS[keys], option=option, value=batch[keys])
-        for keys, option in job.batch_options.items()
-    ]
+def script_options(job: DeepSpeedJob) -> dict[str, str]:
+    """Return the script's own options that must agree with the configuration, by their placeholders."""
+    batch = {_PLACEHOLDERS[keys]: option for keys, option in job.batch_options.items()}
+    return {**batch, CHECKPOINTING: "--gradient_checkpointing"}
+
+
+def script_values(job: DeepSpeedJob, params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what the placeholders of a command, or else those options, are set to."""
+    values = {**params, **{_PLACEHOLDERS[keys]: size for keys, size in batch_of(job, params).items()}}
     if CHECKPOINTING in params:
-        # As a word: the Trainer's parser reads True and False.
-        value = str(bool(params[CHECKPOINTING]))
-        options.append(ScriptOption(placeholder=CHECKPOINTING, option="--gradient_checkpointing", value=value))
-    return options
+        values[CHECKPOINTING] = str(bool(params[CHECKPOINTING]))  # as the Trainer's parser reads it
+    return values

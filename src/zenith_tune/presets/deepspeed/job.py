@@ -218,7 +218,11 @@ def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
-    return given.n_gpus or started or machine_gpus()
+    found = given.n_gpus or started or machine_gpus()
+    if found is None:
+        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        raise UsageError(problem, hint="give --args n_gpus=8, or --num_gpus 8 in the command")
+    return found
 
 
 def _is_trainer(line: ParsedCommand, config: DsConfig) -> bool:

@@ -11,14 +11,14 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import DEFAULT, TuningPreset, chosen_axes
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
-from zenith_tune.presets.deepspeed.emit import baseline_config, batch_of, best_config, script_options, trial_config
+from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
 from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job, refuse_sizes
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, AUTOTUNING
+from zenith_tune.strategies.zero_progressive.ds_config import AUTOTUNING
 from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
 from zenith_tune.study.parameters import Parameter, Params, Value
 
@@ -108,9 +108,6 @@ class DeepSpeedPreset(TuningPreset):
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space.layout(params)
 
-    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return self._space.layout(params)
-
     def subject(self, command: str) -> ZeroSubject:
         return self._subject.required()
 
@@ -120,8 +117,7 @@ class DeepSpeedPreset(TuningPreset):
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the trial's own JSON, and with the script's options for the batch."""
         job = self._space.job
-        values = {**params, "gas": batch_of(job, params)[ACCUMULATION], "gbs": job.global_batch}
-        return written_command(command, script_options(job, params), values)
+        return written_command(command, script_options(job), script_values(job, params))
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {FILE_NAME: trial_config(self._space, params).text}
@@ -137,7 +133,7 @@ class DeepSpeedPreset(TuningPreset):
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with a copy of its JSON, which prints what is measured."""
-        return written_command(command, [], {})
+        return written_command(command, {}, {})
 
     def baseline_files(self) -> dict[str, str]:
         """Return that copy: of a list it has the first value, and no section for DeepSpeed's own tuner."""

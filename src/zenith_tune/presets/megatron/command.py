@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
-from zenith_tune.presets.megatron_lm.options import OPTIONS as OPTIONS
-from zenith_tune.presets.megatron_lm.options import SEQUENCE_PARALLEL as SEQUENCE_PARALLEL
+from zenith_tune.presets.megatron_lm.options import OPTIONS, SEQUENCE_PARALLEL, Wanted, with_options
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
 from zenith_tune.study.parameters import Value
@@ -39,37 +38,13 @@ def runs_pretrain_script(command: str) -> bool:
     return bool(_PRETRAIN_SCRIPT.search(command))
 
 
-def edit_command(
-    command: str,
-    values: Mapping[str, Value],
-    *,
-    left_out: Collection[str] = (),
-    flags_left_out: Iterable[str] = (),
-    sequence_parallel: bool = False,
-    more: Mapping[str, Value | None] | None = None,
-) -> str:
+def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> str:
     """Fill the placeholders of `command`, such as {tp}, then set the options of the values that had none.
 
-    A parameter in `left_out` gets no option and loses the one that is there, as do the bare `flags_left_out`, and the
-    options in `more` that are None. A command that has a placeholder for every value is the user's own template, which
-    may have no place for options: nothing is set in it.
+    What `wanted` has is set or taken away instead. A command that has a placeholder for every value is the user's own
+    template, which may have no place for options: sequence parallelism is not added to it.
     """
-    options = {name: option for name, option in OPTIONS.items() if name in values and name not in left_out}
-    is_template = options.keys() <= placeholder_names(command, values)
-    line = ParsedCommand.of(fill_or_set(command, options, values))
-    more = more or {}
-    for option in (*(OPTIONS[name] for name in left_out), *(option for option, value in more.items() if value is None)):
-        if line.has(option):
-            line = line.remove(option)
-    for flag in flags_left_out:
-        if line.get(flag) == "":
-            line = line.remove(flag)
-    if added := {option: value for option, value in more.items() if value is not None}:
-        line = line.set(added)
-    if sequence_parallel and not is_template:
-        line = _with_sequence_parallel(line)
-    return line.text
-
-
-def _with_sequence_parallel(line: ParsedCommand) -> ParsedCommand:
-    return line.set({SEQUENCE_PARALLEL: "true"}) if runs_ms_swift(line.text) else line.add_flag(SEQUENCE_PARALLEL)
+    options = {name: option for name, option in OPTIONS.items() if name in values and option not in wanted}
+    if options.keys() <= placeholder_names(command, values):
+        wanted = {option: value for option, value in wanted.items() if option != SEQUENCE_PARALLEL}
+    return with_options(ParsedCommand.of(fill_or_set(command, options, values)), wanted).text

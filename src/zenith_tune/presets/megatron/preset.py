@@ -13,14 +13,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.launched_gpus import launched_resources
-from zenith_tune.presets.megatron.command import (
-    OPTIONS,
-    SEQUENCE_PARALLEL,
-    edit_command,
-    runs_megatron,
-    runs_ms_swift,
-    runs_pretrain_script,
-)
+from zenith_tune.presets.megatron.command import edit_command, runs_megatron, runs_ms_swift, runs_pretrain_script
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
 from zenith_tune.presets.megatron.rules import MegatronRules
 from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
@@ -34,6 +27,7 @@ from zenith_tune.presets.megatron.swift import (
     tokens_notes,
     with_underscores,
 )
+from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
@@ -44,9 +38,8 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch
     from zenith_tune.layouts.points import PointTable
 
-ONLY_WITH_FULL = ("recompute_method", "recompute_num_layers")
-SELECTIVE_FLAG = "--recompute-activations"
-"""Megatron's short form, which overrides --recompute-granularity."""
+_, *ONLY_WITH_FULL, SELECTIVE_FLAG = RECOMPUTE
+"""The last is Megatron's short form, which overrides --recompute-granularity."""
 LABELS = {
     **{name: name.upper() + "{}" for name in (*SIZES, "vp")},
     "mbs": "mbs{}",
@@ -95,7 +88,8 @@ class MegatronPreset(TuningPreset):
         counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs, "vp_max": vp_max}
         given = {"num_layers": num_layers, "num_query_groups": num_query_groups, "seq": seq}
         for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
-            _require_one_or_more(name, value)
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")
         if vp_max > 1 and not folding:
             raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
         self.n_gpus = n_gpus
@@ -121,7 +115,7 @@ class MegatronPreset(TuningPreset):
             return
         if self._swift_major(command) == 3 and self.facts.num_layers is None:
             problem = (
-                "vp_max above 1 with ms-swift 3 needs the number of layers, of which it is told how many a chunk has"
+                "vp_max above 1 with ms-swift 3 needs the number of layers, because it takes the layers of a chunk"
             )
             raise UsageError(problem, hint="give model=NAME or num_layers=48")
         # A command with no place for the option is refused now, not at the first trial that sets it.
@@ -166,20 +160,17 @@ class MegatronPreset(TuningPreset):
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
         values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
         if not self.folding:
-            return edit_command(command, values)
-        left_out = list(ONLY_WITH_FULL) if params.get("recompute_granularity") == "selective" else []
+            return edit_command(command, values, {})
+        is_swift, interleaved = runs_ms_swift(command), self._interleaving(command, params)
+        wanted: Wanted = {SELECTIVE_FLAG: None, **interleaved}
+        if params.get("recompute_granularity") == "selective":
+            wanted |= dict.fromkeys(ONLY_WITH_FULL)
         if runs_pretrain_script(command):
-            left_out.append("vit_gradient_checkpointing")
-        interleaved = self._interleaving(command, params)
-        edited = edit_command(
-            command,
-            values,
-            left_out=left_out,
-            flags_left_out=[SELECTIVE_FLAG],
-            sequence_parallel=self._adds_sequence_parallel(command, tp=int(params["tp"]), ep=int(params["ep"])),
-            more=interleaved,
-        )
-        if not runs_ms_swift(command):
+            wanted[OPTIONS["vit_gradient_checkpointing"]] = None
+        if self._adds_sequence_parallel(command, tp=int(params["tp"]), ep=int(params["ep"])):
+            wanted[SEQUENCE_PARALLEL] = "true" if is_swift else True
+        edited = edit_command(command, values, wanted)
+        if not is_swift:
             return edited
         return with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
 
@@ -258,8 +249,3 @@ def _rules(
         num_experts=config.num_experts or 0,
     )
     return MegatronRules(facts=facts, is_vision_language=config.is_vision_language, folding=folding)
-
-
-def _require_one_or_more(name: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.command import SEQUENCE_PARALLEL, runs_ms_swift
+from zenith_tune.presets.megatron.command import runs_ms_swift
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
-from zenith_tune.presets.megatron_lm.options import PER_CHUNK, VIRTUAL, pipeline_options
+from zenith_tune.presets.megatron_lm.options import PER_CHUNK, SEQUENCE_PARALLEL, VIRTUAL, pipeline_options
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
 from zenith_tune.study.parameters import Value
@@ -24,14 +24,14 @@ RENAMED = {
     "--max-epochs": "--num-train-epochs",
 }
 """Options of version 3, each with its name in version 4."""
-CHUNKS, LAYERS_PER_CHUNK, MEGATRON_CHUNKS = "--virtual-pipeline-model-parallel-size", PER_CHUNK, VIRTUAL
-INTERLEAVING = (CHUNKS, LAYERS_PER_CHUNK, MEGATRON_CHUNKS)
+CHUNKS = "--virtual-pipeline-model-parallel-size"
+INTERLEAVING = (CHUNKS, PER_CHUNK, VIRTUAL)
 """Every option by which a pipeline is interleaved: ms-swift 4's, version 3's and Megatron-LM's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwiftVersion:
-    """Hold the major version of ms-swift, and what it is told by."""
+    """Hold the major version of ms-swift, and where it is known from."""
 
     major: int
     source: str
@@ -43,11 +43,8 @@ def swift_version(command: str) -> SwiftVersion:
     >>> swift_version("megatron sft --save_interval 100").major
     3
     """
-    try:
-        line = ParsedCommand.of(command)
-        signs = {3: list(filter(line.has, RENAMED)), 4: list(filter(line.has, RENAMED.values()))}
-    except CommandError:
-        signs = {3: [], 4: []}
+    line = ParsedCommand.of(command)
+    signs = {3: list(filter(line.has, RENAMED)), 4: list(filter(line.has, RENAMED.values()))}
     if len(signs[3]) != len(signs[4]):
         major = 3 if len(signs[3]) > len(signs[4]) else 4
         return SwiftVersion(major=major, source=f"the command has {_underscored(signs[major][0])}")
@@ -60,7 +57,7 @@ def swift_version(command: str) -> SwiftVersion:
 
 def interleaving(layout: Layout, *, num_layers: int | None, major: int | None) -> dict[str, Value | None]:
     """Return the options of a pipeline's chunks, None for those that must go; Megatron-LM has no `major`."""
-    chunks_by = {None: MEGATRON_CHUNKS, 3: LAYERS_PER_CHUNK}.get(major, CHUNKS)
+    chunks_by = {None: VIRTUAL, 3: PER_CHUNK}.get(major, CHUNKS)
     wanted = pipeline_options(layout, num_layers=num_layers, chunks_by=chunks_by)
     return {option: wanted.get(option) for option in INTERLEAVING}
 
@@ -88,9 +85,8 @@ def _underscored(option: str) -> str:
 
 def _has_own_spelling(command: str) -> bool:
     """Tell whether any option of the training program itself has several words in its name."""
-    try:
-        target = ParsedCommand.of(command).target
-    except CommandError:
+    target = ParsedCommand.of(command).found_target
+    if target is None:
         return True
     names = (option.word.value[2:].partition("=")[0] for option in read_options(own_words(target.words, target.first)))
     return any("-" in name or "_" in name for name in names)
@@ -98,10 +94,7 @@ def _has_own_spelling(command: str) -> bool:
 
 def says_false(command: str, option: str) -> bool:
     """Tell whether a command switches something off in so many words."""
-    try:
-        said = ParsedCommand.of(command).get(option)
-    except CommandError:
-        return False
+    said = ParsedCommand.of(command).get(option)
     return said is not None and said.lower() in ("false", "no", "off", "0")
 
 
@@ -131,10 +124,7 @@ def megatron_subject(
 
 def batch_notes(command: str, gbs: int) -> list[str]:
     """Return a line where the command itself says another batch: its gain would compare two different jobs."""
-    try:
-        said = ParsedCommand.of(command).get("--global-batch-size")
-    except CommandError:
-        return []
+    said = ParsedCommand.of(command).get("--global-batch-size")
     if said is None or not said.isdecimal() or int(said) == gbs:
         return []
     return [f"your own command has a global batch of {said} and the trials of {gbs}: the gain compares both"]
@@ -142,10 +132,7 @@ def batch_notes(command: str, gbs: int) -> list[str]:
 
 def tokens_notes(command: str) -> list[str]:
     """Return a line where samples may be shorter than the sequence, so that tokens/s counts some that are not there."""
-    try:
-        packing = ParsedCommand.of(command).get("--packing")
-    except CommandError:
-        return []
+    packing = ParsedCommand.of(command).get("--packing")
     if (packing or "").lower() == "true" or not runs_ms_swift(command) or sequence_in_command(command) is None:
         return []
     return ["tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"]
@@ -153,12 +140,9 @@ def tokens_notes(command: str) -> list[str]:
 
 def switched_on(command: str) -> tuple[bool, bool]:
     """Return whether a command shards the optimizer, and whether it has sequence parallelism."""
-    try:
-        line = ParsedCommand.of(command)
-        sharded = line.has("--use-distributed-optimizer") or runs_ms_swift(command)  # ms-swift has it by default
-        return sharded, line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
-    except CommandError:
-        return False, False
+    line = ParsedCommand.of(command)
+    sharded = line.has("--use-distributed-optimizer") or runs_ms_swift(command)  # ms-swift has it by default
+    return sharded, line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
 
 
 def layout_in(command: str, layout: Layout) -> Layout:

@@ -8,7 +8,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm.job import MegatronJob
 from zenith_tune.presets.megatron_lm.options import (
-    ACCOUNT,
+    GATHER,
+    GRADS,
     OPTIONS,
     PER_CHUNK,
     PIPELINE,
@@ -17,11 +18,13 @@ from zenith_tune.presets.megatron_lm.options import (
     SHARDING,
     VIRTUAL,
     Wanted,
+    is_removable,
     layout_options,
+    with_options,
 )
 from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
 from zenith_tune.presets.megatron_lm.overlap import module_of, own_modules, wanted_overlap
-from zenith_tune.presets.megatron_lm.rules import GATHER, GRADS, SWITCH
+from zenith_tune.presets.megatron_lm.rules import SWITCH
 from zenith_tune.presets.megatron_lm.version import FOLDED_EXPERTS, VIRTUAL_STAGES
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names
@@ -29,8 +32,6 @@ from zenith_tune.study.parameters import Value
 
 SIZES = {name: OPTIONS[name] for name in ("tp", "pp", "cp", "mbs", "gbs")}
 EXPERTS = {name: OPTIONS[name] for name in ("ep", "etp")}
-BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE_PARALLEL, SHARDING, GRADS, GATHER, *SWITCH.values()))
-"""Switches, which take no value."""
 WRITTEN: Mapping[str, tuple[str, ...]] = {
     **{name: (option,) for name, option in (SIZES | EXPERTS).items()},
     "pp": (SIZES["pp"], *PIPELINE),
@@ -59,7 +60,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
     wanted = _wanted(job, layout, params, filled)
     unfilled = {name: value for name, value in params.items() if name not in filled}
-    return _edited(line, wanted | wanted_overlap(unfilled)).text
+    return with_options(line, wanted | wanted_overlap(unfilled)).text
 
 
 def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:
@@ -105,12 +106,11 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
         problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
         raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
     for option in (option for name in left for option in WRITTEN[name]):
-        if option not in SET_ONLY and job.args.has(option) and not _is_removable(line, option):
+        if option not in SET_ONLY and job.args.has(option) and not is_removable(line, option):
             where = run.script or "a variable of your command"
             problem = f"{option} is set in {where}, where a trial cannot take it away"
-            raise UsageError(
-                problem, hint=f"take it out there, or leave {' and '.join(_owners(option, left))} out of search"
-            )
+            owners = " and ".join(name for name in left if option in WRITTEN[name])
+            raise UsageError(problem, hint=f"take it out there, or leave {owners} out of search")
         if run.added_at is not None and option in SET_ONLY and _is_behind(job, option):
             problem = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
             raise UsageError(problem, hint=f'put "$@" at the end of the line that runs {program}')
@@ -122,27 +122,6 @@ def _expert_sizes(job: MegatronJob) -> dict[str, str]:
     return EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
 
 
-def _owners(option: str, names: list[str]) -> list[str]:
-    return [name for name in names if option in WRITTEN[name]]
-
-
-def _is_removable(line: ParsedCommand, option: str) -> bool:
-    """Tell whether an option stands in the command itself; a word behind a switch would be taken for its value."""
-    return line.get(option) == "" if option in BARE else line.has(option)
-
-
 def _is_behind(job: MegatronJob, option: str) -> bool:
     assert job.run is not None and job.run.added_at is not None
     return type(job.args).of(job.run.arguments[job.run.added_at :]).has(option)
-
-
-def _edited(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:
-    """Return the command with these options and switches, and without those that must not be there."""
-    for option, value in wanted.items():
-        if value is None and _is_removable(line, option):
-            line = line.remove(option)
-    line = line.set({option: value for option, value in wanted.items() if value is not None and value is not True})
-    for option, value in wanted.items():
-        if value is True:
-            line = line.add_flag(option)
-    return line

@@ -1,6 +1,6 @@
-"""A script that runs Megatron-LM with a layout.
+"""A script that runs Megatron-LM, or ms-swift's `megatron sft`, with a layout.
 
-A model as options of Megatron-LM, by their names with underscores; `True` is a switch.
+Options are held by their names with underscores; `True` is a switch.
 
 Names as in Megatron-LM main of 2026-08-22: megatron/training/arguments.py, and the fields of TransformerConfig.
 """
@@ -8,11 +8,12 @@ Names as in Megatron-LM main of 2026-08-22: megatron/training/arguments.py, and 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.megatron_lm.options import Options, low_precision, megatron_options
-from zenith_tune.study.parameters import Value
+from zenith_tune.presets.megatron_lm.options import Options, layout_notes, low_precision, megatron_options
+from zenith_tune.shell import plain_value
 
 
 def model_options(model: ModelSpec, seq_len: int) -> Options:
@@ -82,7 +83,7 @@ def _positions(model: ModelSpec, seq_len: int) -> Options:
 def _layers(model: ModelSpec) -> Options:
     norm: Options = {"normalization": "LayerNorm" if model.norm_bias else "RMSNorm"}
     switches = {
-        # The models with sinks are gpt-oss and its kin.
+        # The models with sinks are those like gpt-oss.
         "quick_geglu": model.gated_mlp and model.attention_sinks,
         "swiglu": model.gated_mlp and not model.attention_sinks,
         "disable_bias_linear": not model.linear_bias,
@@ -138,9 +139,13 @@ def emit_megatron(target: Target) -> Emission:
         launch += ' --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"'
     start = f'{launch} "${{PRETRAIN:-pretrain_gpt.py}}"'
     lines = [start, *model_flags(target), '"$@"', *megatron_flags(target)]
-    script = ["#!/usr/bin/env bash", f"# {target.title}", "set -euo pipefail", *connections]
-    text = "\n".join(script) + "\n" + " \\\n  ".join(lines) + "\n"
-    return Emission(file_name="run_megatron.sh", text=text, notes=_notes(target))
+    return Emission(file_name="run_megatron.sh", text=_script(target, lines, connections), notes=_notes(target))
+
+
+def _script(target: Target, lines: Sequence[str], setup: Sequence[str] = ()) -> str:
+    """Return a shell script that runs one command, written over several lines."""
+    script = ["#!/usr/bin/env bash", f"# {target.title}", "set -euo pipefail", *setup]
+    return "\n".join(script) + "\n" + " \\\n  ".join(lines) + "\n"
 
 
 def needs_one_connection(target: Target) -> bool:
@@ -150,12 +155,8 @@ def needs_one_connection(target: Target) -> bool:
 
 
 def _flags(options: Options) -> list[str]:
-    return [_flag(name, value) for name, value in options.items()]
-
-
-def _flag(name: str, value: Value) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return option if value is True else f"{option} {shlex.quote(str(value))}"
+    named = ((f"--{name.replace('_', '-')}", value) for name, value in options.items())
+    return [option if value is True else f"{option} {shlex.quote(str(value))}" for option, value in named]
 
 
 def _precision(target: Target) -> Options:
@@ -173,3 +174,38 @@ def _notes(target: Target) -> tuple[str, ...]:
     if target.num_nodes > 1:
         notes.append("start it on every node with MASTER_ADDR set")
     return tuple(notes)
+
+
+SWIFT_NAMES = {"num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
+TORCH_TYPES = {"fp16": "float16", "fp32": "float32"}
+"""What weights are, by precision; bfloat16 under everything below 16 bits too."""
+
+
+def swift_options(target: Target) -> Options:
+    """Return the options by ms-swift's names; what it would do by default and the layout does not is said."""
+    options = {SWIFT_NAMES.get(name, name): value for name, value in megatron_options(target).items()}
+    said: Options = {
+        "sequence_parallel": target.layout.sequence_parallel,
+        "use_distributed_optimizer": target.layout.zero > 0,
+        "recompute_granularity": "none",
+    }
+    precision = target.job.precision
+    types: Options = {"torch_dtype": TORCH_TYPES.get(precision, "bfloat16"), **low_precision(precision)}
+    return {**said, **options, "max_length": target.job.seq_len, **types}
+
+
+def swift_flags(target: Target) -> list[str]:
+    """Return the flags in ms-swift's spelling: underscores, and a value for every switch."""
+    options = swift_options(target).items()
+    return [f"--{name} {shlex.quote(plain_value(value))}" for name, value in options]
+
+
+def emit_ms_swift(target: Target) -> Emission:
+    """Return a script; what follows its name on the command line goes to ms-swift too: model, data and schedule."""
+    env = f"NPROC_PER_NODE={target.gpus_per_node} NNODES={target.num_nodes}"
+    text = _script(target, [f'{env} megatron sft "$@"', *swift_flags(target)])
+    notes = ["give the model, the data and the schedule as arguments of the script"]
+    notes += layout_notes(target, "--mtp_num_layers")
+    if target.num_nodes > 1:
+        notes.append("start it on every node with NODE_RANK, MASTER_ADDR and MASTER_PORT set")
+    return Emission(file_name="run_ms_swift.sh", text=text, notes=tuple(notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zenith_tune.describe.framework_spec import load_framework
@@ -22,15 +23,17 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS as CUSTOM_SPLITS
-from zenith_tune.presets.megatron_lm.run import find_pretrain_run, pretrain_kind, why_unread
+from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.units import whole
 
 PRESET = "preset megatron-lm"
+PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
+MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
+"""The same script as a module, behind -m."""
 OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
 """Scripts for what is no decoder-only transformer, whose shape is not known here."""
 OTHER_SHARDING = (
@@ -101,6 +104,27 @@ def at_most(what: str, number: int, most: int) -> int:
     return number
 
 
+def find_pretrain_run(command: str, environment: Mapping[str, str] | None = None) -> ProgramRun | None:
+    """Return the first run of a pretrain script that a command leads to, or None.
+
+    >>> run = find_pretrain_run("TP=2; torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP")
+    >>> run.launcher[-1], run.arguments
+    ('8', ('--tensor-model-parallel-size', '2'))
+    """
+    return next(iter(find_runs(command, _is_pretrain_script, environment).runs), None)
+
+
+def pretrain_kind(run: ProgramRun) -> str:
+    """Return what the script trains, such as gpt."""
+    match = PROGRAM.search(run.program) or MODULE.search(run.program)
+    return match[1] if match else ""
+
+
+def _is_pretrain_script(words: Sequence[str], at: int) -> bool:
+    is_module = at > 0 and words[at - 1] in ("-m", "--module") and MODULE.search(words[at])
+    return bool(is_module or PROGRAM.search(words[at]))
+
+
 def is_pretrain_command(command: str) -> bool:
     """Tell whether a command comes down to a pretrain script for decoder-only models."""
     run = find_pretrain_run(command)
@@ -108,14 +132,15 @@ def is_pretrain_command(command: str) -> bool:
 
 
 def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
-    """Read a command; what is missing is told in one line with its cure."""
-    run = find_pretrain_run(command)
+    """Read a command; what is missing is an error of one line with a hint."""
+    reading = find_runs(command, _is_pretrain_script)
+    run = next(iter(reading.runs), None)
     if run is None:
         problem = (
             f"{PRESET} needs a command that runs one of Megatron-LM's pretrain_*.py, alone or in a readable script"
         )
         raise UsageError(
-            f"{problem}, but {why_unread(command) or 'finds none'}", hint="write it out, or choose another --preset"
+            f"{problem}, but {reading.unread or 'finds none'}", hint="write it out, or choose another --preset"
         )
     if pretrain_kind(run) in OTHER_KINDS:
         problem = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"

@@ -14,6 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chunks
 from zenith_tune.presets.emission import Target
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Value
 
 OPTIONS = {
@@ -43,9 +44,31 @@ RECOMPUTE = (
     "--recompute-activations",
 )
 SHARDING = "--use-distributed-optimizer"
+GRADS, GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
+TP_OVERLAP, EP_OVERLAP = "--tp-comm-overlap", "--overlap-moe-expert-parallel-comm"
+BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE_PARALLEL, SHARDING, GRADS, GATHER, TP_OVERLAP, EP_OVERLAP))
+"""Switches, which take no value."""
 
 Wanted = dict[str, Value | None]
 """Options with their values; True for a switch that is on, None for what must not be there."""
+
+
+def with_options(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:
+    """Return the command with these options and switches, and without those that must not be there."""
+    for option, value in wanted.items():
+        if value is None and is_removable(line, option):
+            line = line.remove(option)
+    if values := {option: value for option, value in wanted.items() if value is not None and value is not True}:
+        line = line.set(values)
+    for option, value in wanted.items():
+        if value is True:
+            line = line.add_flag(option)
+    return line
+
+
+def is_removable(line: ParsedCommand, option: str) -> bool:
+    """Tell whether an option stands in the command itself; a word behind a switch would be taken for its value."""
+    return line.get(option) == "" if option in BARE else line.has(option)
 
 
 def layout_options(
@@ -146,15 +169,10 @@ def low_precision(precision: str) -> Options:
     return {"fp8_format": "hybrid", "fp8_recipe": "mxfp8" if precision == "mxfp8" else "tensorwise"}
 
 
-def has_layout(target: Target) -> bool:
-    """Tell whether the pipeline is written down chunk by chunk, which says the virtual stages too."""
-    return bool(is_laid_out(target.model.num_layers, pp=target.layout.pp, vp=target.layout.vp))
-
-
 def layout_notes(target: Target, option: str) -> list[str]:
     """Return what the reader of a pipeline that is written down should know; `option` gives the layers m."""
     number = target.model.num_mtp_layers
-    if not (has_layout(target) and number):
+    if not number or not is_laid_out(target.model.num_layers, pp=target.layout.pp, vp=target.layout.vp):
         return []
     return [f"the pipeline is laid out with MTP: train with {option} {number}, or take m out of the layout"]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from zenith_tune.describe.megatron.args import MegatronArgs, is_local
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.presets.megatron_lm.job import MegatronJob
-from zenith_tune.presets.megatron_lm.rules import GATHER, GRADS, SWITCH, own_overlap
+from zenith_tune.presets.megatron_lm.options import GATHER, GRADS
+from zenith_tune.presets.megatron_lm.rules import SWITCH, own_overlap
 from zenith_tune.presets.megatron_lm.version import EXPERT_OVERLAP, MODULES, SHARED_EXPERTS
 from zenith_tune.study.parameters import Value
 

@@ -16,6 +16,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, layers_per_chunk
 from zenith_tune.layouts.rules import FULL, RULES, WHOLE_QUERY_GROUPS, JobFacts, LayoutRule, implies, rule_of
 from zenith_tune.presets.megatron_lm.job import MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP
 from zenith_tune.presets.megatron_lm.version import (
     ACCOUNTED,
     ACCOUNTED_EXPERTS,
@@ -168,7 +169,6 @@ def _is_full(at: Any) -> Any:
     return at.recompute_is(FULL)
 
 
-TP_OVERLAP, EP_OVERLAP = "--tp-comm-overlap", "--overlap-moe-expert-parallel-comm"
 WITH_STEP, OFFLOADING = "--overlap-param-gather-with-optimizer-step", "--cpu-offloading-num-layers"
 _GRAPHS = (("--enable-cuda-graph", ()), ("--external-cuda-graph", ()), ("--cuda-graph-impl", ("local",)))
 SWITCHES: tuple[Switch, ...] = (
@@ -244,7 +244,6 @@ def switches_in(args: MegatronArgs) -> tuple[Switch, ...]:
 
 OVERLAPS = ("overlap", "tp_overlap", "ep_overlap")
 SWITCH = {"tp_overlap": TP_OVERLAP, "ep_overlap": EP_OVERLAP}
-GRADS, GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
 SAVES_PARAMS = "--save-params-interval"
 PIPELINED_MTP = ((0, 16), (0, 17))
 """The releases that overlap multi-token prediction in a pipeline alone."""

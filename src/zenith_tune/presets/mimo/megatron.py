@@ -10,7 +10,7 @@ from zenith_tune.layouts.layout import divisors
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.job import CUSTOM_SPLITS
+from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.subject import job_cluster

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron_lm.run import find_pretrain_run, pretrain_kind
+from zenith_tune.presets.megatron_lm.job import find_pretrain_run, pretrain_kind
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
@@ -163,10 +163,7 @@ def _runs_example(command: str) -> bool:
 
 
 def _megatron_run(command: str) -> ProgramRun | None:
-    try:
-        run = find_pretrain_run(command)
-    except CommandError:
-        return None
+    run = find_pretrain_run(command)
     return run if run is not None and pretrain_kind(run) == KIND else None
 
 
