@@ -166,7 +166,7 @@ def _events(log: str) -> list[dict[str, Any]]:
             continue
         try:
             event = json.loads(text)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         if isinstance(event, dict):
             found.append(event)
