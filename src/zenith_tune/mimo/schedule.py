@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zenith_tune.mimo.bridge import HIDDEN, StageLinks
-from zenith_tune.mimo.colocated_bridge import ColocatedBridge
+from zenith_tune.mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
 from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.modules import LanguageModel, MimoModel
 from zenith_tune.mimo.samples import MicroBatch

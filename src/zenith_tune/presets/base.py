@@ -125,7 +125,7 @@ class TuningPreset(ABC):
         return set(self.get_search_space())
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        """Return why a point is not worth a trial, in words, or None if it is."""
+        """Return why a point is not worth a trial in one line, or None if it is."""
         return None
 
     def prune(self, params: Mapping[str, Value]) -> bool:

@@ -51,8 +51,8 @@ def job_model(name: str | None) -> ModelSpec:
     from zenith_tune.describe.model_catalog import load_model  # loaded only where a plan is made
 
     if name is None:
-        problem = "the model is not known, because the command names none by --model_name_or_path"
-        raise UsageError(problem, hint="give --args model=NAME, a Hugging Face id or the path of a config.json")
+        hint = "give --args model=NAME, a Hugging Face id or the path of a config.json"
+        raise UsageError("the model is not known", hint=hint)
     return load_model(name)
 
 

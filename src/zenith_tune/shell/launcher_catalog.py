@@ -163,7 +163,7 @@ TRAINERS = frozenset(("megatron", "swift", "llamafactory-cli", "axolotl", "xtune
 OPAQUE = frozenset(
     _words("eval xargs parallel make gmake ninja ssh pdsh tmux screen su watch at batch torchx find script")
 )
-"""Programs that make up command lines of their own, or go on without us."""
+"""Programs that make up command lines of their own, or run on without the tuner."""
 
 STARTERS = frozenset(("torchrun", "deepspeed", "accelerate", "accelerate-launch", "srun")) | SHELLS
 """Programs that are recognised behind a launcher that nobody knows."""

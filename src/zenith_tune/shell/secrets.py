@@ -235,7 +235,7 @@ def _mask_open_file(file: BinaryIO, forms: Sequence[bytes]) -> int:
         chunk = file.read(min(_CHUNK_BYTES, left_bytes))
         left_bytes -= len(chunk)
         data += chunk
-        # What begins nearer to the end than the longest secret may go on in the next chunk.
+        # What begins nearer to the end than the longest secret may continue in the next chunk.
         settled = len(data) - longest + 1 if chunk else len(data)
         for match in pattern.finditer(data):
             if match.start() >= settled:

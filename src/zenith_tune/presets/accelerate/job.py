@@ -146,7 +146,7 @@ def _merged(launch: Launch) -> AccelerateSettings:
             continue
         if name in SECTION_OF or name in TOP:
             changes[name] = value if isinstance(value, bool) else option_value(value)
-    # The launcher's own words for a precision are no booleans.
+    # The launcher's own values of a precision are no booleans.
     if options.get("mixed_precision") == "no":
         changes["mixed_precision"] = "no"
     return settings.having(changes)

@@ -150,7 +150,7 @@ class MegatronEvaluator(TuningEvaluator):
         except ValueError:
             return None
         first, last = lines[0].iteration, lines[-1].iteration
-        # A run that goes on from a checkpoint does not begin at 1.
+        # A run that continues from a checkpoint does not begin at 1.
         interval = lines[1].iteration - first if len(lines) > 1 else 1
         return Progress(
             values=reading.values,
@@ -163,10 +163,10 @@ class MegatronEvaluator(TuningEvaluator):
         """Say what is measured."""
         known = {"gbs": self.gbs, "seq": self.seq if self.objective == "tokens_per_s" else None}
         at = " and ".join(f"{name} {value}" for name, value in known.items() if value)
-        doubt = ""
+        caveat = ""
         if self.objective == "tokens_per_s" and self.seq is None:
-            doubt = " (samples/s unless the command or the log tells the sequence: give seq=4096)"
-        return f"megatron {self.objective}{' at ' if at else ''}{at}{doubt}, {self.direction}"
+            caveat = " (samples/s unless the command or the log tells the sequence: give seq=4096)"
+        return f"megatron {self.objective}{' at ' if at else ''}{at}{caveat}, {self.direction}"
 
     def _read(self, steady: Sequence[IterationLine], stdout: str, metadata: Mapping[str, Any]) -> _Reading:
         """Return the objective's value of each steady line."""
@@ -250,7 +250,7 @@ def _refuse_nan(lines: Sequence[IterationLine]) -> None:
 
 
 def _without_leading_skips(lines: list[IterationLine]) -> list[IterationLine]:
-    """Drop the lines of fp16's search for a loss scale, or raise ValueError where skipping goes on."""
+    """Drop the lines of fp16's search for a loss scale, or raise ValueError where skipping continues."""
     skipping = [index for index, line in enumerate(lines) if line.num_skipped]
     if not skipping:
         return lines

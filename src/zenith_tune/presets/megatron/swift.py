@@ -13,6 +13,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron.command import runs_ms_swift
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
 from zenith_tune.presets.megatron_lm.options import PER_CHUNK, SEQUENCE_PARALLEL, VIRTUAL, pipeline_options
+from zenith_tune.presets.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
 from zenith_tune.study.parameters import Value
@@ -93,7 +94,7 @@ def _has_own_spelling(command: str) -> bool:
 
 
 def says_false(command: str, option: str) -> bool:
-    """Tell whether a command switches something off in so many words."""
+    """Tell whether a command switches something off explicitly."""
     said = ParsedCommand.of(command).get(option)
     return said is not None and said.lower() in ("false", "no", "off", "0")
 
@@ -103,23 +104,13 @@ def megatron_subject(
 ) -> PlanSubject:
     """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
     # Not at the top: the catalogs are loaded only where a plan is made.
-    from zenith_tune.describe.cluster_catalog import load_cluster
     from zenith_tune.describe.framework_spec import load_framework
-    from zenith_tune.describe.model_catalog import load_model
 
-    if model is None:
-        raise UsageError(
-            "the model is not known", hint="give --args model=NAME, a Hugging Face id or the path of a config.json"
-        )
-    seq_len = seq or sequence_in_command(command)
+    shape, seq_len = job_model(model), seq or sequence_in_command(command)
     if seq_len is None:
         raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --args seq=4096")
-    machines = load_cluster(cluster or "local")
-    if machines.num_gpus != n_gpus:
-        problem = f"n_gpus must be the GPUs of the cluster, but got n_gpus={n_gpus} and {machines.name} with"
-        raise UsageError(f"{problem} {machines.num_gpus}", hint=f"give --args cluster={machines.gpu.name}x{n_gpus}")
     job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
-    return PlanSubject(model=load_model(model), cluster=machines, job=job)
+    return PlanSubject(model=shape, cluster=job_cluster(cluster, n_gpus), job=job)
 
 
 def batch_notes(command: str, gbs: int) -> list[str]:

@@ -5,7 +5,7 @@
 
 `train_speed` is the mean since training began, warm-up included, so the time of an interval is the difference of
 `iteration * train_speed` between two lines. A resumed run counts its iterations from where it resumed; that number is
-not printed, and is told from the elapsed time.
+not printed, and is inferred from the elapsed time.
 
 The logging.jsonl that ms-swift writes: it has the lines where standard output shows none of them.
 
@@ -85,7 +85,7 @@ def _entries(log: str) -> Iterator[_Entry]:
 
 
 def _last_run(entries: list[_Entry]) -> list[_Entry]:
-    """Return the entries after the last restart; logging.jsonl goes on where an earlier run in its folder stopped."""
+    """Return the entries after the last restart; logging.jsonl continues where an earlier run in its folder stopped."""
     pairs = enumerate(itertools.pairwise(entries), start=1)
     restarts = [index for index, (before, entry) in pairs if _restarts(before, entry)]
     return entries[restarts[-1] :] if restarts else entries
@@ -126,7 +126,7 @@ _MAX_ENTRIES = 10_000
 def logging_file(log: str, metadata: Mapping[str, Any]) -> str:
     """Return the text of the newest file that the trial wrote, or nothing where there is none.
 
-    `metadata` must say how long the trial has run by now; without it no file can be told from an older one.
+    `metadata` must say how long the trial has run by now; without it no file can be distinguished from an older one.
     """
     command, duration_s = metadata.get("command"), metadata.get("duration")
     if not isinstance(command, str) or not isinstance(duration_s, int | float):

@@ -63,7 +63,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "mbs": ("batch", "interleaved_batches"),
     "recompute": ("recompute_takes", "recompute_chunk", "framework"),
 }
-"""In the order in which a point is put together: the rules that can be told once a value is chosen."""
+"""In the order in which a point is put together: the rules that can be checked once a value is chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class MegatronLmSpace:
         return layouts_of(table, self._start, recompute=kinds, sp_follows_tp=self._sp_follows_tp)
 
     def _stages(self) -> Iterator[tuple[str, list[LayoutRule]]]:
-        """Yield every parameter with the rules that can be told once its value is chosen."""
+        """Yield every parameter with the rules that can be checked once its value is chosen."""
         rules: list[LayoutRule] = []
         for name, planned in STAGES.items():
             rules += [rule for planner_rule in planned for rule in self._rules[planner_rule]]
