@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from zenith_tune.tuning.place import StudyPlace, check_text
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.tuning.watch import Timeouts
+from zenith_tune.units import count, format_seconds
 
 _EARLY_STOP = EarlyStop()
 
@@ -215,6 +217,8 @@ class PresetTuner:
                 session.dump_environment()
             if config.runs_baseline:
                 session.run_baseline()
+                if (line := _estimate(session, plan)) is not None:
+                    self.listener.noted(line)
             why = _search(config, scheduler)
             side_by_side = runner.shares_machine and runner.num_slots > 1
             if side_by_side or config.confirm:
@@ -300,10 +304,26 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         num_finished=len(session.recorded),
         notes=config.notes([*runner.notes(), *runner.command_notes(config.command)]),
         num_slots=runner.num_slots,
+        budget=config.budget,
+        num_gpus=config.num_gpus or 1,
         first_state=FIRST_STATE if runner.shares_machine else "starting",  # there it may have to wait
         labels={trial.number or 0: session.label(trial) for trial in session.recorded.values()},
         study=session.study,
     )
+
+
+def _estimate(session: StudySession, plan: StudyPlan) -> str | None:
+    """Say what the study will take, by how long the user's own command took; nothing where that is not known."""
+    base = session.study.baseline
+    space, strategy = session.config.preset.get_search_space(), session.config.strategy
+    num = min((n for n in (plan.n_trials, strategy.expected_trials(space)) if n is not None), default=None)
+    if base is None or not base.ok or base.duration_s is None or not num:
+        return None
+    num_left = max(num - plan.num_finished, 0)
+    wall_s = base.duration_s * base.num_runs * math.ceil(num_left / plan.num_slots)
+    gpu_s = base.duration_s * base.num_runs * num_left * plan.num_gpus
+    trials = f"about {count(num_left, 'trial')} like your own command ({format_seconds(base.duration_s)})"
+    return f"estimate: {trials}: {format_seconds(wall_s)}, {plan.budget.cost(gpu_s)}"
 
 
 def _make_preset(

@@ -14,6 +14,7 @@ from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.mimo.strategy import COLUMNS as MIMO
 from zenith_tune.report.json_lines import JsonLinesReporter
+from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.terminal import TerminalReporter, findings_lines
 from zenith_tune.report.terminal.trial_table import trial_line
@@ -44,7 +45,7 @@ def drawn(screen: LiveScreen, width: int = 80, height: int = 40) -> list[str]:
 
 def a_screen() -> LiveScreen:
     screen = LiveScreen()
-    screen.begin(9, Study(Direction.MAXIMIZE))
+    screen.begin(Study(Direction.MAXIMIZE), StudyPace(max_trials=9))
     screen.finish(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block")
     screen.finish(trial(2, 221.1, early="known within 1% after 15 iterations (90%)"), "TP4 mbs2")
     screen.start(3, LONG, WHY)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.study.study import Study
@@ -49,7 +50,7 @@ def test_the_users_own_command_has_one_name() -> None:
 
 def test_a_trial_that_is_not_submitted_yet_does_not_show_as_running() -> None:
     screen, output = LiveScreen(), io.StringIO()
-    screen.begin(3, Study(Direction.MAXIMIZE), 2, "starting")
+    screen.begin(Study(Direction.MAXIMIZE), StudyPace(max_trials=3, num_slots=2), "starting")
     screen.start(0, YOUR_COMMAND)
     screen.start(1, "mbs1")
     screen.state(1, "running on n1")

@@ -14,11 +14,13 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Prediction
+from zenith_tune.units import whole
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch
@@ -87,6 +89,9 @@ NUMERIC_POINTS = 5
 """How many values of a numeric parameter are points of their own."""
 MAX_POINTS = 1_000_000
 """More are not walked through one by one; a preset with so many has rules by which to make fewer."""
+
+TRAIN_STEPS = ("--train-iters", "--train_iters", "--max-steps", "--max_steps")
+"""How training programs spell the number of steps."""
 
 
 class TuningPreset(ABC):
@@ -157,7 +162,9 @@ class TuningPreset(ABC):
 
     def train_steps(self, command: str) -> int | None:
         """Return how many steps `command` trains, where it tells."""
-        return None
+        line = ParsedCommand.of(command)
+        found = (whole(line.get(option) or "") for option in TRAIN_STEPS)
+        return next((steps for steps in found if steps), None)
 
     def implicit_defaults(self, command: str) -> list[ImplicitDefault]:
         """Return the parallel sizes that the framework takes because `command` leaves them out, and nobody means."""

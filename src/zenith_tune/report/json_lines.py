@@ -12,6 +12,7 @@ from zenith_tune.record.export import batch_note, trial_as_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
+from zenith_tune.study.verdict import spent_s
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
 
 
@@ -21,9 +22,11 @@ class JsonLinesReporter(StudyListener):
     def __init__(self, stream: IO[str], people: StudyListener) -> None:
         self._stream = stream
         self._people = people
+        self._num_gpus = 1
 
     def study_started(self, plan: StudyPlan) -> None:
-        names = [field.name for field in fields(plan) if field.name not in ("study", "labels")]
+        names = [field.name for field in fields(plan) if field.name not in ("study", "labels", "budget")]
+        self._num_gpus = plan.num_gpus
         self._write("study_started", {name: getattr(plan, name) for name in names})
         self._people.study_started(plan)
 
@@ -49,7 +52,12 @@ class JsonLinesReporter(StudyListener):
         best = study.fastest
         self._write(
             "trial_finished",
-            {"label": label, **trial_as_json(trial), "best_value": best.value if best else None},
+            {
+                "label": label,
+                **trial_as_json(trial),
+                "best_value": best.value if best else None,
+                "gpu_hours_spent": spent_s(study) * self._num_gpus / 3600,
+            },
         )
         self._people.trial_finished(trial, label, study)
 

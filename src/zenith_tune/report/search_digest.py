@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 from zenith_tune.record.view import StudyView
+from zenith_tune.study.budget import Budget
 from zenith_tune.study.files import Json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import RERUN, Findings
+from zenith_tune.study.verdict import spent_s
 from zenith_tune.units import format_seconds
 
 
@@ -19,6 +21,9 @@ class StudyPace:
     max_trials: int | None = None
     num_slots: int = 1
     """How many trials run side by side."""
+    budget: Budget | None = None
+    num_gpus: int = 1
+    """Of one trial."""
 
     def left_s(self, study: Study) -> float | None:
         """Return the seconds that the trials which are left take at most; None where that is not known."""
@@ -28,12 +33,14 @@ class StudyPace:
         return study.time_left_s(math.ceil(num_left / self.num_slots))
 
     def describe(self, study: Study) -> list[str]:
-        """Return how far a study is and how long it takes at most; nothing of one without a bound."""
-        if self.max_trials is None:
-            return []
-        left_s = self.left_s(study)
-        done = f"{study.num_searched} of at most {self.max_trials}"
-        return [done, f"at most {format_seconds(left_s)} left"] if left_s else [done]
+        """Return how far a study is, how long it takes at most, and what it has spent of a budget."""
+        parts = [] if self.max_trials is None else [f"{study.num_searched} of at most {self.max_trials}"]
+        if left_s := self.left_s(study):
+            parts.append(f"at most {format_seconds(left_s)} left")
+        if self.budget is not None and (self.budget.gpu_hours or self.budget.price):
+            of = f" of {self.budget.gpu_hours:g}" if self.budget.gpu_hours else ""
+            parts.append(f"{self.budget.cost(spent_s(study) * self.num_gpus)} spent{of}")
+        return parts
 
 
 def search_object(view: StudyView) -> Json:
@@ -43,6 +50,8 @@ def search_object(view: StudyView) -> Json:
     return {
         "strategy": search.strategy,
         "stopped": search.stopped,
+        "verdict": search.verdict.get("sentence", "") if search.stopped else "",
+        "verdict_values": dict(search.verdict) if search.stopped else {},
         "findings": [_table(each) for each in search.tables],
         "max_trials": search.max_trials,
         "num_searched": view.study.num_searched,

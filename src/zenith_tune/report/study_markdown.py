@@ -47,6 +47,8 @@ def study_markdown(study: Json) -> str:
     parts.append(f"{', '.join([*made_with, escaped(study['header']['evaluator'])])}.")
     if study["stopped"]:
         parts.append(f"Stopped: {escaped(study['stopped'])}.")
+    if study["verdict"]:
+        parts.append(f"Verdict: {escaped(study['verdict'])}.")
     return "\n\n".join(parts) + "\n"
 
 

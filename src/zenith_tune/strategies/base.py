@@ -114,6 +114,11 @@ class TuningStrategy(ABC):
         """Return an upper bound on the trials that a run to the end takes, or None if there is none."""
         return None
 
+    def expected_trials(self, search_space: Mapping[str, Parameter]) -> int | None:
+        """Return how many trials a run to the end is expected to take, or None where nobody knows."""
+        bound = self.max_trials(search_space)
+        return bound if bound is not None or self.ends_by_itself else self.default_n_trials
+
     def why_done(self) -> str | None:
         """Return why the strategy came to its end, in one line, where it has more to say than that it did."""
         return None

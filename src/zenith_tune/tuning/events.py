@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune.evaluators.base import Progress
+from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Findings, Trial
@@ -39,6 +40,10 @@ class StudyPlan:
     """What is known of the study so far; it keeps changing."""
     num_slots: int = 1
     """How many trials run side by side."""
+    budget: Budget = field(default_factory=Budget)
+    """What the study may take, and the training that it is for."""
+    num_gpus: int = 1
+    """Of one trial."""
     first_state: str = FIRST_STATE
     """What a trial does until its runner tells its state."""
 

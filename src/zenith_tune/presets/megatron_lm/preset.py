@@ -182,6 +182,13 @@ class MegatronLmPreset(TuningPreset):
     def subject(self, command: str) -> PlanSubject:
         return subject_of(self._space(command).job, self.cluster, self.topology)
 
+    def train_steps(self, command: str) -> int | None:
+        args = self._space(command).job.args  # those of a script that is run by `bash train.sh`, too
+        samples, batch = args.text("--train-samples"), args.text("--global-batch-size")
+        if samples and batch and whole(samples) and whole(batch):
+            return (whole(samples) or 0) // (whole(batch) or 1)
+        return whole(args.text("--train-iters") or "")
+
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)
         point = space.own_point()

@@ -114,11 +114,9 @@ class LiveScreen:
         self._running: dict[int, _Running] = {}
         self._recent: list[tuple[Trial, str]] = []
 
-    def begin(self, max_trials: int | None, study: Study, num_slots: int = 1, first_state: str = FIRST_STATE) -> None:
-        """Take in the study, an upper bound on its trials, how many run side by side, and how each begins."""
-        self._first_state = first_state
-        self._pace = StudyPace(max_trials=max_trials, num_slots=num_slots)
-        self._study = study
+    def begin(self, study: Study, pace: StudyPace, first_state: str = FIRST_STATE) -> None:
+        """Take in the study, what bounds it, and how each trial begins."""
+        self._first_state, self._pace, self._study = first_state, pace, study
 
     def start(self, number: int, label: str, why: str = "") -> None:
         """Take in a trial that starts."""

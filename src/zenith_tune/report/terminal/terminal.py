@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from zenith_tune.record.export import batch_note
+from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.trial_table import (
     LABEL,
@@ -89,7 +90,10 @@ class TerminalReporter(StudyListener):
         for note in plan.notes:
             self.noted(note)
         self._labels |= plan.labels
-        self._screen.begin(plan.max_trials, plan.study, plan.num_slots, plan.first_state)
+        pace = StudyPace(
+            max_trials=plan.max_trials, num_slots=plan.num_slots, budget=plan.budget, num_gpus=plan.num_gpus
+        )
+        self._screen.begin(plan.study, pace, plan.first_state)
         if plan.num_finished:
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
         if self._console.is_terminal and self._wants_live:

@@ -114,10 +114,10 @@ class Acquisition:
         if index in self._running:
             self._running.remove(index)
 
-    def observe_step(self, index: int, log_step: float, noise: float) -> None:
-        """Learn a step time."""
+    def observe_step(self, index: int, log_step: float, noise: float, *, may_be_best: bool = True) -> None:
+        """Learn a step time; that of a layout which takes more memory than it may is never the best."""
         self.time.tell(index, log_step, noise)
-        if log_step < self.best_log_step:
+        if may_be_best and log_step < self.best_log_step:
             self.best, self.best_log_step = index, log_step
 
     def refuse(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

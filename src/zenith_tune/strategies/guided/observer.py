@@ -79,8 +79,8 @@ CONFIGURATION = "configuration"
 class TrialObserver:
     """Tell a picker of trials."""
 
-    def __init__(self, picker: Acquisition, direction: Direction, capacity_bytes: float) -> None:
-        self._picker, self._direction, self._capacity = picker, direction, capacity_bytes
+    def __init__(self, picker: Acquisition, direction: Direction, limit_bytes: float) -> None:
+        self._picker, self._direction, self._limit = picker, direction, limit_bytes
         self._offset: float | None = None
 
     def tell(self, index: int, trial: Trial) -> str | None:
@@ -115,14 +115,16 @@ class TrialObserver:
 
     def _observe_success(self, index: int, trial: Trial) -> None:
         picker, log_step = self._picker, self.log_step(index, trial)
+        log_share = float(picker.prior.log_memory[index])
+        is_over = bool(trial.peak_memory_bytes) and (trial.peak_memory_bytes or 0) > self._limit
+        if trial.peak_memory_bytes:
+            log_share = math.log((trial.peak_memory_bytes + self._beside(index)) / self._limit)
+            picker.memory.observe_peak(index, log_share)
+        if not is_over:
+            picker.memory.observe_fits(index)
         if log_step is not None:
             noise = (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
-            picker.observe_step(index, log_step, noise)
-        picker.memory.observe_fits(index)
-        log_share = float(picker.prior.log_memory[index])
-        if trial.peak_memory_bytes:
-            log_share = math.log((trial.peak_memory_bytes + self._beside(index)) / self._capacity)
-            picker.memory.observe_peak(index, log_share)
+            picker.observe_step(index, log_step, noise, may_be_best=not is_over)
         if log_share < math.log(ROOMY):
             picker.refuse(is_slower(picker.prior.layouts, index))
 

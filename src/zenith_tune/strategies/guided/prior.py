@@ -74,26 +74,29 @@ class Prior:
     neighbour_sd: FloatArray
     own_sd: FloatArray
     log_memory: FloatArray
-    """Logarithm of the needed share of a device's memory."""
+    """Logarithm of the needed share of what may be used of a device's memory."""
     memory_sd: FloatArray
 
     def __len__(self) -> int:
         return len(self.log_step)
 
 
-def prior_of(subject: PlanSubject, calibration: Calibration, layouts: LayoutBatch) -> Prior:
-    """Return what is believed of `layouts` on paper."""
+def prior_of(
+    subject: PlanSubject, calibration: Calibration, layouts: LayoutBatch, limit_bytes: float | None = None
+) -> Prior:
+    """Return what is predicted of `layouts`, and how sure it is; `limit_bytes` is what may be used of a device."""
     found = estimate(subject.model, subject.cluster, subject.job, layouts, calibration)
     names = _coefficients(subject.job.framework.name)
     known = KNOWN if calibration.num_runs else UNKNOWN
     spread = float(np.clip(calibration.time.spread, LEAST_SPREAD, MOST_SPREAD)) if calibration.num_runs else MOST_SPREAD
     misfit = spread * ALL_WORK[known] * (ALL_WAITING / ALL_WORK[known]) ** (1 - _work_share(found))
     capacity = float(subject.cluster.gpu.memory_bytes)
-    log_memory = np.log(found.memory_bytes / capacity) + float(np.median(calibration.memory.log_errors))
+    limit = min(limit_bytes or capacity, capacity)
+    log_memory = np.log(found.memory_bytes / limit) + float(np.median(calibration.memory.log_errors))
     memory_sd = np.maximum(found.memory_spread, LEAST_MEMORY_SPREAD)
     thrash = calibration.time.coefficients.thrash
     # Of a layout that runs at all it is known that it fits, and by how much it may.
-    pressure = slowdown(np.exp(_mean_if_it_fits(log_memory, memory_sd)), 1.0, thrash)
+    pressure = slowdown(np.exp(_mean_if_it_fits(log_memory, memory_sd)) * limit, capacity, thrash)
     return Prior(
         layouts=layouts,
         estimate=found,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
+EXPECTED_TRIALS = 6
+"""Until it ends by itself: the mean over measured landscapes (benchmarks/replay.md)."""
 EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
 
 
@@ -77,6 +79,9 @@ class GuidedStrategy(TuningStrategy):
         finally:
             search.keep()
 
+    def expected_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        return EXPECTED_TRIALS
+
     def why_done(self) -> str | None:
         return self._search.why_done() if self._search else None
 
@@ -109,11 +114,11 @@ class _Search:
             raise UsageError(NO_POINTS)
         self.candidates: Candidates = found
         self.calibration, origin = strategy.calibration()
-        prior = prior_of(job.subject, self.calibration, self.candidates.batch)
+        prior = prior_of(job.subject, self.calibration, self.candidates.batch, job.memory_limit_bytes)
         self.picker: Acquisition = Acquisition(prior, job.training)
-        self._teacher: TrialObserver = TrialObserver(
-            self.picker, direction, float(job.subject.cluster.gpu.memory_bytes)
-        )
+        capacity = float(job.subject.cluster.gpu.memory_bytes)
+        limit = min(job.memory_limit_bytes or capacity, capacity)
+        self._observer: TrialObserver = TrialObserver(self.picker, direction, limit)
         self._tried: list[tuple[Proposal, Trial, float | None]] = []
         self._is_over = False
         self._learn_baseline()
@@ -195,8 +200,8 @@ class _Search:
         self._learn(self.picker.taken(index), trial)
 
     def _learn(self, pick: Proposal, trial: Trial) -> None:
-        rule = self._teacher.tell(pick.index, trial)
-        log_step = self._teacher.log_step(pick.index, trial) if trial.ok else None
+        rule = self._observer.tell(pick.index, trial)
+        log_step = self._observer.log_step(pick.index, trial) if trial.ok else None
         self._tried.append((pick, trial, log_step))
         if rule:
             self._job.tell(rule)

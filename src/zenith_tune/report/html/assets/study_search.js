@@ -18,6 +18,7 @@ function ownNotes(data) {
   const own = ownRun(data);
   const failed = own && own.value === null ? `Your own command went wrong (${own.failure || own.state})` : "";
   return [
+    data.verdict ? el("p", { class: "verdict" }, `${data.verdict.charAt(0).toUpperCase()}${data.verdict.slice(1)}.`) : null,
     data.batch_note ? el("p", { class: "note batch-note" }, `Note: ${data.batch_note}.`) : null,
     failed ? el("p", { class: "note own-failure" }, `${failed}${own.cause ? `: ${format.short(own.cause, 300)}` : "."}`) : null,
     data.stopped ? el("p", { class: "note stopped" }, `Stopped: ${data.stopped}.`) : null,
