@@ -55,6 +55,7 @@ class Witness(StudyListener):
 def tune(tmp_path: Path, command: str = PRINT_X, preset: ToyPreset | None = None, **options: Any) -> PresetTuner:
     options.setdefault("listener", Witness())
     options.setdefault("study_name", "s")
+    options.setdefault("confirm", False)  # most studies here are about other things than a gain
     return PresetTuner(command, preset or ToyPreset(), output_dir=tmp_path / "out", **options)
 
 

@@ -223,6 +223,8 @@ class PresetTuner:
             side_by_side = runner.shares_machine and runner.num_slots > 1
             if side_by_side or config.confirm:
                 self._confirm(Confirmation(session, side_by_side=side_by_side))
+        except StudyLimitReached as limit:  # before the search began
+            why = str(limit)
         except BaseException as error:
             why = why_stopped(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.study.budget import DEFAULT_TRAIN_HOURS, Budget, MemoryLimit, Training
+
+
+def test_a_stated_length_counts_before_the_commands_steps() -> None:
+    assert Training(hours=2, steps=10**9).seconds(1.0) == 7200
+    assert Training(steps=10**6).seconds(2.0) == 2e6
+
+
+def test_a_few_steps_are_a_trial_of_the_users_own_and_no_training() -> None:
+    assert Training(steps=20).seconds(1.0) == Training().seconds(1.0) == DEFAULT_TRAIN_HOURS * 3600
+
+
+def test_the_tighter_budget_counts() -> None:
+    budget = Budget(gpu_hours=2, max_hours=1)
+    assert budget.left_s(gpu_s=0, elapsed_s=0, num_gpus=8) == 900
+    assert budget.left_s(gpu_s=0, elapsed_s=3300, num_gpus=1) == 300
+    assert Budget().left_s(gpu_s=1e9, elapsed_s=1e9, num_gpus=8) is None
+
+
+def test_a_memory_limit_is_never_more_than_the_device_has() -> None:
+    assert MemoryLimit(max_bytes=90e9).bytes_of(80e9) == 80e9
+    assert MemoryLimit(headroom=0.0).bytes_of(80e9) == 80e9
+    assert MemoryLimit().bytes_of(None) is None
+    assert 0.99 * 80e9 < (MemoryLimit().bytes_of(80e9) or 0) < 80e9
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_hours_and_prices_must_be_such(value: float) -> None:
+    for make in (
+        lambda: Training(hours=value),
+        lambda: Budget(gpu_hours=value),
+        lambda: Budget(max_hours=value),
+        lambda: Budget(price=value),
+    ):
+        with pytest.raises(UsageError):
+            make()
+
+
+def test_one_memory_limit_is_enough() -> None:
+    with pytest.raises(UsageError):
+        MemoryLimit(max_bytes=1e9, headroom=0.1)

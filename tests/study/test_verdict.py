@@ -1,0 +1,88 @@
+"""What a study comes to: how much faster and how sure, how full, what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zenith_tune.study.budget import Budget
+from zenith_tune.study.parameters import Direction
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import RERUN, Outcome, Trial
+from zenith_tune.study.verdict import gain_noise, verdict_of
+from zenith_tune.units import GIB
+
+
+def trial(number: int, value: float | None, gib: float = 40.0, *, again: bool = False, **fields: Any) -> Trial:
+    identity = f"run {fields.pop('of', number)}" + RERUN * again
+    given = {"spread": 0.003, "num_samples": 9, "duration_s": 90.0, "unit": "tokens/s", **fields}
+    outcome = Outcome.OOM if value is None else Outcome.OK
+    return Trial(
+        params={"x": number}, outcome=outcome, value=value, number=number, identity=identity,
+        peak_memory_bytes=round(gib * GIB), **given,
+    )  # fmt: skip
+
+
+def study_with(*trials: Trial, base: float | None = 100.0, again: float | None = None) -> Study:
+    study = Study(Direction.MAXIMIZE)
+    if base is not None:
+        study.add(trial(0, base, is_baseline=True, of="own"))
+    for each in trials:
+        study.add(each)
+    if again is not None:
+        study.add(trial(99, again, is_baseline=True, again=True, of="own"))
+    return study
+
+
+def test_a_nearly_full_best_names_the_safer_trial() -> None:
+    study = study_with(trial(1, 143.0, 79.6), trial(18, 131.0, 58.0), trial(3, 120.0, 20.0))
+    verdict = verdict_of(study, Budget(), num_gpus=8, capacity_bytes=80 * GIB)
+    assert verdict.speedup == pytest.approx(1.43) and verdict.memory_share == pytest.approx(0.995)
+    assert verdict.safer is not None and (verdict.safer.number, verdict.safer.speedup) == (18, pytest.approx(1.31))
+    assert all(part in verdict.sentence for part in ("1.43x", "99.5%", "trial 18", "1.31x", "58.0 GiB"))
+
+
+def test_a_best_with_room_names_none() -> None:
+    verdict = verdict_of(study_with(trial(1, 143.0, 60.0)), Budget(), num_gpus=8, capacity_bytes=80 * GIB)
+    assert verdict.safer is None and verdict.memory_share == pytest.approx(0.75)
+
+
+def test_cost_and_when_it_pays() -> None:
+    study = study_with(trial(1, 150.0), trial(2, 120.0), trial(3, None))
+    verdict = verdict_of(study, Budget(price=2.5), num_gpus=8)
+    assert verdict.gpu_hours == pytest.approx(4 * 90 * 8 / 3600)
+    assert verdict.cost == pytest.approx(2.5 * verdict.gpu_hours)
+    # 360 s of the whole job, at half a second saved for each second that the faster one runs.
+    assert verdict.pays_after_hours == pytest.approx(720 / 3600)
+
+
+def test_runs_that_differ_widen_the_interval() -> None:
+    alike = study_with(trial(1, 143.0), trial(2, 143.1, again=True, of=1), again=100.0)
+    apart = study_with(trial(1, 153.0), trial(2, 143.1, again=True, of=1), again=100.0)
+    assert gain_noise(apart) > 3 * gain_noise(alike)
+    assert verdict_of(alike, Budget(), num_gpus=1).is_confirmed
+
+
+def test_a_gain_within_the_noise_is_not_claimed() -> None:
+    study = study_with(trial(1, 100.4, spread=0.02, num_samples=4))
+    verdict = verdict_of(study, Budget(), num_gpus=1)
+    assert verdict.low is not None and verdict.low < 1 and "no gain" in verdict.sentence
+
+
+def test_ties_are_named() -> None:
+    verdict = verdict_of(study_with(trial(1, 143.0), trial(2, 142.9), trial(3, 120.0)), Budget(), num_gpus=1)
+    assert verdict.ties == (2,)
+
+
+@pytest.mark.parametrize("study", [study_with(), study_with(trial(1, None)), study_with(trial(1, 90.0))])
+def test_without_a_gain_there_is_none(study: Study) -> None:
+    assert (verdict_of(study, Budget(), num_gpus=1).speedup or 1.0) <= 1.0
+
+
+def test_a_trial_beyond_the_memory_limit_is_not_the_best() -> None:
+    study = Study(Direction.MAXIMIZE)
+    study.memory_limit_bytes = 70 * GIB
+    for each in (trial(1, 143.0, 79.6), trial(2, 131.0, 58.0)):
+        study.add(each)
+    assert study.best is not None and study.best.number == 2

@@ -1,0 +1,98 @@
+"""A gain is claimed only after the best trial and the user's own command ran once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from zenith_tune.study.budget import Budget
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.study import Study
+
+COMMAND = "sh -c 'n=$(cat {count} 2>/dev/null || echo 0); echo $((n+1)) > {count}; echo value: $(({values}))' x0"
+"""Prints a value that may depend on x, its own last word, and on n, how many runs there were before."""
+
+
+class LastWord(ToyPreset):
+    """Put x at the end of the command, which stands for x=0 by itself."""
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        x = params["x"]
+        return command.removesuffix("x0").replace("$x", str(x)) + f"x{x}"
+
+
+def confirmed(
+    tmp_path: Path, values: str, choices: tuple[int, ...] = (1, 2, 3), **options: Any
+) -> tuple[Study, Witness]:
+    witness = Witness()
+    command = COMMAND.replace("{count}", str(tmp_path / "count")).replace("{values}", values)
+    own = command.replace("$x", "0")
+
+    class Preset(LastWord):
+        def apply_parameters(self, _: str, params: Mapping[str, Value]) -> str:
+            return super().apply_parameters(command, params)
+
+    options = {"confirm": True, "listener": witness, **options}
+    tune(tmp_path, own, Preset(choices), **options).optimize()
+    assert witness.end is not None
+    return witness.end.study, witness
+
+
+def test_best_and_own_command_run_again_in_turn(tmp_path: Path) -> None:
+    study, witness = confirmed(tmp_path, "100 + 10 * $x")
+    runs = [(trial.is_baseline, trial.is_rerun) for trial in witness.trials]
+    assert runs == [(True, False), (False, False), (False, False), (False, False), (False, True), (True, True)]
+    assert study.best is not None and study.best.is_rerun and study.best.params == {"x": 3}
+    assert witness.end is not None and witness.end.verdict is not None
+    verdict = witness.end.verdict
+    assert verdict.is_confirmed and verdict.speedup == pytest.approx(1.3)
+    assert verdict.low is not None and verdict.high is not None and verdict.low < 1.3 < verdict.high
+
+
+def test_a_cold_first_run_gives_no_gain(tmp_path: Path) -> None:
+    study, witness = confirmed(tmp_path, "n == 0 ? 60 : 100")
+    assert study.first_baseline is not None and study.first_baseline.value == 60
+    assert study.baseline is not None and study.baseline.value == 100
+    verdict = witness.end.verdict if witness.end else None
+    assert verdict is not None and (verdict.speedup or 0) <= 1.0
+    assert any("60" in note and "100" in note for note in witness.notes), "the drift is reported"
+
+
+def test_a_value_that_does_not_hold_does_not_stay_the_best(tmp_path: Path) -> None:
+    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 200 : 90) : 100 + $x")
+    assert study.best is not None and study.best.params == {"x": 3}
+
+
+@pytest.mark.parametrize("options", [{"confirm": False}, {"baseline": False}])
+def test_without_a_claim_nothing_runs_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    _, witness = confirmed(tmp_path, "100 + $x", **options)
+    assert not any(trial.is_rerun for trial in witness.trials)
+    assert witness.end is not None and witness.end.verdict is not None and not witness.end.verdict.is_confirmed
+
+
+def test_a_resumed_study_confirms_once(tmp_path: Path) -> None:
+    confirmed(tmp_path, "100 + $x")
+    _, witness = confirmed(tmp_path, "100 + $x", resume=True)
+    assert witness.trials == []
+
+
+def test_where_your_own_command_is_the_fastest_its_value_comes_back(tmp_path: Path) -> None:
+    witness = Witness()
+    command = "sh -c 'echo value: 9' x0"
+
+    class Slower(LastWord):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return f"sh -c 'echo value: {params['x']}'"
+
+    assert tune(tmp_path, command, Slower(), listener=witness, confirm=True).optimize() == (9.0, {})
+    assert not any(trial.is_rerun for trial in witness.trials)
+
+
+def test_a_spent_budget_leaves_the_gain_unconfirmed(tmp_path: Path) -> None:
+    _, witness = confirmed(tmp_path, "100 + $x", budget=Budget(max_hours=1e-9))
+    assert witness.end is not None and witness.end.verdict is not None and not witness.end.verdict.is_confirmed
