@@ -108,10 +108,15 @@ def test_bytes_behind_the_last_tensor_are_refused(folder: Path) -> None:
     [
         ("[]", "no JSON object"),
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('{"a": 1}', "does not tell the type, shape and place of 'a'"),
         ('{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}', "as 'F4', which is none of"),
+        ('{"a": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}', "does not tell"),
+        ('{"a": {"dtype": "U8", "shape": [true], "data_offsets": [0, 1]}}', "does not tell"),
         ('{"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]}}', "has 1 bytes for 'a', which is U8 [2]"),
         ('{"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}', "does not follow the tensor before it"),
+        ('{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {}}', "names a tensor twice"),
+        ('{"__metadata__": {"a": 1}}', "is no map of words"),
         ("{}", "holds no tensor"),
     ],
 )

@@ -25,7 +25,7 @@ def test_cutting_and_joining_files_is_cutting_and_joining_arrays(
         path.write_bytes(b"xyz" + array.tobytes())
         parts.append(TensorView.of_file(path, 3, num_rows, width))
     upright = random.random() < 0.5
-    found = TensorView.join(parts, beside=not upright)
+    found = TensorView.stack(parts) if upright else TensorView.beside(parts)
     expected = np.concatenate(arrays, axis=0 if upright else 1)
     top, left = random.randrange(expected.shape[0]), random.randrange(expected.shape[1])
     bottom, right = random.randint(top + 1, expected.shape[0]), random.randint(left + 1, expected.shape[1])

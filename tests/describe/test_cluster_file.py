@@ -114,6 +114,7 @@ def test_a_part_that_is_no_table_is_refused_with_its_key(key: str) -> None:
     [
         ("a.toml", b"= nonsense", "TOML"),
         ("a.json", b"{", "JSON"),
+        ("a.json", b"[" * 100_000, "JSON"),
         ("a.json", b"[]", "[]"),
         ("a.toml", b"\xff\xfe\x00", "UTF-8"),
         ("a.toml", b"#" * (2**20 + 1), "1 MiB"),

@@ -173,5 +173,14 @@ def test_junk_under_any_key_gives_a_model_or_one_line(key: str, value: object) -
             assert "\n" not in str(error)
 
 
+def test_a_config_that_is_nested_too_deep_is_refused() -> None:
+    config: dict[str, Any] = dict(LLAMA)
+    for _ in range(100_000):
+        config = {"inner": config, "other": {}}
+    assert "nested too deep" in refusal(config)
+    while config:  # Python would free it recursively
+        config = config.pop("inner", {})
+
+
 def test_a_json_file_of_a_config_round_trips() -> None:
     assert read(json.loads(json.dumps(QWEN3_MOE))) == read(QWEN3_MOE)

@@ -15,6 +15,7 @@ def test_what_mpi_writes_beside_the_slots_is_left_alone() -> None:
     [
         ("n1\n", "line 1 of hosts is 'n1'"),
         ("n1 slots=8x\n", "line 1 of hosts is 'n1 slots=8x'"),
+        ("n1 slots=99999999999999999999\n", "999999 slots, but line 1 of hosts gives 99999999999999999999"),
         ("n1 slots=8\n\nn1 slots=4\n", "line 3 of hosts is a duplicate of 'n1'"),
     ],
 )

@@ -61,6 +61,7 @@ def test_a_torn_last_line_waits_for_its_end(path: Path) -> None:
         '{"optimizer": 1, "seconds": [2]}\n',
         f'{{"optimizer": 1, "seconds": {10**400}}}\n',
         f'{{"optimizer": 1, "seconds": 1{"0" * 5000}}}\n',
+        "[" * 100_000 + "\n",
         "\x00\x00\x00\n",
         "\ud800\n".encode("utf-8", "surrogatepass").decode("latin-1"),
     ],

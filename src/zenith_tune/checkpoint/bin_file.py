@@ -65,7 +65,7 @@ def _write_raw(path: Path, tensors: list[JoinedTensor]) -> list[int]:
         for tensor in tensors:
             file.write(bytes(-file.tell() % ALIGNMENT))
             offsets.append(file.tell())
-            for block in tensor.view.blocks():
+            for block in tensor.mosaic.blocks():
                 file.write(block.data)
         file.write(bytes(ALIGNMENT))  # an empty file cannot be mapped
     return offsets

@@ -167,7 +167,7 @@ def _refuse_grouped(names: list[list[str]]) -> None:
 
 def _refuse_other(known: JoinedTensor, other: JoinedTensor, stage: int, other_stage: int) -> None:
     """Refuse a weight that two stages hold differently."""
-    if (known.dtype, known.shape) != (other.dtype, other.shape) or not known.view.equals(other.view):
+    if (known.dtype, known.shape) != (other.dtype, other.shape) or not known.mosaic.equals(other.mosaic):
         problem = f"{known.name!r} must be the same wherever it is, but stages {stage} and {other_stage} differ"
         raise UsageError(f"{problem}: the shards are of different checkpoints")
 
@@ -203,7 +203,7 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
         return found, embedding is not None
     must_be = shape.tied or copy is not None
     may_be = must_be or (shape.tied is None and pp > 1)
-    is_same = may_be and head.dtype == embedding.dtype and head.view.equals(embedding.view)
+    is_same = may_be and head.dtype == embedding.dtype and head.mosaic.equals(embedding.mosaic)
     if must_be and not is_same:
         problem = f"{head.name!r} must be the same as {embedding.name!r}, as the output layer is tied, but differs"
         raise UsageError(f"{problem}: the shards are of different checkpoints, or give --untied")

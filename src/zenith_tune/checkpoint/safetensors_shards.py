@@ -40,6 +40,8 @@ def read_safetensors(path: Path) -> ShardContent:
         raise refuse(f"cannot be read ({error.strerror or error})") from None
     header = _parsed(text, refuse)
     metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise refuse(f"has a header whose {METADATA} is no map of words")
     start = LENGTH_BYTES + length
     tensors = {name: _tensor(name, entry, path, start, refuse) for name, entry in header.items()}
     _refuse_gaps(tensors, start, size, refuse)
@@ -47,9 +49,17 @@ def read_safetensors(path: Path) -> ShardContent:
 
 
 def _parsed(text: bytes, refuse: Refuse) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise refuse("names a tensor twice in its header")
+        return found
+
     try:
-        header = json.loads(text)
-    except ValueError:
+        header = json.loads(text, object_pairs_hook=unique)
+    except UsageError:
+        raise
+    except (ValueError, RecursionError):
         raise refuse("is no safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
         raise refuse("is no safetensors file: its header is no JSON object")
@@ -57,10 +67,10 @@ def _parsed(text: bytes, refuse: Refuse) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, path: Path, start: int, refuse: Refuse) -> StoredTensor:
-    try:
-        dtype, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))
-    except (KeyError, TypeError):
-        raise refuse(f"has a header that does not tell the type, shape and place of {name!r}") from None
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(key, "") for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(dtype, str) and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2):
+        raise refuse(f"has a header that does not tell the type, shape and place of {name!r}")
     if dtype not in ITEM_BYTES:
         raise refuse(f"holds {name!r} as {dtype!r}, which is none of {', '.join(ITEM_BYTES)}")
     if offsets[1] - offsets[0] != math.prod(shape) * ITEM_BYTES[dtype]:
@@ -68,6 +78,10 @@ def _tensor(name: str, entry: Any, path: Path, start: int, refuse: Refuse) -> St
     key_parts = (name.count(".") + 1,)
     shape, offset = tuple(shape), start + offsets[0]
     return StoredTensor(name=name, key_parts=key_parts, dtype=dtype, shape=shape, path=path, offset=offset)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**63 for each in value)
 
 
 def _refuse_gaps(tensors: dict[str, StoredTensor], start: int, size: int, refuse: Refuse) -> None:
@@ -100,7 +114,7 @@ def write_safetensors(path: Path, tensors: Iterable[JoinedTensor], metadata: dic
     with path.open("xb", buffering=0) as file:
         _write(file.fileno(), len(text).to_bytes(LENGTH_BYTES, "little") + text)
         for tensor in ordered:
-            for block in tensor.view.blocks():
+            for block in tensor.mosaic.blocks():
                 _write(file.fileno(), block.data.cast("B"))
 
 

@@ -85,15 +85,24 @@ class TensorView:
         return cls(num_rows, width, (whole,))
 
     @classmethod
-    def join(cls, parts: Iterable[TensorView], *, beside: bool = False) -> TensorView:
-        """Put matrices of one width on top of one another; or those of one height side by side."""
+    def stack(cls, parts: Iterable[TensorView]) -> TensorView:
+        """Put matrices of one width on top of one another."""
         slices: list[FileSlice] = []
-        top = left = num_rows = width = 0
+        top = width = 0
         for part in parts:
-            slices += [replace(each, top=each.top + top, left=each.left + left) for each in part.slices]
-            num_rows, width = top + part.num_rows, left + part.width
-            top, left = (0, width) if beside else (num_rows, 0)
-        return cls(num_rows, width, tuple(slices))
+            slices += [replace(each, top=each.top + top) for each in part.slices]
+            top, width = top + part.num_rows, part.width
+        return cls(top, width, tuple(slices))
+
+    @classmethod
+    def beside(cls, parts: Iterable[TensorView]) -> TensorView:
+        """Put matrices with the same number of rows side by side."""
+        slices: list[FileSlice] = []
+        left = num_rows = 0
+        for part in parts:
+            slices += [replace(each, left=each.left + left) for each in part.slices]
+            left, num_rows = left + part.width, part.num_rows
+        return cls(num_rows, left, tuple(slices))
 
     @property
     def num_bytes(self) -> int:
@@ -184,7 +193,7 @@ class StoredTensor:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
-    def view(self) -> TensorView:
+    def mosaic(self) -> TensorView:
         """The tensor as rows of bytes, one for each index of its first dimension."""
         num_rows = self.shape[0] if self.shape else 1
         return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype))
@@ -230,22 +239,22 @@ class JoinedTensor:
     key_parts: tuple[int, ...]
     dtype: str
     shape: tuple[int, ...]
-    view: TensorView
+    mosaic: TensorView
     split: Split
     home: Home
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole tensor."""
-        return self.view.num_bytes
+        return self.mosaic.num_bytes
 
     def with_rows(self, num_rows: int) -> JoinedTensor:
         """Return the tensor with fewer rows, or with its last one repeated, as Megatron-LM's own converter pads."""
         have = self.shape[0]
-        view = self.view.rows(0, min(have, num_rows))
+        mosaic = self.mosaic.rows(0, min(have, num_rows))
         if num_rows > have:
-            view = TensorView.join([view, *[self.view.rows(have - 1, have)] * (num_rows - have)])
-        return replace(self, view=view, shape=(num_rows, *self.shape[1:]))
+            mosaic = TensorView.stack([mosaic, *[self.mosaic.rows(have - 1, have)] * (num_rows - have)])
+        return replace(self, mosaic=mosaic, shape=(num_rows, *self.shape[1:]))
 
     def part(self, rank: int, tp: int) -> JoinedTensor:
         """Return what one of `tp` ranks holds of the tensor."""
@@ -258,24 +267,24 @@ class JoinedTensor:
             problem = f"{self.name!r}, {describe(self.dtype, self.shape)}, cannot be split over {tp} tensor ranks"
             raise UsageError(f"{problem}: {self.shape[axis] // halves} is no multiple of {tp}; choose another --tp")
         shape = tuple(halves * size if i == axis else each for i, each in enumerate(self.shape))
-        return replace(self, shape=shape, view=self._cut(rank, size, halves * tp * size))
+        return replace(self, shape=shape, mosaic=self._cut(rank, size, halves * tp * size))
 
     def _cut(self, rank: int, size: int, whole: int) -> TensorView:
         start, stop = rank * size, (rank + 1) * size
         if self.split is Split.ROW:
-            column_bytes = self.view.width // whole
-            return self.view.columns(start * column_bytes, stop * column_bytes)
+            column_bytes = self.mosaic.width // whole
+            return self.mosaic.columns(start * column_bytes, stop * column_bytes)
         if self.split is Split.GATED:
             half = whole // 2
-            return TensorView.join([self.view.rows(start, stop), self.view.rows(half + start, half + stop)])
-        return self.view.rows(start, stop)
+            return TensorView.stack([self.mosaic.rows(start, stop), self.mosaic.rows(half + start, half + stop)])
+        return self.mosaic.rows(start, stop)
 
 
 def join_ranks(ranks: list[StoredTensor], name: str, split: Split, home: Home) -> JoinedTensor:
     """Return one tensor from what each tensor rank holds; whole ones must be the same on all ranks."""
-    first, parts = ranks[0], [each.view for each in ranks]
+    first, parts = ranks[0], [each.mosaic for each in ranks]
     _refuse_few_axes(first, split)
-    shape, view = first.shape, parts[0]
+    shape, mosaic = first.shape, parts[0]
     if len(ranks) > 1 and split is Split.WHOLE:
         _refuse_differences(ranks)
     elif len(ranks) > 1:
@@ -283,15 +292,15 @@ def join_ranks(ranks: list[StoredTensor], name: str, split: Split, home: Home) -
         axis = 1 if split is Split.ROW else 0
         shape = tuple(len(ranks) * size if i == axis else size for i, size in enumerate(shape))
         if split is Split.ROW:
-            view = TensorView.join(parts, beside=True)
+            mosaic = TensorView.beside(parts)
         elif split is Split.GATED:
             half = first.shape[0] // 2
             gates, ups = [part.rows(0, half) for part in parts], [part.rows(half, 2 * half) for part in parts]
-            view = TensorView.join([*gates, *ups])
+            mosaic = TensorView.stack([*gates, *ups])
         else:
-            view = TensorView.join(parts)
+            mosaic = TensorView.stack(parts)
     return JoinedTensor(
-        name=name, key_parts=first.key_parts, dtype=first.dtype, shape=shape, view=view, split=split, home=home
+        name=name, key_parts=first.key_parts, dtype=first.dtype, shape=shape, mosaic=mosaic, split=split, home=home
     )
 
 
@@ -304,7 +313,7 @@ def _refuse_few_axes(tensor: StoredTensor, split: Split) -> None:
 
 def _refuse_differences(ranks: list[StoredTensor]) -> None:
     for rank, other in enumerate(ranks[1:], start=1):
-        if not ranks[0].view.equals(other.view):
+        if not ranks[0].mosaic.equals(other.mosaic):
             problem = f"{other.name!r} must be the same on all tensor ranks, but {ranks[0].path.name} and "
             hint = "the shards are of different checkpoints, or its name is one that no rule splits"
             raise UsageError(f"{problem}{other.path.name} (rank {rank}) differ", hint=hint)
@@ -313,9 +322,9 @@ def _refuse_differences(ranks: list[StoredTensor]) -> None:
 def _refuse_copies(ranks: list[StoredTensor]) -> None:
     """Refuse a weight that is the same on all ranks: joining copies would make a model of double width."""
     first = ranks[0]
-    if len(first.shape) < 2 or not all(first.view.equals(other.view) for other in ranks[1:]):
+    if len(first.shape) < 2 or not all(first.mosaic.equals(other.mosaic) for other in ranks[1:]):
         return
-    if not first.view.is_constant(ITEM_BYTES[first.dtype]):
+    if not first.mosaic.is_constant(ITEM_BYTES[first.dtype]):
         problem = f"{first.name!r} must be split over {len(ranks)} tensor ranks, but all of them hold the same"
         hint = "a shard was copied under another name, or (experts only) give --whole-experts"
         raise UsageError(problem, hint=hint)

@@ -133,7 +133,7 @@ def _table(text: str, path: Path) -> Table:
     is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("{")
     try:
         table = json.loads(text) if is_json else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if is_json else "TOML, or what `nvidia-smi -L` and `nvidia-smi topo -m` print"
         reason = " ".join(str(error).split())
         raise UsageError(f"cluster file {str(path)!r} must be {kind}, but is not ({reason})", hint="fix it") from None

@@ -9,6 +9,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
 _HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?=\s|#|$)", re.ASCII)
+_MAX_SLOTS = 999_999
 _MAX_BYTES = 1 << 20
 
 
@@ -35,5 +36,8 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
         if match[1] in found:
             problem = f"a hostfile must name each host once, but line {number} of {path} is a duplicate of"
             raise UsageError(f"{problem} {match[1][:80]!r}", hint="take one out")
+        if len(match[2]) > len(str(_MAX_SLOTS)):
+            problem = f"a host must have at most {_MAX_SLOTS} slots"
+            raise UsageError(f"{problem}, but line {number} of {path} gives {match[2][:40]}: correct it")
         found[match[1]] = int(match[2])
     return found

@@ -19,6 +19,7 @@ from zenith_tune.describe.config_json import (
     find_local,
     read_config,
     refuse_missing_path,
+    too_deep,
 )
 from zenith_tune.describe.config_spec import OTHERWISE, model_spec_from_config
 from zenith_tune.describe.hub import fetch_config
@@ -128,7 +129,7 @@ def read_model_config(model: str) -> ModelConfig:
     """Read the config of `model`: a folder that holds config.json, a path to one, a catalog's name, or a hub's id."""
     path = find_local(model, WITHOUT_MODEL)
     if path is not None:
-        return _model_config(read_config(config_path(path), str(config_path(path)), WITHOUT_MODEL))
+        return _config_in(config_path(path), str(config_path(path)))
     if model in known_models():
         known = catalog_model(model)
         return ModelConfig(
@@ -140,7 +141,15 @@ def read_model_config(model: str) -> ModelConfig:
             source=model,
         )
     refuse_missing_path(model, WITHOUT_MODEL)
-    return _model_config(read_config(fetch_config(model), model, WITHOUT_MODEL))
+    return _config_in(fetch_config(model), model)
+
+
+def _config_in(path: Path, source: str) -> ModelConfig:
+    config = read_config(path, source, WITHOUT_MODEL)
+    try:
+        return _model_config(config)
+    except RecursionError:
+        raise too_deep(config) from None
 
 
 def _model_config(config: ConfigJson) -> ModelConfig:

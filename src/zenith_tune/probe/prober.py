@@ -132,7 +132,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
         return []
     found: list[Mapping[str, Any]] = []
     for line in text.split("\n")[:-1]:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             if isinstance(value := json.loads(line), dict):
                 found.append(value)
     return found

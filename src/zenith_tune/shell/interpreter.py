@@ -20,24 +20,59 @@ from zenith_tune.units import whole
 
 MAX_BYTES = 1 << 18
 MAX_COMMANDS = 20_000
+MAX_EXPANDED = 1 << 24
+MAX_VALUE = 1 << 16
+"""Longer values are no training script's: a variable that grows beyond counts as unknown."""
 COMMANDS_PER_TEXT = 20
 """What opening a script takes, in commands."""
+_TOO_MANY = f"its scripts come to more than {MAX_COMMANDS} commands"
+_LONG_WORD = re.compile(r"\S{16384}")
 
 
 @dataclass(slots=True)
 class Budget:
-    """Hold what is left for one command and all the scripts that it leads to: some call themselves."""
+    """Hold what is left for one command and all the scripts that it leads to.
 
+    >>> budget = Budget(num_commands=1)
+    >>> budget.take_command()
+    >>> budget.take_command()
+    Traceback (most recent call last):
+    zenith_tune.errors.CommandError: its scripts come to more than 20000 commands
+    """
+
+    num_bytes: int = MAX_BYTES
     num_commands: int = MAX_COMMANDS
+    num_expanded: int = MAX_EXPANDED
     reason: str = ""
     """Why something was not read; empty where all was."""
 
-    def take(self, num_commands: int) -> None:
-        """Take commands that are gone through."""
-        self.num_commands -= num_commands
+    def take_text(self, text: str) -> None:
+        """Take a text that is to be read; one word of very many letters is no script."""
+        self.num_bytes -= len(text)
+        self.num_commands -= COMMANDS_PER_TEXT
+        if self.num_bytes < 0:
+            raise self.refusal(f"its scripts come to more than {MAX_BYTES >> 10} KiB")
         if self.num_commands < 0:
-            self.reason = f"its scripts come to more than {MAX_COMMANDS} commands"
-            raise CommandError(self.reason)
+            raise self.refusal(_TOO_MANY)
+        if _LONG_WORD.search(text):
+            raise self.refusal("a script has a word of more than 16,000 letters")
+
+    def take_command(self) -> None:
+        """Take one command that is gone through."""
+        self.num_commands -= 1
+        if self.num_commands < 0:
+            raise self.refusal(_TOO_MANY)
+
+    def take_expanded(self, length: int) -> None:
+        """Take letters that variables were replaced by."""
+        self.num_expanded -= length
+        if self.num_expanded < 0:
+            raise self.refusal(f"its variables come to more than {MAX_EXPANDED >> 20} MiB")
+
+    def refusal(self, reason: str) -> CommandError:
+        """Note why nothing more is read, and return the error that ends the reading."""
+        self.reason = self.reason or reason
+        return CommandError(reason)
 
 
 REST = "\0rest\0"
@@ -48,6 +83,8 @@ _BRACED = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#])(?:\[(?P<index>[^]
 _DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)
 _SLICE = re.compile(r":\s*([0-9]+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
+MAX_ARITHMETIC, MAX_NESTED = 1000, 16
+"""Letters of an expression, and defaults inside of defaults, beyond which nothing is worked out."""
 
 
 def _divided(left: int, right: int) -> int:
@@ -88,6 +125,7 @@ class ShellVariables:
     """Whether a file that cannot be read was sourced: what is not set here may be set there."""
     budget: Budget = field(default_factory=Budget)
     """What is left to read, for this script and all that it leads to."""
+    _num_nested: int = 0
 
     def child(self, arguments: Sequence[str]) -> Self:
         """Return what a script that is started from here begins with."""
@@ -148,6 +186,9 @@ class ShellVariables:
         is_list = word.parts[-1].dynamic and word.parts[-1].value.startswith("(")
         if adds:
             new = [*old, *new] if is_list else ["".join([*old[:1], *new])]
+        if sum(map(len, new)) > MAX_VALUE:
+            self.unsure.add(name)
+            return
         self.values[name] = new
         if not adds:
             self.unsure.discard(name)
@@ -192,6 +233,7 @@ class ShellVariables:
         is_bare = False
         for part in parts:
             pieces, breaks = self._pieces(part, splits=splits)
+            self.budget.take_expanded(sum(map(len, pieces)))
             is_bare |= breaks and not pieces
             for index, piece in enumerate(pieces):
                 if index and breaks:
@@ -276,17 +318,25 @@ class ShellVariables:
         return values
 
     def _default(self, text: str) -> list[str] | None:
+        if self._num_nested >= MAX_NESTED:
+            return None
+        self._num_nested += 1
         try:
             tokens = lex(text)
         except CommandError:
             return None
-        return [" ".join(self.joined(token) for token in tokens if isinstance(token, Word))]
+        else:
+            return [" ".join(self.joined(token) for token in tokens if isinstance(token, Word))]
+        finally:
+            self._num_nested -= 1
 
     def _arithmetic(self, text: str) -> list[str] | None:
+        if len(text) > MAX_ARITHMETIC:
+            return None
         plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", text)
         try:
             number = self._number(ast.parse(plain.strip(), mode="eval").body)
-        except (ValueError, SyntaxError, ArithmeticError):
+        except (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
             return None
         # Beyond, the numbers of a shell run over.
         return [str(number)] if whole(str(abs(number))) is not None else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.interpreter import COMMANDS_PER_TEXT, MAX_BYTES, REST, ShellVariables
+from zenith_tune.shell.interpreter import MAX_BYTES, REST, ShellVariables
 from zenith_tune.shell.launchers import ShellText, locate, program_name
 from zenith_tune.shell.lexer import BUILTINS, CONTROL_FLOW, TRIVIAL, Word, lex
 from zenith_tune.shell.parsed_command import ParsedCommand
@@ -95,7 +95,7 @@ def find_runs(command: str, is_program: IsProgram, environment: Mapping[str, str
         walk.read(command)
     except CommandError:
         pass
-    except RecursionError:
+    except (RecursionError, MemoryError, OverflowError):
         budget.reason = budget.reason or "its quotes and brackets are nested too deep"
     return ScriptReading(walk.found, budget.reason)
 
@@ -127,7 +127,7 @@ class _Walk:
         self._is_over = False
 
     def read(self, text: str) -> None:
-        self.variables.budget.take(COMMANDS_PER_TEXT)
+        self.variables.budget.take_text(text)
         text = without_comments(text)
         # The command itself has been read by others; a script of many pages is not worth keeping.
         is_command = not self._depth and text.strip()
@@ -136,7 +136,7 @@ class _Walk:
     def follow(self, commands: Sequence[SimpleCommand]) -> None:
         at = 0
         while at < len(commands):
-            self.variables.budget.take(1)
+            self.variables.budget.take_command()
             if (function := function_at(commands, at)) is not None:
                 if self._state != SKIP:
                     self.functions[function.name] = function.body
@@ -272,7 +272,7 @@ class _Walk:
         self._end(inner)
 
     def _end(self, inner: _Walk) -> None:
-        """Continue behind what ran in this very shell, unless it has left it."""
+        """Go on behind what ran in this very shell, unless it has left it."""
         self.exits |= inner.exits
         self._is_over |= inner.exits
 
@@ -374,6 +374,6 @@ class _Walk:
         except (OSError, ValueError, RuntimeError):
             return None
         if len(text) > MAX_BYTES:
-            self.variables.budget.reason = f"{path.name} is longer than {MAX_BYTES >> 10} KiB"
+            self.variables.budget.refusal(f"{path.name} is longer than {MAX_BYTES >> 10} KiB")
             return None
         return text

@@ -224,7 +224,7 @@ class Branch:
         return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=True, in_pattern=True)
 
     def begin_condition(self) -> None:
-        """Begin an `elif`."""
+        """Go on to an `elif`."""
         self.in_condition, self.truth = True, None
         self.state = self._guarded(inverse(self.taken))
 
@@ -234,13 +234,13 @@ class Branch:
         self.truth = joins[joint](self.truth, truth) if joint in joins else truth
 
     def begin_body(self) -> None:
-        """Begin what `then` guards."""
+        """Go on to what `then` guards."""
         self.in_condition = False
         self.state = self._guarded(both(self.truth, inverse(self.taken)))
         self.taken = either(self.taken, self.truth)
 
     def begin_else(self) -> None:
-        """Begin what is left."""
+        """Go on to what is left."""
         self.state = self._guarded(inverse(self.taken))
 
     def _guarded(self, truth: Truth) -> str:

@@ -75,22 +75,35 @@ def fixed_in_script(command: str, name: str) -> tuple[str, str] | None:
     script = target.words[target.first - 1]
     if not script.is_static or (target.changes_folder and not Path(script.value).is_absolute()):
         return None
-    if script.value.endswith(".py"):
-        looks = rf"""["']{name}["']"""
-        # Further in, in a function or behind an `if`, it may never be run.
-        fixes = rf"^os\.environ\[{looks}\]\s*=(?!=)(?!.*{looks})"
-    elif target.by_shell:
-        looks = rf"\$\{{?{name}\b"
-        fixes = rf"^(?!.*{looks})(?:[^#]*[\s;&|(])?{name}="
-    else:
+    signs = _python(name) if script.value.endswith(".py") else _shell(name) if target.by_shell else None
+    if signs is None:
         return None
     for line in _lines(Path(script.value)):
         code = line.partition(" #")[0]
-        if re.search(fixes, code):
+        if signs.fixes.search(code):
             return script.value, code.strip()
-        if re.search(looks, code):
+        if signs.looks.search(code):
             return None
     return None
+
+
+class _Signs:
+    """Hold by what a line is known that looks at a variable, and one that sets it."""
+
+    def __init__(self, looks: str, fixes: str) -> None:
+        self.looks = re.compile(looks)
+        self.fixes = re.compile(fixes)
+
+
+def _shell(name: str) -> _Signs:
+    looks = rf"\$\{{?{name}\b"
+    return _Signs(looks, rf"^(?!.*{looks})(?:[^#]*[\s;&|(])?{name}=")
+
+
+def _python(name: str) -> _Signs:
+    quoted = rf"""["']{name}["']"""
+    # Further in, in a function or behind an `if`, it may never be run.
+    return _Signs(quoted, rf"^os\.environ\[{quoted}\]\s*=(?!=)(?!.*{quoted})")
 
 
 def _lines(path: Path) -> list[str]:

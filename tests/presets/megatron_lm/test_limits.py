@@ -31,8 +31,14 @@ COMMAND = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}"
         ("--hidden-size 99999999968", "--hidden-size must be at most 1000000"),
         ("--micro-batch-size 99999999999", "--micro-batch-size must be at most"),
         (f"--num-layers {MANY}", "--num-layers must be a whole number"),
+        ("--num-experts 8 --moe-layer-freq '([]*99999999999999999999)'", "--moe-layer-freq must be a whole number or"),
         (f"--num-experts 8 --moe-layer-freq {MANY}", "--moe-layer-freq must be a whole number or"),
         (f"--num-experts 8 --moe-layer-freq '[1]*{MANY}'", "--moe-layer-freq must be a whole number or"),
+        (f"--pipeline-model-parallel-layout 'Et|(t|)*{MANY}L'", "the stages in --pipeline-model-parallel-layout must"),
+        (
+            "--pipeline-model-parallel-layout 'Et|(t|)*999999999L'",
+            "the stages in --pipeline-model-parallel-layout must",
+        ),
     ],
 )
 def test_a_number_that_no_job_has_is_refused_in_one_line(options: str, message: str) -> None:
@@ -68,6 +74,7 @@ def test_the_largest_numbers_that_are_taken_make_a_space_at_once() -> None:
 UNREADABLE = {
     "more than 20000 commands": "true\n" * 30_000,
     "train.sh is longer than 256 KiB": "# a comment\n" * 30_000,
+    "a word of more than 16,000 letters": "A=" + "[" * 50_000,
 }
 
 
@@ -101,8 +108,13 @@ def test_a_sourced_file_that_is_cut_leaves_what_it_may_set_open(tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     [
+        "A=xxxxxxxx\n" + 'A="$A$A"\n' * 40,
+        "A=(x y)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
         'echo "' + " #" * 100_000 + '"',
+        "A=$((" + "-" * 8000 + "1))",
+        "A=$((" + "(" * 500 + "1" + ")" * 500 + "))",
         "A=$((1" + "*99999999" * 100 + "))",
+        "A=" + "${A:-" * 2000 + "1" + "}" * 2000,
         f"A=(1 2); B=${{A[²]}} C=${{A[@]:{MANY}}} D=${{{MANY}}} E=${{A[{MANY}]}}",
         f"if [ {MANY} -gt 1 ]; then A=1; fi",
         f"[ x = y ] && shift {MANY}",
@@ -115,3 +127,11 @@ def test_a_run_behind_what_grows_without_measure_is_found_at_once(text: str, tmp
     run = find_pretrain_run(f"bash {script}", {})
     assert run is not None and run.added_at == len(SHAPE.split())
     assert time.process_time() - start < SOON
+
+
+def test_variables_that_come_to_very_much_end_the_reading(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    grows = "A=" + "x" * 15_000 + "\n" + 'A="$A$A"\n' * 2
+    script.write_text(grows + f"true {'$A ' * 500}\n" + COMMAND)
+    with pytest.raises(UsageError, match="its variables come to more than 16 MiB: write it out"):
+        read_job(f"bash {script}", MegatronLmOverrides())

@@ -51,7 +51,7 @@ def _listed(text: str) -> list[int] | None:
         return None
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return None
     return value if isinstance(value, list) else None
 

@@ -166,7 +166,7 @@ def _events(log: str) -> list[dict[str, Any]]:
             continue
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             found.append(event)

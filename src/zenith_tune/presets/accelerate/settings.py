@@ -266,7 +266,7 @@ def read_settings(path: Path) -> AccelerateSettings:
         raise UsageError(f"the Accelerate configuration {source} does not exist: correct --config_file") from None
     except OSError as error:
         raise UsageError(f"the Accelerate configuration {source} cannot be read ({error.strerror}): fix it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = "must be a file as `accelerate config` writes it"
         raise UsageError(f"{source} {problem}, but is not ({' '.join(str(error).split())}): correct it") from None
     if not isinstance(values, dict):

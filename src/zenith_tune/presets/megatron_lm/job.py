@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.megatron.args import (
+    MOST,
     MegatronArgs,
     has_flash_attention,
     is_local,
@@ -27,6 +28,7 @@ from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.units import whole
 
 PRESET = "preset megatron-lm"
 PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
@@ -40,7 +42,7 @@ OTHER_SHARDING = (
     "--use-custom-fsdp",
     "--tensor-parallel-num-weight-shards",
 )
-MAX_GPUS = 1_000_000
+MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
 SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
 
 
@@ -227,7 +229,7 @@ def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
     if found is None:
         problem = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
         raise UsageError(problem, hint="add it, or give --args gbs=256")
-    return found
+    return at_most("the global batch", found, MOST)
 
 
 def _chunks(args: MegatronArgs, num_layers: int, pp: int) -> int:
@@ -249,8 +251,9 @@ def _num_stages(layout: str) -> int:
     """
     ends = layout.count("|") + 1
     for match in re.finditer(r"(?:\(([^)]+)\)|(\|))\*(\d+)", layout):
-        ends += (match[1] or match[2]).count("|") * (int(match[3]) - 1)
-    return ends
+        times = whole(match[3])
+        ends += (match[1] or match[2]).count("|") * ((MAX_STAGES + 1 if times is None else times) - 1)
+    return at_most("the stages in --pipeline-model-parallel-layout", ends, MAX_STAGES)
 
 
 def _recompute(args: MegatronArgs) -> tuple[str, int]:

@@ -12,6 +12,7 @@ _HOSTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/&]*)=")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_MAX_HOSTS = 100_000
 
 
 def hosts(text: str) -> list[str]:
@@ -23,6 +24,8 @@ def hosts(text: str) -> list[str]:
     found: list[str] = []
     for part in _HOSTS.findall(text):
         found += _expanded(part.strip())
+        if len(found) > _MAX_HOSTS:
+            raise ValueError(f"a host list of more than {_MAX_HOSTS} names")
     return [name for name in found if name and name != "(null)"]
 
 
@@ -35,7 +38,7 @@ def _expanded(part: str) -> list[str]:
         low, dash, high = each.partition("-")
         if not dash:
             numbers.append(low)
-        else:
+        elif low.isdecimal() and high.isdecimal() and int(high) - int(low) < _MAX_HOSTS:
             numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     head, tail = part[: bracket.start()], part[bracket.end() :]
     return [head + number + rest for number in numbers for rest in _expanded(tail)]
