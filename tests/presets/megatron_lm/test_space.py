@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200, read
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
@@ -86,9 +87,9 @@ def test_axes_are_parted_by_a_plus_a_comma_or_a_colon(search: str) -> None:
 
 
 def test_an_unknown_axis_is_guessed_and_an_empty_search_refused() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown axis in search 'tpp'; did you mean 'tp'\?"):
+    with pytest.raises(UnknownNameError, match=r"search 'tpp'.*'tp'"):
         space(LLAMA3_8B, "tpp")
-    with pytest.raises(UsageError, match="search must name at least one axis, but is empty"):
+    with pytest.raises(UsageError, match=r"search=tp\+pp\+mbs"):
         space(LLAMA3_8B, " + ")
 
 
@@ -236,7 +237,7 @@ def test_sequence_parallelism_follows_tp_unless_torchs_own_norms_forbid_it_or_it
 def test_a_pipeline_that_the_command_splits_by_itself_stays_a_choice() -> None:
     own: Params = {**PLAIN, "pp": 2, "vp": 4}
     command = tiny("--pipeline-model-parallel-size 2", n_gpus=2, gbs=4)
-    assert space(command).explain(own) == "num_layers must be at least pp*vp, but 6 < 2*4 = 8"
+    assert mentions(space(command).explain(own), "num_layers", "pp*vp", 6, 8)
     # Stages of their own for embedding and loss, which no plan makes.
     laid_out = space(f"{command} --pipeline-model-parallel-layout 'E|t|t|t|t|t|t|L'")
     assert laid_out.explain(own) is None

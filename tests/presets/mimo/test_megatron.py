@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.mimo.preset import MimoPreset
@@ -180,7 +181,7 @@ def test_weight_shards_are_ranks_that_read_samples_of_their_own() -> None:
     assert emitted(preset, params, command)["llm-dp"] == 1 and emitted(plain, params)["llm-dp"] == 2
     # Each rank holds a quarter of the dense weights and of the two experts' halves, not a half of both.
     assert preset.space.predict(params).memory_bytes < 0.8 * plain.space.predict(params).memory_bytes
-    assert any("--llm-dp is dp * tp / 4" in note for note in preset.notes(command))
+    assert any(mentions(note, "--llm-dp", "tp", 4) for note in preset.notes(command))
     filled = preset.apply_parameters(f"{command} --llm-dp {{llm_dp}}", params)
     assert filled.count("--llm-dp 1") == 2
 
@@ -247,7 +248,7 @@ def test_the_encoder_is_never_pipelined_and_the_command_may_not_say_so() -> None
     assert "encoder_pp" not in bound().get_search_space()
     assert bound(f"{COMMAND} --encoder-pp 1").own_point(COMMAND) == point()
     for option in ("--encoder-pp", "--encoder-cp", "--llm-cp"):
-        with pytest.raises(UsageError, match=f"{option} must be 1 in Megatron's MIMO example, but is 2"):
+        with pytest.raises(UsageError, match=rf"{option} .*\b1\b.*\b2\b"):
             bound(f"{COMMAND} {option} 2")
     with pytest.raises(UsageError, match="--llm-only"):
         bound(f"{COMMAND} --llm-only")
@@ -257,7 +258,7 @@ def test_uneven_images_are_never_joined_from_more_encoder_lanes() -> None:
     even, uneven = bound(mbs_max=4, **ROOMY), bound(mbs_max=4, images="12+1", **ROOMY)
     fan_in = point(encoder_tp=1, llm_tp=4, mbs=4)
     assert even.explain(fan_in) is None
-    assert "an encoder dp of at most the language model's" in str(uneven.explain(fan_in))
+    assert mentions(uneven.explain(fan_in), "encoder dp")
     assert uneven.explain(point()) is None
     lanes = [emitted(uneven, params) for params in uneven.points()]
     assert lanes and all(flags["encoder-dp"] <= flags["llm-dp"] for flags in lanes)
