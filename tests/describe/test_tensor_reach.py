@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
 from zenith_tune.describe.topology import Path as Way
 from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
@@ -136,8 +137,8 @@ def test_the_reason_is_one_line(name: str, shown: str) -> None:
 
 def test_the_reason_of_a_named_cluster_needs_no_matrix() -> None:
     assert "one GPU" in tensor_reason(load_cluster("h200x1"))
-    assert "72 GPUs of several nodes" in tensor_reason(load_cluster("gb200x72"))
-    assert tensor_reason(load_cluster("l40sx8")).startswith("no NVLink")
+    assert mentions(tensor_reason(load_cluster("gb200x72")), "72 GPUs")
+    assert mentions(tensor_reason(load_cluster("l40sx8")), "no NVLink")
 
 
 @pytest.mark.parametrize(

@@ -24,5 +24,5 @@ def test_the_widest_space_leaves_out_less() -> None:
 
 
 def test_an_unknown_space_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'default'.*all, default"):
+    with pytest.raises(UsageError, match=r"'default'.*all, default"):
         SearchSpace.named("defualt")
