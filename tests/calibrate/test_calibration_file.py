@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def test_the_undamaged_file_is_read(tmp_path: Path) -> None:
 def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "missing", tmp_path / "pipe"):
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(UsageError, match=re.escape(str(path))):
             load_calibration(path)
 
 
@@ -137,7 +138,7 @@ def test_every_framework_has_a_calibration_with_plausible_values() -> None:
 
 
 def test_an_unknown_framework_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'megatron'"):
+    with pytest.raises(UnknownNameError, match="'megatron'"):
         default_calibration("megatorn")
 
 

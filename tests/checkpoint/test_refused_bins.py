@@ -13,6 +13,7 @@ import pytest
 from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, write_shards
 from tests.checkpoint.test_refused_shards import refused, shard
+from tests.mentions import mentions
 
 
 class Bomb:
@@ -25,7 +26,7 @@ def test_a_bin_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     torch.save({"weight": torch.zeros(1), "bomb": Bomb()}, shard(tmp_path / "old", extension="bin"))
-    assert "holds more than weights (posix.mkdir), which only running its code could load" in refused(tmp_path / "old")
+    assert mentions(refused(tmp_path / "old"), "posix.mkdir")
     assert not (tmp_path / "was-run").exists()
 
 
@@ -36,7 +37,7 @@ def test_a_plain_pickle_under_the_name_of_a_bin_is_refused_and_not_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     shard(tmp_path / "old", extension="bin").write_bytes(pickle.dumps(Bomb()))
-    assert "is in torch's old format, or damaged" in refused(tmp_path / "old")
+    assert mentions(refused(tmp_path / "old"), shard(tmp_path / "old", extension="bin"), "format")
     assert not (tmp_path / "was-run").exists()
 
 

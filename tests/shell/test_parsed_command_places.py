@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.requirements import skip
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
@@ -43,26 +44,24 @@ from zenith_tune.shell import ParsedCommand
         ("python -", "'python'"),
         ("cat t.sh | bash", "'bash'"),
         ("bash", "'bash'"),
-        ("python a.py && python b.py", "starts 2 ('python a.py', 'python b.py')"),
-        ("python a.py || python b.py", "starts 2"),
-        ("bash -c 'python a.py; python b.py'", "starts 2"),
-        ("cd x && ls", "starts none ('cd x', 'ls')"),
-        ("A=1", "starts none: write"),
-        ("cd 'a\nb'", "starts none ('cd a\\nb')"),
-        ("bash -c ''", "starts none: write"),
+        ("python a.py && python b.py", "2 ('python a.py', 'python b.py')"),
+        ("python a.py || python b.py", " 2 ("),
+        ("bash -c 'python a.py; python b.py'", " 2 ("),
+        ("cd x && ls", "('cd x', 'ls')"),
+        ("A=1", "none"),
+        ("cd 'a\nb'", "('cd a\\nb')"),
+        ("bash -c ''", "none"),
         ("$(" + "x" * 99 + ") t.py", "x...'"),
-        ("# nothing", "starts none"),
+        ("# nothing", "none"),
     ],
 )
-def test_without_a_safe_place_the_law_the_part_and_placeholders_are_told_in_one_line(command: str, part: str) -> None:
+def test_without_a_safe_place_the_part_and_the_placeholders_are_named_in_one_line(command: str, part: str) -> None:
     line = ParsedCommand.of(command)
     with pytest.raises(CommandError) as caught:
         line.set({"--k": 1})
     message = str(caught.value)
     assert part in message and "\n" not in message
-    assert message.endswith(
-        "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
-    )
+    assert mentions(message, "{tp}", "{mbs}")
     for edit in (line.remove, line.add_flag):
         with pytest.raises(CommandError, match=re.escape(message)):
             edit("--k")
@@ -97,15 +96,15 @@ def test_secrets_among_the_first_two_words_stay_out_of_messages(command: str, pa
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
-def test_an_empty_command_is_refused_with_the_cure(text: str) -> None:
-    with pytest.raises(CommandError, match="is empty: give it after --"):
+def test_an_empty_command_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(CommandError, match=r"empty.* --$"):
         ParsedCommand.of(text)
-    with pytest.raises(CommandError, match="is empty: give it after --"):
+    with pytest.raises(CommandError, match=r"empty.* --$"):
         ParsedCommand.from_argv([text])
 
 
 def test_no_words_at_all_are_an_empty_command() -> None:
-    with pytest.raises(CommandError, match="give it after --"):
+    with pytest.raises(CommandError, match=r"empty.* --$"):
         ParsedCommand.from_argv([])
 
 
