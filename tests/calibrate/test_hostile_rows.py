@@ -89,5 +89,5 @@ def test_a_path_that_is_none_is_one_line(tmp_path: Path, name: str) -> None:
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "runs.csv")
-    with pytest.raises(UsageError, match="runs.csv"):
+    with pytest.raises(UsageError, match=r"runs\.csv"):
         read_measured(tmp_path)
