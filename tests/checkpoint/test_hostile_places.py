@@ -36,8 +36,8 @@ def test_links_in_a_circle_are_refused_in_one_line(checkpoint: Run, tmp_path: Pa
     around.mkdir()
     (around / SHARD.format("safetensors")).symlink_to(circle)
     runs = {
-        ("merge", str(circle), "--output", out): "is no folder of shards (Too many levels of symbolic links)",
-        ("merge", str(around), "--output", out): "cannot be read (Too many levels of symbolic links)",
+        ("merge", str(circle), "--output", out): "Too many levels of symbolic links",
+        ("merge", str(around), "--output", out): SHARD.format("safetensors"),
         ("merge", folder, "--output", str(circle / "one.safetensors")): str(circle),
         ("reshard", folder, "--tp", "1", "--pp", "1", "--output", str(circle)): str(circle),
     }

@@ -53,12 +53,12 @@ def test_a_truncated_bin_is_refused(tmp_path: Path, kept: int) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (lambda torch: [torch.zeros(1)], "must hold a state_dict, but holds a list"),
-        (lambda torch: {"w": torch.zeros(2, 3).t()}, "as a view that is not contiguous"),
-        (lambda torch: {"w": torch.zeros(2).to_sparse()}, "save it as a dense tensor"),
+        (lambda torch: [torch.zeros(1)], "state_dict"),
+        (lambda torch: {"w": torch.zeros(2, 3).t()}, "contiguous"),
+        (lambda torch: {"w": torch.zeros(2).to_sparse()}, "dense"),
         (lambda torch: {"model0": {"w": torch.zeros(1)}}, "interleaved pipeline"),
-        (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "has checkpoint_version 0"),
-        (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "names 'a.b' twice"),
+        (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "checkpoint_version 0"),
+        (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "'a.b'"),
     ],
 )
 def test_a_bin_of_another_kind_is_refused(tmp_path: Path, content: Callable[[Any], Any], problem: str) -> None:

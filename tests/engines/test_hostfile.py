@@ -256,7 +256,7 @@ def test_what_no_host_can_hold_is_refused_in_one_line(runner: HostfileRunner) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "part"), [(None, "cannot be read"), ("", "must name a host"), ("-oProxyCommand=x slots=1\n", "ssh takes")]
+    ("text", "part"), [(None, "No such file"), ("", "host"), ("-oProxyCommand=x slots=1\n", "ssh takes")]
 )
 def test_a_hostfile_that_cannot_serve_is_refused(tmp_path: Path, text: str | None, part: str) -> None:
     if text is not None:

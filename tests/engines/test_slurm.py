@@ -108,7 +108,7 @@ def test_deepspeed_with_a_launcher_of_its_own_reads_the_nodes_from_a_host_file(t
     [
         ({"nodes": 5}, ["5 nodes", "partition main has 4"]),
         ({"gpus_per_node": 9}, ["9 GPUs", "8 GPUs, 16 CPUs and 64000 MB", "nodes=", "partition="]),
-        ({"partition": "man"}, ["'man'", "did you mean 'main'?"]),
+        ({"partition": "man"}, ["'man'", "'main'"]),
         ({"partition": "short", "nodes": 2}, ["2 nodes", "partition short has 1"]),
         ({"partition": "short", "time": "00:20:00"}, ["time=00:20:00", "partition short"]),
         ({"constraint": "nosuch"}, ["constraint=nosuch", "partition main", "fake"]),

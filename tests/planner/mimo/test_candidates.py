@@ -106,7 +106,7 @@ def test_the_same_degrees_are_homogeneous_on_shared_ranks_and_apart() -> None:
     apart = MimoCandidate.of(4, encoder=(2, 1), language=(2, 1), encoder_ranks=2, micro_batch=1)
     other = MimoCandidate.of(4, encoder=(1, 1), language=(2, 1), encoder_ranks=2, micro_batch=1)
     assert [at.is_homogeneous for at in (shared, apart, other)] == [True, True, False]
-    assert shared.label == "encoder tp2 dp2 on 4 shared | llm tp2 dp2 on 4 shared | mbs1"
+    assert mentions(shared.label, "tp2", "dp2", "shared", "mbs1") and "shared" not in apart.label
 
 
 def test_ranks_that_cannot_be_filled_are_refused() -> None:

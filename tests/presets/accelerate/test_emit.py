@@ -112,11 +112,11 @@ def test_the_batch_that_accelerate_works_out_is_the_one_planned() -> None:
         (target(pp=4, vp=5), "virtual stages"),
         (target(cp=2), "context parallelism"),
         (target(recompute="selective"), "selective recomputation"),
-        (target(model=LLAMA_405B, cluster="h100x2048", pp=16), "an uneven pipeline"),
-        (target(pp=32), "an uneven pipeline"),
-        (target(zero=3), "weights that are sharded"),
-        (target(precision="fp8"), "no key for fp8 with MEGATRON_LM"),
-        (target(precision="mxfp8", framework="fsdp"), "no key for mxfp8"),
+        (target(model=LLAMA_405B, cluster="h100x2048", pp=16), "uneven"),
+        (target(pp=32), "uneven"),
+        (target(zero=3), "sharded"),
+        (target(precision="fp8"), "fp8 .*MEGATRON_LM"),
+        (target(precision="mxfp8", framework="fsdp"), "mxfp8"),
     ],
 )
 def test_what_accelerate_has_no_key_for_is_refused(at: Target, part: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,8 +57,7 @@ def test_the_commands_own_comes_first_and_is_its_point() -> None:
 def test_parameters_are_not_gathered_early_without_the_distributed_optimizer() -> None:
     assert space(tiny(), "overlap").choices["overlap"] == ("none", "grads")
     found = space(tiny(), "zero+overlap")
-    reason = "overlap params needs the distributed optimizer, but got zero 0"
-    assert found.explain({**PLAIN, "zero": 0, "overlap": "params"}) == reason
+    assert mentions(found.explain({**PLAIN, "zero": 0, "overlap": "params"}), "overlap params", "zero 0")
     assert found.explain({**PLAIN, "zero": 1, "overlap": "params"}) is None
 
 
@@ -86,8 +86,7 @@ def test_gathering_is_never_written_without_the_reduction_of_gradients() -> None
 
 def test_one_data_parallel_rank_is_tried_once() -> None:
     found = space(tiny(n_gpus=2, gbs=4), "tp+overlap")
-    reason = "overlap is without effect on one data-parallel rank: tried as none, but got grads"
-    assert found.explain({**PLAIN, "tp": 2, "overlap": "grads"}) == reason
+    assert mentions(found.explain({**PLAIN, "tp": 2, "overlap": "grads"}), "overlap", "none", "grads")
     assert found.explain({**PLAIN, "tp": 1, "overlap": "grads"}) is None
     own = space(tiny(f"--use-distributed-optimizer {GRADS} {GATHER}", n_gpus=2, gbs=4), "tp+zero+overlap")
     alone = [point for point in own.points() if point["tp"] == 2]
@@ -131,20 +130,21 @@ def test_an_axis_that_is_searched_decides_in_place_of_the_commands_switch() -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "named"),
     [
-        ({"ep": 1}, "ep_overlap needs ep above 1"),
-        ({"pp": 2}, "ep_overlap needs vp above 1 where pp is"),
-        ({"recompute": "full/uniform1"}, "ep_overlap needs no full recomputation"),
-        ({"recompute": "selective/moe"}, "ep_overlap needs experts that are not recomputed, but got selective/moe"),
+        ({"ep": 1}, ("ep", 1)),
+        ({"pp": 2}, ("vp", 1, "pp")),
+        ({"recompute": "full/uniform1"}, ("no full",)),
+        ({"recompute": "selective/moe"}, ("selective/moe",)),
         ({"pp": 2, "vp": 3}, None),
         ({"recompute": "selective/layernorm"}, None),
     ],
 )
-def test_expert_parallel_overlap_asks_for_its_layout(change: Params, reason: str | None) -> None:
+def test_expert_parallel_overlap_asks_for_its_layout(change: Params, named: Any) -> None:
     found = space(tiny(EXPERTS, n_gpus=4, gbs=8), EVERYTHING)
     point: Params = {**PLAIN, "ep": 2, "zero": 0, "overlap": "none", "sequence_parallel": False, **change}
-    assert found.explain({**point, "tp_overlap": False, "ep_overlap": True}) == reason
+    reason = found.explain({**point, "tp_overlap": False, "ep_overlap": True})
+    assert reason is None if named is None else mentions(reason, "ep_overlap", *named)
     assert found.explain({**point, "tp_overlap": False, "ep_overlap": False}) is None
 
 

@@ -167,45 +167,45 @@ PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1
 
 
 @pytest.mark.parametrize(
-    ("command", "change", "reason"),
+    ("command", "change", "named"),
     [
-        (LLAMA3_8B, {"tp": 4, "pp": 4}, "n_gpus must be divisible by tp*pp*cp, but 8 % (4*4*1 = 16) != 0"),
-        (LLAMA3_8B, {"mbs": 32}, "gbs must be divisible by dp*mbs, but 128 % (8*32 = 256) != 0"),
+        (LLAMA3_8B, {"tp": 4, "pp": 4}, ("n_gpus", "tp*pp*cp", 8, 16)),
+        (LLAMA3_8B, {"mbs": 32}, ("gbs", "dp*mbs", 128, 256)),
         (
             LLAMA3_8B,
             {"pp": 8, "vp": 5},
-            "num_layers must be at least pp*vp, but 32 < 8*5 = 40",
+            ("num_layers", "pp*vp", 32, 40),
         ),
-        (LLAMA3_8B, {"vp": 2}, "vp above 1 needs pp above 1, but got vp 2 and pp 1"),
+        (LLAMA3_8B, {"vp": 2}, ("vp 2", "pp 1")),
         (
             LLAMA3_8B,
             {"pp": 8, "recompute": "full/block4"},
-            "full/block4 recomputes all 4 layers of a chunk, as full/uniform1 does",
+            ("full/block4", "4 layers", "full/uniform1"),
         ),
         (
             LLAMA3_8B,
             {"pp": 8, "recompute": "full/block8"},
-            "recompute full/block takes 1 to layers per chunk, but got 8 with 4 layers per chunk",
+            ("full/block", 8, "4 layers"),
         ),
-        (LLAMA3_8B, {"ep": 2}, "ep must be 1 for a model without experts, but got 2"),
-        (MIXTRAL, {"ep": 16}, "num_experts must be divisible by ep, but 8 % 16 != 0"),
-        (MIXTRAL, {"etp": 4}, "etp is tried as 1 and as tp unless search names it, but got 4 with tp 1"),
+        (LLAMA3_8B, {"ep": 2}, ("ep", 1, 2)),
+        (MIXTRAL, {"ep": 16}, ("num_experts", "ep", 8, 16)),
+        (MIXTRAL, {"etp": 4}, ("etp", "search", 4, "tp 1")),
         (
             MIXTRAL,
             {"pp": 8, "ep": 8, "etp": 2, "tp": 2},
-            "n_gpus must be divisible by etp*ep*pp, but 64 % (2*8*8 = 128) != 0",
+            ("n_gpus", "etp*ep*pp", 64, 128),
         ),
-        (f"{LLAMA3_8B} --tp-comm-overlap", {}, "--tp-comm-overlap in your command needs sequence parallelism"),
+        (f"{LLAMA3_8B} --tp-comm-overlap", {}, ("--tp-comm-overlap", "sequence")),
         (
             f"{LLAMA3_8B} --cuda-graph-impl local",
             {"recompute": "full/uniform1"},
-            "--cuda-graph-impl local in your command needs no full recomputation",
+            ("--cuda-graph-impl local", "no full"),
         ),
-        (ONE_H200, {"cp": 1, "mbs": 3}, "gbs must be divisible by dp*mbs, but 16 % (1*3 = 3) != 0"),
+        (ONE_H200, {"cp": 1, "mbs": 3}, ("gbs", "dp*mbs", 16, 3)),
     ],
 )
-def test_the_first_rule_that_a_point_breaks_is_told(command: str, change: Params, reason: str) -> None:
-    assert space(command).explain({**PLAIN, **change}) == reason
+def test_the_first_rule_that_a_point_breaks_is_named(command: str, change: Params, named: tuple[object, ...]) -> None:
+    assert mentions(space(command).explain({**PLAIN, **change}), *named)
 
 
 def test_a_layout_is_whole() -> None:
