@@ -210,7 +210,7 @@ def test_a_killed_node_is_named_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path
     result = job.wait(60)
     lost = ray_nodes.second.node_id[:6]
     assert result is not None and (result.end, result.exit_code) == (End.LOST, None)
-    assert result.place.endswith(f"#{lost}") and mentions(result.reason, f"#{lost}")
+    assert result.place.endswith(f"#{lost}") and mentions(result.reason, result.place)
     assert marked(tmp_path / "trial") == []
     again = ray_nodes.run(tmp_path / "again", "true", Resources(avoid=(result.place,))).wait()
     assert (again.end, again.exit_code) == (End.EXITED, 0) and lost not in again.place
