@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import construct, parse_pairs, typed
 
@@ -34,18 +35,19 @@ def test_typed_values_pass_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "named"),
     [
-        ({}, r"gadget needs size\. Valid: size: int \(required\), ratio: float, name: str, loud: bool, level: int"),
-        ({"size": "3", "sise": "4"}, "takes no argument 'sise'"),
-        ({"size": "3.5"}, "size must be int, but got '3.5'"),
-        ({"size": "3", "loud": "perhaps"}, "loud must be bool"),
-        ({"size": "3", "ratio": "x"}, "ratio must be float"),
+        ({}, ("gadget", "size: int", "ratio: float", "name: str", "loud: bool", "level: int")),
+        ({"size": "3", "sise": "4"}, ("'sise'", "size: int")),
+        ({"size": "3.5"}, ("size", "int", "'3.5'")),
+        ({"size": "3", "loud": "perhaps"}, ("loud", "bool", "'perhaps'")),
+        ({"size": "3", "ratio": "x"}, ("ratio", "float", "'x'")),
     ],
 )
-def test_a_mistake_is_named_with_the_valid_keys(args: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_a_mistake_is_named_with_the_valid_keys(args: dict[str, Any], named: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
         construct(Gadget, args, "gadget")
+    assert mentions(caught.value, *named)
 
 
 def test_defaults_fill_in_where_the_constructor_knows_them() -> None:

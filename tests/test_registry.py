@@ -31,12 +31,12 @@ def test_a_registered_class_is_found_by_its_name(registry: Registry[object]) -> 
 
 def test_a_name_is_not_given_twice(registry: Registry[object]) -> None:
     registry.register("thing")(Thing)
-    with pytest.raises(UsageError, match="'thing' is registered by"):
+    with pytest.raises(UsageError, match=r"'thing' .*tests\.test_registry"):
         registry.register("thing")(OtherThing)
 
 
 def test_an_unknown_name_lists_the_known_and_guesses() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown strategy 'gird'; did you mean 'grid'\? Known: .*random"):
+    with pytest.raises(UnknownNameError, match=r"strategy 'gird'.*'grid'.*random"):
         StrategyRegistry.get("gird")
 
 
@@ -56,7 +56,7 @@ def test_entry_points_are_loaded_and_a_broken_one_is_named_and_skipped(
     assert {"toy", "broken"} <= set(registry.names())
     assert registry.get("toy").__name__ == "Toy"
     with (
-        pytest.warns(PluginWarning, match="plugin 'broken' of package 'toy-plugin'.*a_module_that_nobody_has"),
+        pytest.warns(PluginWarning, match=r"'broken' .*'toy-plugin'.*a_module_that_nobody_has"),
         pytest.raises(UnknownNameError),
     ):
         registry.get("broken")

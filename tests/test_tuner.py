@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from tests.study_tools import PRINT_X, Asks, Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import (
@@ -59,7 +60,7 @@ def test_when_nothing_goes_well_there_is_no_best(tmp_path: Path) -> None:
     assert tune(tmp_path, "sh -c 'echo value: {x}; exit 1'").optimize() == (None, None)
 
 
-def test_outcomes_and_causes_are_told_apart(tmp_path: Path) -> None:
+def test_outcomes_and_causes_are_distinguished(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(
         "case $1 in\n"
@@ -109,13 +110,13 @@ def test_without_a_baseline_none_runs(tmp_path: Path) -> None:
 
 
 def test_a_command_that_ends_well_without_the_metric_stops_the_study(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"ran to its end, but .*value:"):
+    with pytest.raises(UsageError, match="value:"):
         tune(tmp_path, "echo hello").optimize()
 
 
 def test_three_trials_that_end_well_without_the_metric_stop_the_study(tmp_path: Path) -> None:
     witness = Witness()
-    with pytest.raises(UsageError, match="first 3 trials"):
+    with pytest.raises(UsageError, match=r"\b3 trials\b.*value:"):
         tune(tmp_path, "echo {x}", ToyPreset(range(9)), listener=witness).optimize()
     assert len(witness.trials) == 3
 
@@ -169,7 +170,7 @@ def test_a_folder_of_a_study_that_the_database_does_not_have_is_refused(tmp_path
     tune(tmp_path, db_path=str(tmp_path / "one.db")).optimize()
     before = (tmp_path / "out/s/study.json").read_text()
     for resume in (False, True):
-        with pytest.raises(StudyError, match=r"out/s holds a study that is not in sqlite:///.*two.db"):
+        with pytest.raises(StudyError, match=r"out/s .*sqlite:///.*two\.db"):
             tune(tmp_path, "sh -c 'echo value: 7'", db_path=str(tmp_path / "two.db"), resume=resume).optimize()
     assert (tmp_path / "out/s/study.json").read_text() == before
     assert (tmp_path / "out/s/trials/0000/log.txt").read_text() == "value: 1\n"
@@ -216,7 +217,7 @@ def test_a_study_in_which_your_own_command_fails_like_every_trial_stops(tmp_path
     command = "sh -c 'echo RuntimeError: no such file; exit 1'"
     assert tune(tmp_path, command, Ignored(range(9)), listener=witness).optimize() == (None, None)
     assert len(witness.trials) == 4, "the baseline and three trials"
-    assert witness.end is not None and "failed alike: RuntimeError: no such file" in witness.end.why
+    assert witness.end is not None and mentions(witness.end.why, "RuntimeError: no such file")
 
 
 def test_without_a_baseline_three_trials_that_fail_alike_for_no_fault_of_their_layout_are_enough(
@@ -230,7 +231,7 @@ def test_without_a_baseline_three_trials_that_fail_alike_for_no_fault_of_their_l
     command = "sh -c 'echo \"TypeError: unsupported operand type(s) for //\"; exit 1'"
     assert tune(tmp_path, command, Ignored(range(9)), listener=witness, baseline=False).optimize() == (None, None)
     assert len(witness.trials) == 3
-    assert witness.end is not None and "the first 3 trials failed alike: TypeError" in witness.end.why
+    assert witness.end is not None and mentions(witness.end.why, "3 trials", "TypeError")
 
 
 def test_trials_that_a_rule_of_their_layout_refuses_alike_do_not_end_a_study(tmp_path: Path) -> None:
@@ -271,7 +272,8 @@ def test_a_preset_of_the_four_documented_methods_is_enough(tmp_path: Path) -> No
     options: dict[str, Any] = {"output_dir": tmp_path / "out", "listener": witness}
     tuner = PresetTuner("echo value:", Four(), None, RegexEvaluator(r"value: (\S+)"), baseline=False, **options)
     assert tuner.optimize() == (1.0, {"x": 1})
-    assert witness.pruned == ["pruned by Four"]
+    [reason] = witness.pruned
+    assert mentions(reason, "Four")
     with pytest.raises(UsageError, match="--objective"):
         PresetTuner("echo value:", Four(), **options)
 
@@ -286,7 +288,7 @@ def test_a_value_in_another_unit_is_not_compared(tmp_path: Path) -> None:
     evaluator = MegatronEvaluator()
     assert tune(tmp_path, f"bash {script} {{x}}", evaluator=evaluator, listener=witness).optimize() == (10.0, {"x": 1})
     assert [trial.outcome for trial in witness.trials] == ["ok", "error", "ok"]
-    assert "TFLOP/s/GPU, but those before it are in iterations/s" in str(witness.trials[1].cause)
+    assert mentions(witness.trials[1].cause, "TFLOP/s/GPU", "iterations/s")
 
 
 def test_trials_that_fail_unlike_your_own_command_do_not_stop_the_study(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.calibrate.made_runs import LARGE, MIDDLE, SMALL, a_run, layouts, made_runs, timed
 from tests.calibrate.test_memory_fit import measured_as
 from tests.calibrate.test_time_fit import TRUTH
+from tests.mentions import mentions
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import calibrate, calibrate_all, fit_calibration, most_measured, sources_of
 from zenith_tune.calibrate.measured_run import MeasuredRun
@@ -31,7 +32,9 @@ def test_a_calibration_says_where_it_comes_from_and_what_was_left_out() -> None:
     calibration = fit.calibration
     assert (calibration.origin, calibration.date) == ("made up", "2026-11-15")
     assert calibration.num_runs == fit.num_time_runs == len(runs) - 11
-    assert fit.left_out == {"marked by its source: PROXY": 7, "of another framework: nanotron": 4}
+    assert sorted(fit.left_out.values()) == [4, 7]
+    reasons = {number: reason for reason, number in fit.left_out.items()}
+    assert mentions(reasons[7], "PROXY") and mentions(reasons[4], "nanotron")
     assert fit.num_landscapes == 12 and fit.held_out == "landscape"
 
 
@@ -66,7 +69,7 @@ def test_the_refined_calibration_predicts_the_users_own_machine_better() -> None
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_runs_are_refused_with_the_reasons(count: int) -> None:
-    with pytest.raises(UsageError, match=rf"at least 3 runs .*got {count} .*7 .*PROXY"):
+    with pytest.raises(UsageError, match=rf"\b3 runs .*\b{count} .*\b7 .*PROXY"):
         calibrate([*made_runs(TRUTH)[:count], *FLAGGED], **ABOUT)
 
 
@@ -92,13 +95,14 @@ def test_the_framework_with_most_usable_runs_is_chosen() -> None:
     runs = made_runs(TRUTH)
     many = [replace(run, flags=("FLAG",)) for run in named(runs * 2, "nanotron")]
     assert most_measured([*runs, *many]) == "megatron"
-    with pytest.raises(UsageError, match="none of 170 does"):
+    with pytest.raises(UsageError, match=r"\b170\b"):
         most_measured(many[:170])
 
 
 def test_sources_are_named_the_most_frequent_first() -> None:
     runs = [replace(run, source=f"s{i % 6}") for i, run in enumerate(made_runs(TRUTH)[:20])]
-    assert sources_of([*runs, *named(runs, "nanotron")], "megatron") == "s0, s1, s2, s3 and 2 more"
+    named_first = sources_of([*runs, *named(runs, "nanotron")], "megatron")
+    assert mentions(named_first, "s0, s1, s2, s3", 2) and not mentions(named_first, "s4")
 
 
 def test_a_framework_of_one_landscape_gets_its_own_memory_and_the_speed_of_megatron() -> None:
@@ -112,5 +116,5 @@ def test_a_framework_of_one_landscape_gets_its_own_memory_and_the_speed_of_megat
 
 
 def test_all_calibrations_need_the_one_that_others_fall_back_to() -> None:
-    with pytest.raises(UsageError, match="--all needs runs of megatron"):
+    with pytest.raises(UsageError, match=r"--all .*megatron"):
         list(calibrate_all(named(made_runs(TRUTH), "nanotron"), date=""))

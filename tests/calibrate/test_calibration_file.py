@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -69,19 +70,19 @@ WRITTEN: dict[str, Any] = {
     "num_runs": 3,
 }
 BAD = [
-    ("", "is not JSON"),
-    ("{", "is not JSON"),
-    ("[]", "is no JSON object"),
-    ("null", "is no JSON object"),
+    ("", "not JSON"),
+    ("{", "not JSON"),
+    ("[]", "JSON object"),
+    ("null", "JSON object"),
     ("[" * 100_000, "JSON"),
-    ("\ufffe\0", "is not JSON"),
+    ("\ufffe\0", "not JSON"),
     (" " * (4 * 2**20 + 1), "4 MiB"),
     ("{}", "has no format"),
-    (damaged({"format": 2}), "its format is 2, not 1"),
+    (damaged({"format": 2}), "format is 2"),
     (damaged({"origin": None}), "has no origin"),
     (damaged({"num_runs": "many"}), "invalid literal"),
-    (damaged({"time": [1]}), "must be a calibration"),
-    (damaged({"time": "fast"}), "must be a calibration"),
+    (damaged({"time": [1]}), "calibration"),
+    (damaged({"time": "fast"}), "calibration"),
     (damaged({"coefficients": {"speed": 1.0}}, "time"), "speed"),
     (damaged({"gemm_efficiency": "0.5"}, "time", "coefficients"), "gemm_efficiency"),
     (damaged({"gemm_efficiency": True}, "time", "coefficients"), "gemm_efficiency"),
@@ -89,10 +90,10 @@ BAD = [
     (damaged({"gemm_efficiency": float("nan")}, "time", "coefficients"), "gemm_efficiency"),
     (damaged({"gemm_efficiency": float("inf")}, "time", "coefficients"), "gemm_efficiency"),
     (damaged({"gemm_efficiency": 0}, "time", "coefficients"), "gemm_efficiency"),
-    (damaged({"gpu:h100": 5}, "time", "factors"), "must be a calibration"),
+    (damaged({"gpu:h100": 5}, "time", "factors"), "calibration"),
     (damaged({"gpu:h100": {"gemm_efficiency": 0}}, "time", "factors"), "gemm_efficiency"),
     (damaged({"expert_passes": 900}, "time", "trends"), "expert_passes"),
-    (damaged({"interval": [0.1]}, "time"), "must be a calibration"),
+    (damaged({"interval": [0.1]}, "time"), "calibration"),
     (damaged({"interval": [0.2, 0.1]}, "time"), "interval"),
     (damaged({"activations": -1}, "memory"), "activations"),
     (damaged({"activations": {}}, "memory"), "activations"),
@@ -119,7 +120,7 @@ def test_the_undamaged_file_is_read(tmp_path: Path) -> None:
 def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "missing", tmp_path / "pipe"):
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(UsageError, match=re.escape(str(path))):
             load_calibration(path)
 
 
@@ -137,7 +138,7 @@ def test_every_framework_has_a_calibration_with_plausible_values() -> None:
 
 
 def test_an_unknown_framework_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'megatron'"):
+    with pytest.raises(UnknownNameError, match="'megatron'"):
         default_calibration("megatorn")
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.calibrate.rows import LLAMA, read, table
+from tests.mentions import mentions
 from zenith_tune.calibrate.calibration_fit import calibrate
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.time_fit import unusable
@@ -25,7 +26,7 @@ NASTY = ["", "x", "nan", "inf", "-inf", "-1", "0", "1e308", "1e-308", "9" * 400,
 def test_a_missing_column_is_no_traceback(tmp_path: Path, column: str) -> None:
     row = {name: value for name, value in MEASURED.items() if name != column}
     if column in ("source_id", "model"):
-        with pytest.raises(UsageError, match="source_id and model"):
+        with pytest.raises(UsageError, match=r"source_id.*model"):
             read(tmp_path, row)
         return
     (run,) = read(tmp_path, row)
@@ -81,11 +82,12 @@ def test_rows_that_are_too_short_or_too_long_are_read_as_far_as_they_go(tmp_path
 
 @pytest.mark.parametrize("name", ["missing.csv", "bad\0name", "a" * 5000])
 def test_a_path_that_is_none_is_one_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="check the path"):
+    with pytest.raises(UsageError) as caught:
         read_measured(tmp_path / name)
+    assert mentions(caught.value, "path") and "\n" not in str(caught.value)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "runs.csv")
-    with pytest.raises(UsageError, match="not a regular file"):
+    with pytest.raises(UsageError, match=r"runs\.csv"):
         read_measured(tmp_path)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.estimate.memory_cases import llama
+from tests.mentions import mentions
 from zenith_tune.calibrate.holdout import hold_out_memory, predict
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, forbidden, layout_columns, shortest_half, usable
@@ -106,7 +107,7 @@ def test_each_landscape_is_judged_by_a_fit_to_the_others() -> None:
 
 def test_a_run_that_its_framework_forbids_is_not_expected_to_run() -> None:
     run = a_run("nanotron", source="ultrascale_playbook", pp=16, dp=1, gbs=4)
-    assert forbidden(run) == "micro-batches must be at least pp-1, but 4 < 15"
+    assert mentions(forbidden(run), "pp-1", 4, 15)
     (held,) = predict([run], MemoryCoefficients(), "nanotron")
     assert held.fits_probability > 0.5 and not held.runs
 

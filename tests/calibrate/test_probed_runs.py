@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from tests.probe.probed import PIPELINE, llama_planner, probed_layout
 from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.probed_runs import FILE_NAME, MAX_BYTES, read_probes
@@ -90,7 +91,7 @@ def test_memory_of_another_kind_is_called_so(tmp_path: Path, known: dict[str, An
 )
 def test_what_is_no_probe_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    assert "a probe writes" in refused(tmp_path)
+    assert mentions(refused(tmp_path), FILE_NAME, "probe")
 
 
 CHANGES: list[tuple[list[Any], Any]] = [
@@ -157,7 +158,7 @@ def test_values_that_no_probe_writes_are_one_line(
         at = at[key]
     at[place[-1]] = value
     (tmp_path / FILE_NAME).write_text(json.dumps(changed))
-    assert "a probe writes" in refused(tmp_path)
+    assert mentions(refused(tmp_path), FILE_NAME, "probe")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_values_that_no_probe_writes_are_one_line(
 )
 def test_a_missing_part_is_one_line(tmp_path: Path, content: dict[str, Any], key: str) -> None:
     (tmp_path / FILE_NAME).write_text(json.dumps({name: value for name, value in content.items() if name != key}))
-    assert "a probe writes" in refused(tmp_path)
+    assert mentions(refused(tmp_path), FILE_NAME, "probe")
 
 
 def test_a_model_with_more_fields_than_are_known_is_read(tmp_path: Path, content: dict[str, Any]) -> None:
@@ -196,9 +197,9 @@ def test_the_largest_sizes_that_are_read_can_be_fitted_to(tmp_path: Path, conten
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert "No such file or directory" in refused(tmp_path / "nowhere")
-    assert f"folder with {FILE_NAME}" in refused(tmp_path)
+    assert mentions(refused(tmp_path), FILE_NAME)
     os.mkfifo(tmp_path / "pipe")
-    assert "cannot be read" in refused(tmp_path / "pipe")
+    assert mentions(refused(tmp_path / "pipe"), tmp_path / "pipe")
 
 
 def test_a_huge_file_is_not_read_to_its_end(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, write_shards
 from tests.command_runs import Run, running
+from tests.mentions import mentions
 
 SHARD = "pytorch_model_tp_0_pp_0.{}"
 
@@ -35,21 +36,21 @@ def test_links_in_a_circle_are_refused_in_one_line(checkpoint: Run, tmp_path: Pa
     around.mkdir()
     (around / SHARD.format("safetensors")).symlink_to(circle)
     runs = {
-        ("merge", str(circle), "--output", out): "is no folder of shards (Too many levels of symbolic links)",
-        ("merge", str(around), "--output", out): "cannot be read (Too many levels of symbolic links)",
-        ("merge", folder, "--output", str(circle / "one.safetensors")): "is no folder; make it first",
-        ("reshard", folder, "--tp", "1", "--pp", "1", "--output", str(circle)): "must be a new folder",
+        ("merge", str(circle), "--output", out): "Too many levels of symbolic links",
+        ("merge", str(around), "--output", out): SHARD.format("safetensors"),
+        ("merge", folder, "--output", str(circle / "one.safetensors")): str(circle),
+        ("reshard", folder, "--tp", "1", "--pp", "1", "--output", str(circle)): str(circle),
     }
     before = sorted(tmp_path.iterdir())
-    for arguments, words in runs.items():
+    for arguments, path in runs.items():
         done = checkpoint(*arguments)
-        assert done.code == 2 and words in done.err and done.err.count("\n") == 1, done
+        assert done.code == 2 and path in done.err and done.err.count("\n") == 1, done
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_root_has_no_name_for_a_folder_beside_it(checkpoint: Run) -> None:
     done = checkpoint("reshard", os.sep, "--tp", "1", "--pp", "1")
-    assert done.code == 2 and done.err.endswith("give --output DIR\n") and done.err.count("\n") == 1
+    assert done.code == 2 and mentions(done.err, "--output DIR") and done.err.count("\n") == 1
 
 
 class Runs:
@@ -72,4 +73,4 @@ def test_a_bin_that_would_run_a_program_is_refused_in_one_line(checkpoint: Run, 
         archive.writestr("archive/version", "3")
     done = checkpoint("merge", str(folder), "--output", str(tmp_path / "one.safetensors"))
     assert done.code == 2 and done.err.count("\n") == 1, done.err
-    assert "holds more than weights" in done.err and not mark.exists()
+    assert mentions(done.err, SHARD.format("bin")) and not mark.exists()

@@ -13,6 +13,7 @@ import pytest
 from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, write_shards
 from tests.checkpoint.test_refused_shards import refused, shard
+from tests.mentions import mentions
 
 
 class Bomb:
@@ -25,7 +26,7 @@ def test_a_bin_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     torch.save({"weight": torch.zeros(1), "bomb": Bomb()}, shard(tmp_path / "old", extension="bin"))
-    assert "holds more than weights (posix.mkdir), which only running its code could load" in refused(tmp_path / "old")
+    assert mentions(refused(tmp_path / "old"), "posix.mkdir")
     assert not (tmp_path / "was-run").exists()
 
 
@@ -36,7 +37,7 @@ def test_a_plain_pickle_under_the_name_of_a_bin_is_refused_and_not_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     shard(tmp_path / "old", extension="bin").write_bytes(pickle.dumps(Bomb()))
-    assert "is in torch's old format, or damaged" in refused(tmp_path / "old")
+    assert mentions(refused(tmp_path / "old"), shard(tmp_path / "old", extension="bin"), "format")
     assert not (tmp_path / "was-run").exists()
 
 
@@ -52,12 +53,12 @@ def test_a_truncated_bin_is_refused(tmp_path: Path, kept: int) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (lambda torch: [torch.zeros(1)], "must hold a state_dict, but holds a list"),
-        (lambda torch: {"w": torch.zeros(2, 3).t()}, "as a view that is not contiguous"),
-        (lambda torch: {"w": torch.zeros(2).to_sparse()}, "save it as a dense tensor"),
+        (lambda torch: [torch.zeros(1)], "state_dict"),
+        (lambda torch: {"w": torch.zeros(2, 3).t()}, "contiguous"),
+        (lambda torch: {"w": torch.zeros(2).to_sparse()}, "dense"),
         (lambda torch: {"model0": {"w": torch.zeros(1)}}, "interleaved pipeline"),
-        (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "has checkpoint_version 0"),
-        (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "names 'a.b' twice"),
+        (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "checkpoint_version 0"),
+        (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "'a.b'"),
     ],
 )
 def test_a_bin_of_another_kind_is_refused(tmp_path: Path, content: Callable[[Any], Any], problem: str) -> None:

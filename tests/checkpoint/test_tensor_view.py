@@ -38,7 +38,7 @@ def test_cutting_and_joining_files_is_cutting_and_joining_arrays(
 def test_a_file_that_became_shorter_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abc")
-    with pytest.raises(UsageError, match="became shorter while it was read"):
+    with pytest.raises(UsageError, match=f"{path} .*shorter"):
         TensorView.of_file(path, 0, 2, 2).read()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.checkpoint.large_shards import MIB, large_shapes, write_large, write_large_bins
 from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, read, same, write_shards
+from tests.mentions import mentions
 from tests.requirements import need_root
 from tests.started_processes import start_process
 from zenith_tune.checkpoint.convert import Target, merge, reshard
@@ -52,7 +54,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, command: str, name: str,
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
-    assert errors == "zenithtune: interrupted: nothing was left behind\n"
+    assert errors.count("\n") == 1 and mentions(errors, "interrupted")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -145,9 +147,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_what_has_no_room_is_refused_before_it_is_written(tmp_path: Path, small_disk: Path) -> None:
     source = write_large(tmp_path / "old", 2, 2)
-    with pytest.raises(DiskFullError, match=r"0\.0 GiB left"):
+    with pytest.raises(DiskFullError, match=r"0\.0 GiB"):
         merge(source, small_disk / "one.safetensors")
-    with pytest.raises(DiskFullError, match="nothing was written"):
+    with pytest.raises(DiskFullError, match=str(small_disk)):
         reshard(source, small_disk / "new", Target(tp=1, pp=1))
     assert list(small_disk.iterdir()) == []
 
@@ -160,7 +162,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(tmp_path: Path, na
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, hard))
     try:
-        with pytest.raises(DiskFullError, match="no space left"):
+        with pytest.raises(DiskFullError, match=re.escape(str(tmp_path))):
             merge(source, tmp_path / name)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -193,9 +195,9 @@ def test_a_folder_of_shards_is_replaced_only_by_force_and_others_never(tmp_path:
 @pytest.mark.parametrize("place", ["old/one.safetensors", "old/in/one.safetensors", "link/one.safetensors"])
 def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, folder: Path, place: str) -> None:
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(UsageError, match="is in the checkpoint's own folder"):
+    with pytest.raises(UsageError, match=r"one\.safetensors"):
         merge(folder, tmp_path / place, force=True)
-    with pytest.raises(UsageError, match="holds the checkpoint's folder"):
+    with pytest.raises(UsageError, match=str(tmp_path)):
         reshard(folder, tmp_path, Target(tp=1, pp=1), force=True)
     assert len(list(folder.iterdir())) == 4
 
@@ -204,8 +206,8 @@ def test_nothing_is_written_into_the_checkpoints_own_folder(tmp_path: Path, fold
     ("name", "problem"),
     [
         ("one.pt", ".safetensors or .bin"),
-        ("nowhere/one.bin", "nowhere is no folder"),
-        ("x" * 300 + ".bin", "cannot be written"),
+        ("nowhere/one.bin", "/nowhere "),
+        ("x" * 300 + ".bin", "xxx"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path, folder: Path, name: str, problem: str) -> None:

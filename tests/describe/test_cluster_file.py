@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.describe.smi_samples import listed, matrix, uniform
+from tests.mentions import mentions
 from zenith_tune.describe.cluster_catalog import cluster_from_table, load_cluster, read_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec, LinkSpec
 from zenith_tune.errors import UsageError
@@ -74,16 +75,17 @@ def test_a_saved_machine_is_read(tmp_path: Path) -> None:
 
 def test_every_missing_key_is_named_in_one_line() -> None:
     assert " gpu, num_gpus, gpus_per_node, fast_domain, fast_link, node_link, network" in table_refusal({})
-    assert "it must have num_gpus," in table_refusal({"gpu": "h100"})
+    lacking = table_refusal({"gpu": "h100"})
+    assert mentions(lacking, "num_gpus") and not mentions(lacking, "gpu")
     assert "memory_gib, bf16_flops, memory_bytes_per_s" in table_refusal({**WHOLE, "gpu": {"name": "chip"}})
     assert "latency_s" in table_refusal({**WHOLE, "network": {"bytes_per_s": 1e9}})
 
 
 def test_unknown_keys_are_answered_with_a_guess() -> None:
-    assert "did you mean 'num_gpus'?" in table_refusal({**WHOLE, "num_gpu": 8})
-    assert "did you mean 'memory_gib'?" in table_refusal({**WHOLE, "gpu": {**WHOLE["gpu"], "memory_gb": 8}})
-    assert "did you mean 'latency_s'?" in table_refusal({**WHOLE, "network": {**LINK, "latency": 1}})
-    assert "did you mean 'h100'?" in table_refusal({**WHOLE, "gpu": "h10"})
+    assert "'num_gpus'" in table_refusal({**WHOLE, "num_gpu": 8})
+    assert "'memory_gib'" in table_refusal({**WHOLE, "gpu": {**WHOLE["gpu"], "memory_gb": 8}})
+    assert "'latency_s'" in table_refusal({**WHOLE, "network": {**LINK, "latency": 1}})
+    assert "'h100'" in table_refusal({**WHOLE, "gpu": "h10"})
 
 
 @pytest.mark.parametrize("key", ["num_gpus", "gpus_per_node", "fast_domain"])
@@ -100,8 +102,8 @@ def test_a_value_that_is_no_rate_is_refused_with_its_key(value: object) -> None:
 
 
 def test_numbers_that_cannot_be_of_one_cluster_are_refused() -> None:
-    assert "24: take 16 or 32" in table_refusal({**WHOLE, "num_gpus": 24})
-    assert "6 and 16" in table_refusal({**WHOLE, "fast_domain": 6})
+    assert mentions(table_refusal({**WHOLE, "num_gpus": 24}), 24, 16, 32)
+    assert mentions(table_refusal({**WHOLE, "fast_domain": 6}), 6, 16)
 
 
 @pytest.mark.parametrize("key", ["gpu", "fast_link", "node_link", "network"])
@@ -130,7 +132,7 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "folder.toml").mkdir()
     for name in ("pipe.toml", "folder.toml"):
-        assert "not a regular file" in refusal(tmp_path / name)
+        assert mentions(refusal(tmp_path / name), name, "regular")
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # the first text is slow to draw on a busy machine

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.describe.hub_configs import CATALOG_TWINS
+from tests.mentions import mentions
 from zenith_tune.describe.model_catalog import known_models, load_model, published_params
 from zenith_tune.errors import ModelConfigError, UnknownNameError
 
@@ -148,7 +149,7 @@ def test_an_unknown_name_is_answered_with_a_guess() -> None:
 def test_an_unknown_name_with_odd_characters_is_answered_in_one_line() -> None:
     with pytest.raises(UnknownNameError) as caught:
         load_model("lla\nma\0\x1b[31m")
-    assert str(caught.value).startswith(r"unknown model 'lla\nma\x00\x1b[31m'")
+    assert r"'lla\nma\x00\x1b[31m'" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -178,11 +179,11 @@ def test_a_config_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["", "  ", "./nothing", "/no/such/folder", "nothing.json", "x" * 5000])
-def test_a_path_where_nothing_is_gets_one_line_with_a_cure(model: str) -> None:
+def test_a_path_where_nothing_is_gets_one_line_with_a_hint(model: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         load_model(model)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("or name a model of the catalog, such as llama3-8b")
+    assert mentions(caught.value.hint, "llama3-8b")
 
 
 def test_a_folder_without_config_is_refused_with_what_else_can_be_done(tmp_path: Path) -> None:
@@ -192,5 +193,5 @@ def test_a_folder_without_config_is_refused_with_what_else_can_be_done(tmp_path:
 
 def test_a_pipe_in_place_of_a_config_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ModelConfigError, match="not a regular file"):
+    with pytest.raises(ModelConfigError, match=r"config\.json .*regular"):
         load_model(str(tmp_path))

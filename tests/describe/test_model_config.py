@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.describe.model_catalog import ModelConfig, read_model_config
 from zenith_tune.errors import ModelConfigError
 
@@ -159,7 +162,7 @@ def test_json_that_is_nested_too_deep_is_refused(tmp_path: Path, depth: int) -> 
         # Where too deep begins is up to the version of Python.
         assert read(tmp_path, text).num_layers == 36 and depth < 100_000
     except ModelConfigError:
-        assert "nested too deep" in refusal(tmp_path, text)
+        assert mentions(refusal(tmp_path, text), "nested")
         assert depth > 10
 
 
@@ -167,9 +170,9 @@ def test_a_pipe_a_device_or_a_folder_in_place_of_a_config_is_refused(tmp_path: P
     for name, make in (("a", os.mkfifo), ("b", os.mkdir), ("c", lambda path: path.symlink_to("/dev/zero"))):
         (tmp_path / name).mkdir()
         make(tmp_path / name / "config.json")
-        with pytest.raises(ModelConfigError, match=r"config\.json .*not a regular file"):
+        with pytest.raises(ModelConfigError, match=r"config\.json .*regular"):
             read_model_config(str(tmp_path / name))
-    with pytest.raises(ModelConfigError, match=r"/dev/zero .*not a regular file"):
+    with pytest.raises(ModelConfigError, match=r"/dev/zero .*regular"):
         read_model_config("/dev/zero")
 
 
@@ -224,9 +227,11 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["./nothing", "../nothing", "/no/such/folder", "~/no-such-folder", "nothing.json"])
-def test_a_path_where_nothing_is_does_not_go_to_the_hub(model: str) -> None:
-    with pytest.raises(ModelConfigError, match="nothing is there"):
+def test_a_path_where_nothing_is_does_not_go_to_the_hub(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # whoever asks for it is sent to pip
+    with pytest.raises(ModelConfigError, match=re.escape(repr(model))) as caught:
         read_model_config(model)
+    assert "pip install" not in str(caught.value)
 
 
 @pytest.mark.parametrize("model", ["", "  "])
@@ -237,6 +242,6 @@ def test_an_empty_model_is_refused(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["x" * 5000, "~no-such-user/model"])
 def test_a_path_that_the_system_refuses_is_named_in_one_line(model: str) -> None:
-    with pytest.raises(ModelConfigError, match="cannot be looked up") as caught:
+    with pytest.raises(ModelConfigError, match=model[:40]) as caught:
         read_model_config(model)
     assert "\n" not in str(caught.value)

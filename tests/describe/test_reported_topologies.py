@@ -10,6 +10,7 @@ from urllib.parse import urlparse
 import pytest
 
 from tests.describe.smi_samples import Machine, reported_machines, reported_matrix
+from tests.mentions import mentions
 from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
 from zenith_tune.describe.machine import machine_cluster
 from zenith_tune.describe.topology import cut_gpus, parse_topology, read_topology, tensor_reason, with_topology
@@ -41,7 +42,7 @@ def test_a_cluster_of_such_nodes_has_their_limit_and_the_rate_of_their_links(mac
     assert (cluster.gpus_per_node, cluster.fast_link.bytes_per_s) == (machine["num_gpus"], machine["fast_bytes_per_s"])
     is_rack = machine["gpu"] == "gb200"
     assert cluster.fast_domain == (usual.fast_domain if is_rack else machine["tensor_parallel"])
-    assert "tensor parallelism" in tensor_reason(cluster, topology)
+    assert mentions(tensor_reason(cluster, topology), "tensor")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.describe.cluster_catalog import load_cluster, read_cluster
 from zenith_tune.describe.topology import Path as Way
 from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
@@ -110,20 +111,20 @@ def test_a_job_of_fewer_gpus_has_the_first_ones_of_the_node() -> None:
 
 
 def test_gpus_that_fill_no_nodes_of_that_kind_are_refused() -> None:
-    with pytest.raises(UsageError, match="16: take 12"):
+    with pytest.raises(UsageError, match=r"\b16\b.*\b12\b"):
         with_topology(load_cluster("a100x16"), read_topology(file("a40_nvlink_and_pix")), "a40")
 
 
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("h100_nvswitch", "all 8 GPUs of a node"),
+        ("h100_nvswitch", "8 GPUs"),
         ("a100_pcie_pairs", "2 GPUs (0 1 | 2 3)"),
         ("rtx3090_crossed_pairs", "CUDA_VISIBLE_DEVICES=0,2,1,3"),
-        ("l40s_pcie", "no NVLink joins the GPUs (the slowest way is SYS"),
-        ("rtx4090_two_sockets", "is avoided"),
+        ("l40s_pcie", "SYS"),
+        ("rtx4090_two_sockets", "avoided"),
         ("a40_nvlink_and_pix", "(0 1 | 2 3 | 4 | 5)"),
-        ("a100_mig", "no NVLink joins the GPUs (the slowest way is SYS"),
+        ("a100_mig", "SYS"),
         ("h200_single", "one GPU"),
     ],
 )
@@ -136,8 +137,8 @@ def test_the_reason_is_one_line(name: str, shown: str) -> None:
 
 def test_the_reason_of_a_named_cluster_needs_no_matrix() -> None:
     assert "one GPU" in tensor_reason(load_cluster("h200x1"))
-    assert "72 GPUs of several nodes" in tensor_reason(load_cluster("gb200x72"))
-    assert tensor_reason(load_cluster("l40sx8")).startswith("no NVLink")
+    assert mentions(tensor_reason(load_cluster("gb200x72")), "72 GPUs")
+    assert mentions(tensor_reason(load_cluster("l40sx8")), "no NVLink")
 
 
 @pytest.mark.parametrize(

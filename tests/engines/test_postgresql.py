@@ -25,6 +25,7 @@ from tests.engines.postgresql_studies import (
     rows,
     start_tuner,
 )
+from tests.mentions import mentions
 from tests.requirements import need_module
 from tests.study_tools import PRINT_X, Witness, tune
 from tests.toy_preset import ToyPreset
@@ -72,7 +73,7 @@ def test_eight_tuners_run_each_trial_once_through_a_restart_of_the_database(
     assert [end["outcomes"] for end in ends] == [{"ok": NUM_TRIALS}] * 8
     assert len({end["best"]["value"] for end in ends}) == 1
     assert sum(map(len, tuners.events("trial_finished"))) == NUM_TRIALS + 1
-    assert "the database answers again" in tuners.errors()
+    assert mentions(tuners.errors(), "answers again")
     assert PASSWORD not in tuners.errors() + (tmp_path / "out0").read_text()
 
 
@@ -108,7 +109,7 @@ def test_the_trial_of_a_killed_tuner_is_ended_and_run_by_another(server: Postgre
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_after_its_only_tuner_was_killed(server: PostgresqlServer, tmp_path: Path) -> None:
+def test_a_study_continues_after_its_only_tuner_was_killed(server: PostgresqlServer, tmp_path: Path) -> None:
     command, witness = hanging_at_first(tmp_path), Witness()
     doomed = start_tuner("alone", tmp_path, server.url, command)
     try:
@@ -120,7 +121,7 @@ def test_a_study_goes_on_after_its_only_tuner_was_killed(server: PostgresqlServe
     options: dict[str, Any] = {"db_path": server.url, "study_name": "alone", "resume": True, "baseline": False}
     assert tune(tmp_path, command, **options, listener=witness).optimize()[0] == 3.0
     assert [len(lines_of(tmp_path / f"ran-{x}")) for x in (1, 2, 3)] == [2, 1, 1]
-    assert "trial 0, left by a tuner that was killed, was ended and will run again" in witness.notes
+    assert any(mentions(note, "trial 0", "again") for note in witness.notes)
 
 
 @pytest.mark.slow
@@ -189,7 +190,7 @@ def test_the_budget_is_one_for_all_tuners(server: PostgresqlServer, tmp_path: Pa
     again = tune(tmp_path, db_path=server.url, study_name="budget", resume=True, listener=witness)
     again.optimize(2)
     assert witness.trials == [] and witness.end is not None
-    assert witness.end.why == "the budget of 2 trials is spent"
+    assert mentions(witness.end.why, "budget", "2 trials")
     assert len(witness.end.study.trials) == 2
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.engines.marked_processes import marked
 from tests.engines.slurm_cluster import SlurmCluster
+from tests.mentions import mentions
 from tests.started_processes import start_process
 from tests.toy_plugin import install
 from zenith_tune.errors import UsageError
@@ -107,7 +108,7 @@ def test_deepspeed_with_a_launcher_of_its_own_reads_the_nodes_from_a_host_file(t
     [
         ({"nodes": 5}, ["5 nodes", "partition main has 4"]),
         ({"gpus_per_node": 9}, ["9 GPUs", "8 GPUs, 16 CPUs and 64000 MB", "nodes=", "partition="]),
-        ({"partition": "man"}, ["'man'", "did you mean 'main'?"]),
+        ({"partition": "man"}, ["'man'", "'main'"]),
         ({"partition": "short", "nodes": 2}, ["2 nodes", "partition short has 1"]),
         ({"partition": "short", "time": "00:20:00"}, ["time=00:20:00", "partition short"]),
         ({"constraint": "nosuch"}, ["constraint=nosuch", "partition main", "fake"]),
@@ -127,7 +128,7 @@ def test_as_many_trials_run_side_by_side_as_the_partition_holds() -> None:
     runner.prepare(Resources(gpus_per_node=4), None)
     assert runner.num_slots == 8 + 2
     [note] = runner.notes()
-    assert all(part in note for part in ("4 GPUs", "8 side by side", "2 wait in the queue"))
+    assert mentions(note, "4 GPUs", 8, "2 wait")
     runner.prepare(Resources(nodes=3, gpus_per_node=8), None)
     assert runner.num_slots == 1
 
@@ -136,7 +137,7 @@ def test_a_job_that_turns_out_to_pend_for_ever_is_cancelled_and_says_why(cluster
     job = SlurmRunner(nodes=5).submit("true", tmp_path, Resources())
     result = job.wait()
     assert (result.end, result.exit_code) == (End.EXITED, None)
-    assert re.fullmatch(r"Slurm can never start it: pending \(Partition(NodeLimit|Config)\)", result.reason)
+    assert re.search(r"pending \(Partition(NodeLimit|Config)\)", result.reason)
     assert f"error: {result.reason}" in job.log_path.read_text()
     assert not active(cluster)
 
@@ -166,7 +167,7 @@ def test_a_job_that_a_person_holds_ends_its_trial(cluster: SlurmCluster, tmp_pat
     assert job.wait(1) is None
     cluster.run("scontrol", "hold", json.loads((tmp_path / "job.json").read_text())["job"])
     result = job.wait(30)
-    assert result is not None and re.search(r"can never start it: pending \(JobHeld(User|Admin)\)", result.reason)
+    assert result is not None and re.search(r"pending \(JobHeld(User|Admin)\)", result.reason)
     assert not active(cluster)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.command_runs import Done, running
+from tests.mentions import mentions
 from tests.report.hostile import IMAGE, SCRIPT, write_hostile
 from tests.report.studies import BEST, COMMAND, TRIALS, Recorded, header, ok, recorded
 from tests.requirements import need_module
@@ -58,7 +59,7 @@ def test_every_trial_is_a_run_with_what_it_measured(
 ) -> None:
     name = study.folder.path.name
     done = export(study, store, capsys)
-    assert (done.code, done.out) == (0, f"experiment {name}: 10 runs written, 0 were there\n"), done.err
+    assert done.code == 0 and mentions(done.out, name, 10, 0) and done.out.count("\n") == 1, done.err
     found = runs(store, name)
     best = found[str(BEST)]
     assert best.data.params["tp"] == "2" and best.data.params["recompute_granularity"] == "full"
@@ -86,7 +87,7 @@ def test_called_again_it_adds_what_is_new_and_finishes_what_was_cut_off(
     study.run([ok(8, 1, 1, 70_000.0)])
     study.start(ok(8, 2, 1, 1.0))
     done = export(study, store, capsys)
-    assert done.out == f"experiment {name}: 2 runs written, 9 were there\n"
+    assert mentions(done.out, name, 2, 9)
     found = runs(store, name)
     assert sorted(map(int, found)) == list(range(11)), "the one that runs is for the next time"
     assert (found["3"].info.run_id, found["3"].info.status) == (cut.info.run_id, "FINISHED")
@@ -97,7 +98,7 @@ def test_texts_that_try_to_be_something_else_stay_texts(
     tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = export(write_hostile(tmp_path / "out"), store, capsys)
-    assert done.out == "experiment hostile: 4 runs written, 0 were there\n", done.err
+    assert done.code == 0 and mentions(done.out, "hostile", 4, 0), done.err
     found = runs(store, "hostile")
     assert found["0"].data.params["_script_window.pwned_1_/script_"] == IMAGE
     assert found["0"].data.tags["unit"] == SCRIPT
@@ -113,7 +114,7 @@ def test_a_store_that_is_none_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     done = export(study, uri, capsys)
-    assert done.code == 2 and "such as sqlite:///mlflow.db" in done.err, done.err
+    assert done.code == 2 and "sqlite:///mlflow.db" in done.err, done.err
     assert len(done.err) < 600 and done.err.count("\n") == 1
 
 
@@ -122,4 +123,4 @@ def test_without_mlflow_the_line_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
     done = export(study, "sqlite:///x.db", capsys)
-    assert done.code == 2 and done.err.endswith("pip install 'zenith-tune[mlflow]'\n")
+    assert done.code == 2 and "'zenith-tune[mlflow]'" in done.err

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.layouts.specs import DEEPSEEK_V3, GPT_OSS, LLAMA_70B, LLAMA_405B, MIXTRAL, MODELS, job
+from tests.mentions import mentions
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts import rules
 from zenith_tune.layouts.layout import Layout
@@ -143,11 +144,11 @@ def test_405b_goes_into_sixteen_stages_with_embedding_and_loss_counted() -> None
 
 def test_layers_that_go_neither_way_are_laid_out_where_a_layout_can_be_written() -> None:
     refused = reason("pipeline", DEEPSEEK_V3, "megatron-deepspeed", pp=2)
-    assert "neither 61 nor 63" in refused and "2*1 = 2" in refused
+    assert mentions(refused, 61, 63, "2*1 = 2")
     for pp, vp in [(2, 1), (16, 1), (8, 4), (4, 4), (61, 1), (3, 20)]:
         assert not reason("pipeline", DEEPSEEK_V3, num_gpus=pp, pp=pp, vp=vp)
     assert "61 < 16*4 = 64" in reason("pipeline", DEEPSEEK_V3, num_gpus=16, pp=16, vp=4)
-    assert "neither 61 nor 63" in reason("pipeline", DEEPSEEK_V3, vp=2)
+    assert mentions(reason("pipeline", DEEPSEEK_V3, vp=2), 61, 63)
 
 
 def test_experts_are_cut_only_where_they_can_be() -> None:
@@ -156,7 +157,7 @@ def test_experts_are_cut_only_where_they_can_be() -> None:
     for rule, size in [("experts", "ep"), ("expert_tensor", "etp")]:
         for count in (1, 2):
             sizes: dict[str, Any] = {size: count}
-            assert (f"{size} must be 1" in reason(rule, **sizes)) == (count > 1)
+            assert mentions(reason(rule, **sizes), size, 1, count) == (count > 1)
     assert "2880 % 7" in reason("expert_tensor", GPT_OSS, etp=7)
     assert not reason("expert_bias", MIXTRAL, etp=2) and reason("expert_bias", GPT_OSS, etp=2)
     assert not reason("expert_sequence", MIXTRAL, tp=2, sequence_parallel=True)
@@ -164,6 +165,6 @@ def test_experts_are_cut_only_where_they_can_be() -> None:
 
 
 def test_a_framework_cuts_and_recomputes_in_its_own_ways_alone() -> None:
-    assert "tp must be 1 with deepspeed, but got 2" in reason("framework", framework="deepspeed", tp=2)
-    assert "not selective" in reason("framework", framework="deepspeed", recompute="selective")
+    assert mentions(reason("framework", framework="deepspeed", tp=2), "tp", 1, "deepspeed", 2)
+    assert mentions(reason("framework", framework="deepspeed", recompute="selective"), "selective", "deepspeed")
     assert not reason("framework", tp=2, recompute="selective")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.mimo.checkpoint_pairs import kind_of
 from tests.mimo.conftest import RunProgram
 from tests.mimo.small_models import CHECKPOINT_LAYOUTS
@@ -32,9 +33,9 @@ def test_every_layout_goes_on_from_what_another_saved_and_a_misfit_is_refused(
         assert all(module["step"] == 2 and module["groups"][0]["lr"] == 0.01 for module in settings)
     assert {key: worst for key, ranks in loads.items() if (worst := worst_of(ranks)) > TOLERANCE} == {}
     for rank in found["refusals"]:
-        assert rank["nothing there"].endswith("holds no finished checkpoint: it has no file .metadata.")
-        assert "the checkpoint has no 'model/language/surplus': it is of another model." in rank["one parameter more"]
-        assert "has the shape [3, 32] in the model and [24, 32] in the checkpoint" in rank["another shape"]
+        assert ".metadata" in rank["nothing there"]
+        assert mentions(rank["one parameter more"], "'model/language/surplus'")
+        assert mentions(rank["another shape"], "[3, 32]", "[24, 32]")
 
 
 def worst_of(ranks: list[dict[str, dict[str, float]]]) -> float:

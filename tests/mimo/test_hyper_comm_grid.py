@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from tests.mimo.conftest import RunProgram
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.grid import HyperCommGrid
@@ -33,23 +34,24 @@ def test_coordinates_and_ranks_are_inverse() -> None:
     grid = HyperCommGrid([2, 3, 2], ["tp", "pp", "dp"], rank_offset=5, world_size=17)
     assert [grid.rank_at(**grid.coordinates(rank)) for rank in range(5, 17)] == list(range(5, 17))
     assert grid.coordinates(8) == {"tp": 1, "pp": 1, "dp": 0}
-    with pytest.raises(UsageError, match=r"rank 4 .*ranks 5 to 16"):
+    with pytest.raises(UsageError, match=r"rank 4\b.*\b5\b.*\b16\b"):
         grid.coordinates(4)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (([2, 2], ["tp"]), "one name per dimension, but got 2 sizes"),
-        (([2, 2], ["tp", "tp"]), "different names"),
-        (([2, 0], ["tp", "dp"]), "at least 1, but got"),
-        (([2], ["tp"], -1), "rank_offset must be at least 0, but got -1"),
-        (([2, 4], ["tp", "dp"], 1), "2 \\* 4 = 8 ranks from rank 1 on are over sized for 8"),
+        (([2, 2], ["tp"]), (2, "tp")),
+        (([2, 2], ["tp", "tp"]), ("names", "tp")),
+        (([2, 0], ["tp", "dp"]), (1, 0)),
+        (([2], ["tp"], -1), ("rank_offset", 0, -1)),
+        (([2, 4], ["tp", "dp"], 1), ("2 * 4 = 8", "rank 1", 8)),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_a_grid_that_cannot_be_is_refused(arguments: tuple[Any, ...], named: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
         HyperCommGrid(*arguments, world_size=8)
+    assert mentions(caught.value, *named)
 
 
 def test_misuse_raises_what_megatrons_grid_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +74,7 @@ def test_misuse_raises_what_megatrons_grid_raises(monkeypatch: pytest.MonkeyPatc
 def test_the_world_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert HyperCommGrid([4], ["dp"]).size == 4
-    with pytest.raises(UsageError, match="over sized for 4"):
+    with pytest.raises(UsageError, match=r"\b5\b.*\b4\b"):
         HyperCommGrid([5], ["dp"])
 
 
@@ -80,7 +82,7 @@ def test_unknown_and_repeated_dimensions_are_refused() -> None:
     grid = HyperCommGrid([2, 2], ["tp", "dp"], world_size=4)
     with pytest.raises(UsageError, match="'pp'"):
         grid.get_rank_enum("pp")
-    with pytest.raises(UsageError, match="each dimension once"):
+    with pytest.raises(UsageError, match="once"):
         grid.get_rank_enum(["tp", "tp"])
 
 
@@ -93,6 +95,6 @@ def test_groups_are_made_once_by_all_ranks_and_are_gone_when_destroyed(run_progr
     assert [rank["is_in_tail"] for rank in ranks] == [False, False, True, True]
     for rank in ranks:
         assert rank["sums"]["dp-tp"] == 1111 and rank["is_kept"] and rank["again"]
-        assert rank["early"] == "KeyError: the group dp was not made yet: call create_pg on every rank first."
-        assert rank["twice"].startswith("KeyError: the group tp-dp was already made")
-        assert rank["after"].startswith("KeyError: the group tp was not made yet")
+        assert mentions(rank["early"], "KeyError", "dp", "create_pg")
+        assert mentions(rank["twice"], "KeyError", "tp-dp") and "create_pg" not in rank["twice"]
+        assert mentions(rank["after"], "KeyError", "tp", "create_pg")

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.conftest import ROOT
+from tests.mentions import mentions
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
@@ -40,7 +41,8 @@ def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(start: 
     assert MegatronEvaluator("step_time").evaluate(colocated, {}) > 0
     # What is printed is what is used: the checkpoint's rate, and once that --lr is not.
     assert set(re.findall(r"learning rate: (\S+)", ended)) == {"1.000000E-03"}
-    assert ended.count("note: the checkpoint's learning rate 0.001 is kept, not --lr 0.5\n") == 1
+    [note] = [line for line in ended.splitlines() if line.startswith("note:")]
+    assert mentions(note, "0.001", "--lr 0.5")
     assert "note:" not in begun + colocated
 
 
@@ -54,16 +56,16 @@ def test_torchrun_starts_its_ranks_too(start: Start) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "named"), [("--llm-dp 2", "3 ranks, but 4"), ("--llm-tp three", "--llm-tp: invalid int value: 'three'")]
+    ("options", "named"), [("--llm-dp 2", ("3 ranks", "4")), ("--llm-tp three", ("--llm-tp", "'three'"))]
 )
 def test_under_torchrun_a_mistake_is_reported_by_one_rank_with_exit_code_2(
-    start: Start, options: str, named: str
+    start: Start, options: str, named: tuple[str, ...]
 ) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
     done = start(*launcher, TRAINER, *options.split())
     assert done.returncode != 0 and done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and named in errors[0], done.stderr
+    assert len(errors) == 1 and mentions(errors[0], *named), done.stderr
     # The launcher ends the ranks that have said nothing; its own report is all that follows.
     assert re.search(r"rank +: 0 .*\n +exitcode +: 2 ", done.stderr) and 'mimo_train.py", line' not in done.stderr
 
@@ -80,37 +82,41 @@ def example(has_torch: None) -> ModuleType:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ("--encoder-dp 2 --llm-dp 3", "2 and 3"),
-        ("--encoder-dp 2", "1 * 1 = 1 and 2"),
-        ("--llm-offset 3", "ranks 3 to 3"),
-        ("--images 1,x", "--images takes counts such as 2,1,3,0, but got '1,x'"),
-        ("--device-flops 1e9", "--device-flops"),
-        ("--llm-hidden 30", "30 and 4"),
-        ("--llm-tp 3", "4 and tp 3"),
-        ("--llm-pp 9", "pp 9 and 6 layers"),
-        ("--vocab-size 250 --llm-tp 4", "250 and tp 4"),
-        ("--encoder-layers 0", "--encoder-layers must be at least 1, but got 0"),
-        ("--images 9", "9 items of 4 patches"),
-        ("--llm-heads 0", "--llm-heads must be at least 1, but got 0"),
-        ("--llm-hidden 0", "--llm-hidden must be at least 1, but got 0"),
-        ("--lr nan", "lr must be 0 to 1e+30, but got nan"),
-        ("--lr 1e300", "lr must be 0 to 1e+30, but got 1e+300"),
-        ("--clip-grad -1", "clip_grad must be 0 to 1e+30, but got -1"),
-        ("--log-interval 0", "--log-interval must be at least 1, but got 0"),
-        ("--timeout-s inf", "--timeout-s must be a number above 0, but got inf"),
-        ("--vocab-size 1", "1 tokens of items, but has 1"),
-        ("--llm-dp two", "--llm-dp: invalid int value: 'two'"),
-        ("--load no-such-folder", "no-such-folder"),
-        ("--save README.md", "--save must be a folder, but README.md is a file"),
-        ("--save /proc/none", "--save /proc/none cannot be written"),
+        ("--encoder-dp 2 --llm-dp 3", ("2", "3")),
+        ("--encoder-dp 2", ("1 * 1 = 1", "2")),
+        ("--llm-offset 3", ("3",)),
+        ("--images 1,x", ("--images", "'1,x'")),
+        ("--device-flops 1e9", ("--device-flops",)),
+        ("--llm-hidden 30", ("30", "4")),
+        ("--llm-tp 3", ("4", "tp 3")),
+        ("--llm-pp 9", ("pp 9", "6 layers")),
+        ("--vocab-size 250 --llm-tp 4", ("250", "tp 4")),
+        ("--encoder-layers 0", ("--encoder-layers", "1", "0")),
+        ("--images 9", ("9 items", "4 patches")),
+        ("--llm-heads 0", ("--llm-heads", "1", "0")),
+        ("--llm-hidden 0", ("--llm-hidden", "1", "0")),
+        ("--lr nan", ("lr", "1e+30", "nan")),
+        ("--lr 1e300", ("lr", "1e+30", "1e+300")),
+        ("--clip-grad -1", ("clip_grad", "1e+30", "-1")),
+        ("--log-interval 0", ("--log-interval", "1", "0")),
+        ("--timeout-s inf", ("--timeout-s", "0", "inf")),
+        ("--vocab-size 1", ("tokens", "1")),
+        ("--llm-dp two", ("--llm-dp", "'two'")),
+        ("--load no-such-folder", ("no-such-folder",)),
+        ("--save README.md", ("--save", "README.md")),
+        ("--save /proc/none", ("--save /proc/none",)),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str, named: str
+    example: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+    named: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [TRAINER, *options.split()])
     assert example.main() == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert captured.err.startswith("error: ") and named in captured.err
+    assert captured.err.startswith("error: ") and mentions(captured.err, *named)

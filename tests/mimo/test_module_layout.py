@@ -20,12 +20,12 @@ def test_modules_share_all_ranks_or_none() -> None:
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ({"vision": ModuleLayout()}, "one module must be named 'language'"),
-        ({"vision": ModuleLayout(tp=2), "language": ModuleLayout(offset=1)}, "without gap or overlap"),
-        ({"vision": ModuleLayout(), "language": ModuleLayout(offset=2)}, "without gap or overlap"),
-        ({"vision": ModuleLayout(dp=2), "language": ModuleLayout(dp=3, offset=2)}, "divide one another, but got 2 and"),
-        ({"vision": ModuleLayout(pp=2), "language": ModuleLayout(tp=2)}, "vision has pp 2"),
-        ({"vision": ModuleLayout(offset=1), "language": ModuleLayout(offset=1)}, "must begin at rank 0"),
+        ({"vision": ModuleLayout()}, "'language'"),
+        ({"vision": ModuleLayout(tp=2), "language": ModuleLayout(offset=1)}, "gap or overlap"),
+        ({"vision": ModuleLayout(), "language": ModuleLayout(offset=2)}, "gap or overlap"),
+        ({"vision": ModuleLayout(dp=2), "language": ModuleLayout(dp=3, offset=2)}, r"\b2\b.*\b3\b"),
+        ({"vision": ModuleLayout(pp=2), "language": ModuleLayout(tp=2)}, "vision.* pp 2"),
+        ({"vision": ModuleLayout(offset=1), "language": ModuleLayout(offset=1)}, "rank 0"),
     ],
 )
 def test_a_layout_that_cannot_be_trained_is_refused(modules: dict[str, ModuleLayout], message: str) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.mentions import mentions
 from tests.planner.planners import planner
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.neighbours import memory_misses, memory_reason
@@ -20,10 +21,10 @@ def tight() -> PlannedLayout:
     return replace(planned, memory_bytes=memory, oom_probability=0.312)
 
 
-def test_a_layout_that_fits_by_a_hair_is_worded_by_its_risk(tight: PlannedLayout) -> None:
+def test_a_layout_that_fits_by_a_hair_is_explained_by_its_risk(tight: PlannedLayout) -> None:
     assert "31%" in memory_reason(tight) and "78.9 of 79.1 GiB" in memory_reason(tight)
     (miss,) = memory_misses([tight], None, risk=0.3, evaluate_neighbours=lambda layout: [])
-    assert miss.hint == "--risk 0.32 takes it; no single change makes it fit"
+    assert mentions(miss.hint, "--risk 0.32")
 
 
 def test_with_room_a_layout_loses_what_a_full_memory_costs(tight: PlannedLayout) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from tests.mentions import mentions
 from tests.planner.planners import planner
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
@@ -75,7 +78,7 @@ def test_near_misses_of_memory_are_faster_and_nearly_fit() -> None:
         assert miss.planned.oom_probability >= plan.risk
         assert miss.planned.memory_bytes <= NEAR_MEMORY * plan.cluster.gpu.memory_bytes
         assert "79.1 GiB" in miss.reason and format_seconds(miss.planned.step_s) in miss.reason
-        assert "GiB more per GPU" in miss.hint or "--risk" in miss.hint
+        assert re.search(r"\d GiB", miss.hint) or "--risk" in miss.hint
 
 
 def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -> None:
@@ -83,25 +86,25 @@ def test_a_batch_that_goes_into_few_ranks_names_the_next_that_goes_into_more() -
     misses = [miss for miss in plan.near_misses if miss.obstacle is Obstacle.BATCH]
     assert misses and misses[0].planned.layout.global_batch == 512
     assert misses[0].planned.tokens_per_s > plan.best[0].tokens_per_s
-    assert misses[0].hint == "take batch 512"
-    assert f"{misses[0].planned.tokens_per_s_per_gpu:,.0f} tok/s/GPU with batch 512" in misses[0].reason
+    assert mentions(misses[0].hint, "batch 512")
+    assert mentions(misses[0].reason, f"{misses[0].planned.tokens_per_s_per_gpu:,.0f} tok/s/GPU", "batch 512")
 
 
 def test_where_nothing_fits_the_smallest_is_shown_with_what_it_needs() -> None:
     plan = planner("llama3-405b", "h100x8").plan(8)
     assert plan.best == () and plan.num_fitting == 0
-    assert plan.near_misses and "does not fit" in plan.near_misses[0].reason
+    assert plan.near_misses and plan.near_misses[0].obstacle is Obstacle.MEMORY
 
 
 def test_an_impossible_batch_says_which_rule_and_what_is_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         planner("llama3-8b", "h100x7").plan(3, space=SearchSpace(max_pp=4))
-    assert "7 GPUs and batch 3" in caught.value.problem and "3 % (7*1 = 7)" in caught.value.problem
-    assert "batch 7 on 7 GPUs" in caught.value.hint and "6 GPUs with batch 3" in caught.value.hint
+    assert mentions(caught.value.problem, "7 GPUs", "batch 3", "gbs", "dp*mbs")
+    assert mentions(caught.value.hint, "batch 7", "7 GPUs", "6 GPUs", "batch 3")
 
 
 def test_pins_that_leave_nothing_say_why() -> None:
-    with pytest.raises(UsageError, match="8 GPUs and batch 64"):
+    with pytest.raises(UsageError, match=r"8 GPUs.*batch 64.*tp"):
         planner().plan(64, space=SearchSpace(pinned={"tp": 3}))
 
 

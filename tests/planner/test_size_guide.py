@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.size_guide import CATALOG, TABLE, parse_size, size_guide, sized_model
 
@@ -31,19 +32,20 @@ def test_every_row_multiplies_to_its_gpus() -> None:
 @pytest.mark.parametrize(("size", "taken"), [(7.5, 13), (30, 40), (65, 70), (130, 175)])
 def test_a_size_between_two_rows_takes_the_larger(size: float, taken: float) -> None:
     found = size_guide(size, num_gpus=None, island=8, global_batch=None)
-    assert found.row.billions == taken and f"that of {taken}B is taken" in found.rules[0]
+    assert found.row.billions == taken and mentions(found.rules[0], f"{taken}B")
 
 
 def test_a_size_beyond_the_table_has_more_stages() -> None:
     found = size_guide(500, num_gpus=None, island=8, global_batch=None)
     assert (found.layout.tp, found.layout.pp, found.layout.num_gpus) == (8, 16, 512)
-    assert "500B is beyond the table: the row of 175B with PP 4 -> 16" in found.rules
+    assert any(mentions(rule, "500B", "175B", "PP 4 -> 16") for rule in found.rules)
 
 
 def test_another_number_of_gpus_changes_data_parallelism_alone() -> None:
     found = size_guide(70, num_gpus=256, island=8, global_batch=None)
     assert (found.layout.tp, found.layout.pp, found.layout.dp) == (8, 2, 16)
-    assert found.rules == ("256 GPUs: DP 4 -> 16",)
+    (rule,) = found.rules
+    assert mentions(rule, "256 GPUs", "DP 4 -> 16")
 
 
 @pytest.mark.parametrize(("gpus", "sizes"), [(8, (8, 1, 1)), (4, (4, 1, 1)), (24, (8, 1, 3)), (1, (1, 1, 1))])
@@ -56,7 +58,7 @@ def test_too_few_gpus_halve_stages_first(gpus: int, sizes: tuple[int, int, int])
 def test_tensor_parallelism_stays_inside_what_nvlink_joins(island: int, sizes: tuple[int, int, int]) -> None:
     found = size_guide(70, num_gpus=None, island=island, global_batch=None)
     assert (found.layout.tp, found.layout.pp, found.layout.dp) == sizes
-    assert any("NVLink joins" in rule for rule in found.rules)
+    assert any(mentions(rule, "NVLink", island) for rule in found.rules)
 
 
 def test_another_batch_changes_the_micro_batches_alone() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.layouts.specs import job
+from tests.mentions import mentions
 from tests.planner.planners import planner
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.errors import UsageError
@@ -24,7 +25,7 @@ def test_a_sign_adds_and_none_sets() -> None:
 def test_memory_that_is_set_below_what_there_is_hints_at_adding_it() -> None:
     at = planner("llama3-8b", "h100x8")
     hint = at.what_if(64, "mem=60").hint
-    assert hint == "mem=60 is less than the 79.1 GiB of now: mem=+60 adds to it"
+    assert mentions(hint, "mem=60", "79.1 GiB", "mem=+60")
     assert at.what_if(64, "mem=+60").hint is None and at.what_if(64, "mem=-8").hint is None
 
 

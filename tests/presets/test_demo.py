@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.demo import DemoPreset
 from zenith_tune.registry import PresetRegistry
@@ -37,7 +38,7 @@ def test_the_demo_is_small_and_searched_by_a_grid() -> None:
 def test_a_batch_that_cannot_be_split_is_pruned_with_its_reason() -> None:
     preset = DemoPreset(n_gpus=8, gbs=16)
     reason = preset.explain({"tp": 1, "mbs": 4, "recompute": "full"})
-    assert reason == "gbs must be divisible by dp*mbs, but 16 % (8*4 = 32) != 0"
+    assert mentions(reason, "gbs", "dp*mbs", 16, 32)
     assert preset.explain({"tp": 2, "mbs": 4, "recompute": "full"}) is None
 
 
@@ -55,7 +56,7 @@ def test_every_point_that_is_kept_is_one_that_the_trainer_takes() -> None:
 
 @pytest.mark.parametrize("name", ["n_gpus", "gbs"])
 def test_a_count_below_one_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} must be at least 1, but got 0: give {name}=1 or more"):
+    with pytest.raises(UsageError, match=rf"\b{name} .*\b1\b.*\b0\b.*\b{name}=1\b"):
         DemoPreset(**{name: 0})
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.layouts.specs import LLAMA_405B, MODELS, job
+from tests.mentions import mentions
 from tests.presets.targets import target
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import known_frameworks
@@ -47,19 +48,26 @@ def test_accelerate_gets_even_pipelines_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "framework", "hint"),
+    ("name", "framework", "others"),
     [
-        ("megatron", "fsdp", "leave --framework out, or take --emit accelerate"),
-        ("ms-swift", "deepspeed", "leave --framework out, or take --emit deepspeed or accelerate"),
-        ("deepspeed", "megatron", "leave --framework out, or take --emit megatron or ms-swift or accelerate"),
-        ("accelerate", "jax", "leave --framework out$"),
+        ("megatron", "fsdp", ["accelerate"]),
+        ("ms-swift", "deepspeed", ["deepspeed", "accelerate"]),
+        ("deepspeed", "megatron", ["megatron", "ms-swift", "accelerate"]),
+        ("accelerate", "jax", []),
     ],
 )
-def test_a_plan_for_a_framework_that_a_format_cannot_run_is_refused(name: str, framework: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=f"--emit {name} writes plans for .* but the framework is {framework}: {hint}"):
-        format_named(name).narrowed(SearchSpace(), framework)
-    with pytest.raises(UsageError, match="writes plans for"):
-        format_named(name).emit(target(framework=framework))
+def test_a_plan_for_a_framework_that_a_format_cannot_run_is_refused(
+    name: str, framework: str, others: list[str]
+) -> None:
+    for refused in (
+        lambda: format_named(name).narrowed(SearchSpace(), framework),
+        lambda: format_named(name).emit(target(framework=framework)),
+    ):
+        with pytest.raises(UsageError) as caught:
+            refused()
+        assert mentions(caught.value.problem, f"--emit {name}", framework)
+        assert mentions(caught.value.hint, "--framework")
+        assert [each for each in FORMATS if mentions(caught.value.hint, each)] == others
 
 
 def test_every_format_says_its_frameworks() -> None:
@@ -68,6 +76,6 @@ def test_every_format_says_its_frameworks() -> None:
 
 
 def test_an_unknown_format_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'megatron'.*accelerate, deepspeed, megatron, ms-swift"):
+    with pytest.raises(UsageError, match=r"'megatron'.*accelerate, deepspeed, megatron, ms-swift"):
         format_named("megatorn")
     assert set(FORMATS) == {"megatron", "ms-swift", "deepspeed", "accelerate"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.requirements import skip
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
@@ -43,26 +44,24 @@ from zenith_tune.shell import ParsedCommand
         ("python -", "'python'"),
         ("cat t.sh | bash", "'bash'"),
         ("bash", "'bash'"),
-        ("python a.py && python b.py", "starts 2 ('python a.py', 'python b.py')"),
-        ("python a.py || python b.py", "starts 2"),
-        ("bash -c 'python a.py; python b.py'", "starts 2"),
-        ("cd x && ls", "starts none ('cd x', 'ls')"),
-        ("A=1", "starts none: write"),
-        ("cd 'a\nb'", "starts none ('cd a\\nb')"),
-        ("bash -c ''", "starts none: write"),
+        ("python a.py && python b.py", "2 ('python a.py', 'python b.py')"),
+        ("python a.py || python b.py", " 2 ("),
+        ("bash -c 'python a.py; python b.py'", " 2 ("),
+        ("cd x && ls", "('cd x', 'ls')"),
+        ("A=1", "none"),
+        ("cd 'a\nb'", "('cd a\\nb')"),
+        ("bash -c ''", "none"),
         ("$(" + "x" * 99 + ") t.py", "x...'"),
-        ("# nothing", "starts none"),
+        ("# nothing", "none"),
     ],
 )
-def test_without_a_safe_place_the_law_the_part_and_placeholders_are_told_in_one_line(command: str, part: str) -> None:
+def test_without_a_safe_place_the_part_and_the_placeholders_are_named_in_one_line(command: str, part: str) -> None:
     line = ParsedCommand.of(command)
     with pytest.raises(CommandError) as caught:
         line.set({"--k": 1})
     message = str(caught.value)
     assert part in message and "\n" not in message
-    assert message.endswith(
-        "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
-    )
+    assert mentions(message, "{tp}", "{mbs}")
     for edit in (line.remove, line.add_flag):
         with pytest.raises(CommandError, match=re.escape(message)):
             edit("--k")
@@ -97,15 +96,15 @@ def test_secrets_among_the_first_two_words_stay_out_of_messages(command: str, pa
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
-def test_an_empty_command_is_refused_with_the_cure(text: str) -> None:
-    with pytest.raises(CommandError, match="is empty: give it after --"):
+def test_an_empty_command_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(CommandError, match=r"empty.* --$"):
         ParsedCommand.of(text)
-    with pytest.raises(CommandError, match="is empty: give it after --"):
+    with pytest.raises(CommandError, match=r"empty.* --$"):
         ParsedCommand.from_argv([text])
 
 
 def test_no_words_at_all_are_an_empty_command() -> None:
-    with pytest.raises(CommandError, match="give it after --"):
+    with pytest.raises(CommandError, match=r"empty.* --$"):
         ParsedCommand.from_argv([])
 
 
@@ -191,17 +190,12 @@ def test_options_for_words_from_the_command_line_go_inside_their_nested_command(
     assert line.argv() == ["bash", "-c", "python t.py --name 'a b' --k 1"]
 
 
-REMARK = (
-    "{} does not seem to pass its arguments on, so the options that are added may have no effect: "
-    'put "$@" at the end of its training command, or write {{tp}}, {{mbs}} where the values belong'
-)
-
-
 @pytest.mark.parametrize("command", ["bash {}", "sh -x {}", "sbatch -N 2 {}", "bash -c 'bash {}'", "srun bash {} a b"])
 def test_a_script_that_ignores_its_arguments_is_remarked(command: str, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text('ARGS=(--lr 1)\npython t.py "${ARGS[@]}" $0\n')
-    assert ParsedCommand.of(command.format(script)).warnings() == [REMARK.format(script)]
+    [warning] = ParsedCommand.of(command.format(script)).warnings()
+    assert mentions(warning, script, '"$@"', "{tp}", "{mbs}")
 
 
 @pytest.mark.parametrize("body", ['python t.py "$@"', "python t.py $*", "python t.py ${1:-4}", "python t.py ${@:2}"])
@@ -230,7 +224,8 @@ def test_a_script_behind_a_link_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text("python t.py")
     link = tmp_path / "link.sh"
     link.symlink_to("train.sh")
-    assert ParsedCommand.of(f"bash {link}").warnings() == [REMARK.format(link)]
+    [warning] = ParsedCommand.of(f"bash {link}").warnings()
+    assert mentions(warning, link)
 
 
 def test_the_tuners_own_input_is_left_alone() -> None:

@@ -62,6 +62,6 @@ def test_outside_quotes_any_value_reaches_the_program_whole(value: str, template
     "text", ["p '{v}'", 'p "--k={v}"', "bash -c 'p {v}'", "p $(c {v})", "c <<E\n{v}\nE", "p # {v}"]
 )
 def test_inside_quotes_a_value_that_the_shell_would_misread_is_refused_in_one_line(value: str, text: str) -> None:
-    with pytest.raises(CommandError, match=r"outside quotes, but got") as caught:
+    with pytest.raises(CommandError, match="quotes") as caught:
         fill_placeholders(text, {"v": value})
     assert "{v}" in str(caught.value) and "\n" not in str(caught.value)

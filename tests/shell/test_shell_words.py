@@ -98,8 +98,8 @@ def test_what_the_shell_expands_is_known_as_dynamic(text: str, static: int) -> N
 
 
 @pytest.mark.parametrize("text", ["a 'b", 'a "b', "a $(b", "a ${b", "a `b", "a $'b", 'a "$(b"', "a <(b"])
-def test_an_unclosed_quote_is_told_in_one_line(text: str) -> None:
-    with pytest.raises(CommandError, match="must be closed") as caught:
+def test_an_unclosed_quote_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(CommandError, match="closed") as caught:
         lex(text)
     assert "\n" not in str(caught.value)
 
@@ -113,7 +113,7 @@ def test_the_line_about_an_unclosed_quote_shows_where_it_opens_and_nothing_after
     "text", ["python t.py --hf-token hf_secret 'x", "p hf_secret'x", 'p --k=hf_secret"', "p --k 'hf_secret' $(x"]
 )
 def test_the_line_about_an_unclosed_quote_shows_no_words_before_it(text: str) -> None:
-    with pytest.raises(CommandError, match=r"but the one at character \d+ is not: \S$") as caught:
+    with pytest.raises(CommandError, match=r"\b\d+\b.*: \S$") as caught:
         lex(text)
     assert "secret" not in str(caught.value)
 

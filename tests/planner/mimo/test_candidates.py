@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.mentions import mentions
 from tests.planner.mimo.jobs import mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
@@ -80,7 +81,7 @@ def test_experts_are_laid_out_over_the_language_models_ranks_a_second_time() -> 
     at = MimoCandidate.of(8, encoder=(2, 2), language=(2, 2), encoder_ranks=4, micro_batch=2, expert_parallel=2)
     assert why_not(job, at) is None
     assert "4 and 1 * 3 * 2" in str(why_not(job, replace(at, expert_parallel=3)))
-    assert "12 and ep 8" in str(why_not(job, replace(at, expert_parallel=8)))
+    assert mentions(why_not(job, replace(at, expert_parallel=8)), 12, "ep 8")
     assert "4 and 2 * 2 * 2" in str(why_not(replace(job, expert_tensor=2), at))
 
 
@@ -105,9 +106,9 @@ def test_the_same_degrees_are_homogeneous_on_shared_ranks_and_apart() -> None:
     apart = MimoCandidate.of(4, encoder=(2, 1), language=(2, 1), encoder_ranks=2, micro_batch=1)
     other = MimoCandidate.of(4, encoder=(1, 1), language=(2, 1), encoder_ranks=2, micro_batch=1)
     assert [at.is_homogeneous for at in (shared, apart, other)] == [True, True, False]
-    assert shared.label == "encoder tp2 dp2 on 4 shared | llm tp2 dp2 on 4 shared | mbs1"
+    assert mentions(shared.label, "tp2", "dp2", "shared", "mbs1") and "shared" not in apart.label
 
 
 def test_ranks_that_cannot_be_filled_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"the encoder.*2 \* 1 = 2 and 3"):
+    with pytest.raises(UsageError, match=r"encoder.*2 \* 1 = 2.*\b3\b"):
         MimoCandidate.of(4, encoder=(2, 1), language=(1, 1), encoder_ranks=3, micro_batch=1)

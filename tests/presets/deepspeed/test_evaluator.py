@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.deepspeed.logs import TRAINER_END, bar, speed_line, speed_log, timer_lines
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.early_stop import EarlyStop
@@ -114,12 +115,12 @@ def test_flops_are_per_gpu() -> None:
 def test_another_objective_of_the_same_job_may_be_asked_for() -> None:
     evaluator = DeepSpeedEvaluator(gbs=16).with_objective("latency")
     assert evaluator.evaluate(speed_log([32.0] * 4), {}) == 0.5
-    with pytest.raises(UsageError, match="unknown objective"):
+    with pytest.raises(UsageError, match="objective 'speed'"):
         evaluator.with_objective("speed")
 
 
-def test_without_the_batch_timers_tell_no_throughput() -> None:
-    with pytest.raises(ValueError, match="pass gbs"):
+def test_without_the_batch_timers_give_no_throughput() -> None:
+    with pytest.raises(ValueError, match="gbs"):
         DeepSpeedEvaluator().evaluate(timer_lines(0.5) * 3, {})
 
 
@@ -131,7 +132,7 @@ def test_a_loss_that_is_no_number_is_no_value(loss: str) -> None:
 
 def test_a_run_whose_every_step_is_skipped_is_no_value() -> None:
     line = "[Rank 0] step={0}, skipped={1}, lr=[0.1], mom=[[0.9, 0.99]]\n"
-    with pytest.raises(ValueError, match="all 9 steps were skipped"):
+    with pytest.raises(ValueError, match=r"9 .*skipped"):
         DeepSpeedEvaluator().evaluate(speed_log(STEADY) + line.format(9, 9), {})
     assert DeepSpeedEvaluator().evaluate(speed_log(STEADY) + line.format(9, 2), {}) == 32.0
 
@@ -166,8 +167,8 @@ def test_bad_arguments_are_refused(bad: dict[str, int | str]) -> None:
         DeepSpeedEvaluator(**bad)  # type: ignore[arg-type]
 
 
-def test_the_description_tells_what_two_studies_must_share() -> None:
-    assert DeepSpeedEvaluator("latency", gbs=16).describe() == "deepspeed latency at gbs 16, minimize"
+def test_the_description_has_what_two_studies_must_share() -> None:
+    assert mentions(DeepSpeedEvaluator("latency", gbs=16).describe(), "deepspeed", "latency", "gbs 16", "minimize")
 
 
 def test_the_batch_that_deepspeed_says_it_trains_is_kept() -> None:

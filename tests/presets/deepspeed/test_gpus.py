@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.deepspeed.jobs import PLAIN, bound, command, write
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
@@ -44,18 +45,18 @@ def test_the_launcher_tells_how_many(launcher: str, num_gpus: int | None, monkey
         (" --include worker-9", None),
     ],
 )
-def test_a_hostfile_tells_how_many(tmp_path: Path, more: str, num_gpus: int | None) -> None:
+def test_a_hostfile_has_the_number(tmp_path: Path, more: str, num_gpus: int | None) -> None:
     (tmp_path / "hosts").write_text("# two nodes\nworker-0 slots=8\n\nworker-1 slots=4\n")
     assert started_gpus(f"deepspeed --hostfile {tmp_path / 'hosts'}{more} train.py --deepspeed ds.json") == num_gpus
 
 
-def test_a_broken_hostfile_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_broken_hostfile_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("worker-0 slots=8\nworker-1\n")
-    with pytest.raises(UsageError, match=r"line 2 of .* is 'worker-1'"):
+    with pytest.raises(UsageError, match=r"line 2 .*hosts.*'worker-1'"):
         started_gpus(f"deepspeed -H {tmp_path / 'hosts'} train.py")
 
 
-def test_accelerates_file_tells_how_many(tmp_path: Path) -> None:
+def test_accelerates_file_has_the_number(tmp_path: Path) -> None:
     (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
     assert started_gpus(f"accelerate launch --config_file {tmp_path / 'acc.yaml'} train.py") == 8
 
@@ -68,27 +69,32 @@ def test_ranks_that_share_a_model_are_no_data_parallel_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "text", "args", "said"),
+    ("config", "text", "args", "named"),
     [
-        (PLAIN, "deepspeed --num_gpus 4 train.py", {}, "names its JSON by --deepspeed or --deepspeed_config"),
-        (PLAIN, "deepspeed --num_gpus 4 train.py --deepspeed_config no.json", {}, "no.json does not exist"),
-        (PLAIN, "deepspeed --autotuning tune --num_gpus 4 train.py --deepspeed DS", {}, "take that option out"),
-        (PLAIN, "deepspeed --num_gpus 4 train.py --deepspeed DS", {"n_gpus": 2}, "the command starts 4"),
-        (PLAIN, "deepspeed --num_gpus 5 train.py --deepspeed DS", {}, "multiple of the 5 data-parallel ranks"),
-        ({}, "deepspeed --num_gpus 4 train.py --deepspeed DS", {}, "must know the global batch"),
-        (PLAIN, "python train.py --deepspeed DS", {}, "must know the number of GPUs"),
-        ({**PLAIN, "train_batch_size": [8, 16]}, "deepspeed --num_gpus 4 train.py --deepspeed DS", {}, "one number"),
+        (PLAIN, "deepspeed --num_gpus 4 train.py", {}, ("--deepspeed", "--deepspeed_config")),
+        (PLAIN, "deepspeed --num_gpus 4 train.py --deepspeed_config no.json", {}, ("no.json",)),
+        (PLAIN, "deepspeed --autotuning tune --num_gpus 4 train.py --deepspeed DS", {}, ("--autotuning",)),
+        (PLAIN, "deepspeed --num_gpus 4 train.py --deepspeed DS", {"n_gpus": 2}, ("n_gpus", 2, 4)),
+        (PLAIN, "deepspeed --num_gpus 5 train.py --deepspeed DS", {}, (5, 64)),
+        ({}, "deepspeed --num_gpus 4 train.py --deepspeed DS", {}, ("train_batch_size", "gbs=256")),
+        (PLAIN, "python train.py --deepspeed DS", {}, ("n_gpus=8",)),
+        (
+            {**PLAIN, "train_batch_size": [8, 16]},
+            "deepspeed --num_gpus 4 train.py --deepspeed DS",
+            {},
+            ("train_batch_size", "[8, 16]"),
+        ),
         (
             {**PLAIN, "autotuning": {"min_train_micro_batch_size_per_gpu": 99}},
             "deepspeed --num_gpus 4 train.py --deepspeed DS",
             {},
-            "no micro-batch from 99",
+            (99, 16),
         ),
         (
             {**PLAIN, "autotuning": {"arg_mappings": ["--x"]}},
             "deepspeed --num_gpus 4 train.py --deepspeed DS",
             {},
-            "arg_mappings must name an option",
+            ("arg_mappings",),
         ),
     ],
 )
@@ -98,13 +104,13 @@ def test_what_is_missing_or_wrong_is_one_line(
     config: dict[str, object],
     text: str,
     args: dict[str, int],
-    said: str,
+    named: tuple[object, ...],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # where there is no nvidia-smi
     path = write(tmp_path, config)
     with pytest.raises(UsageError) as error:
         bound(text.replace("DS", str(path)), **args)
-    assert said in str(error.value) and "\n" not in str(error.value) and ":" in str(error.value)
+    assert mentions(error.value, *named) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -116,5 +122,5 @@ def test_bad_arguments_are_refused(bad: dict[str, int | str]) -> None:
 
 
 def test_without_a_command_it_says_so() -> None:
-    with pytest.raises(UsageError, match="bind a command first"):
+    with pytest.raises(UsageError, match="command"):
         DeepSpeedPreset().get_search_space()

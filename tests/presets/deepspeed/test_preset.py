@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.deepspeed.jobs import PLAIN, TRAINER, bound, command, config_of, point, trainer_command, write
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
@@ -150,14 +151,14 @@ def test_listed_micro_batches_are_exactly_those_and_one_that_does_not_divide_is_
     preset = bound(command(write(tmp_path, {**PLAIN, "train_micro_batch_size_per_gpu": [2, 3]})))
     assert preset.get_search_space()["mbs"].grid(9) == [2, 3]
     reason = preset.explain(point(preset, mbs=3))
-    assert reason == "micro-batch times 4 ranks must divide the global batch, but 3 * 4 does not divide 64"
+    assert mentions(reason, "micro-batch", "3 * 4", 64)
     assert preset.explain(point(preset, mbs=2)) is None
 
 
 def test_a_key_without_effect_at_a_stage_is_tried_once(tmp_path: Path) -> None:
     preset = bound(command(write(tmp_path, PLAIN)), search="default+overlap_comm")
     assert preset.explain(point(preset, stage=1, overlap_comm=True)) is None
-    assert "no effect at stage 1" in str(preset.explain(point(preset, stage=1, overlap_comm=False)))
+    assert mentions(preset.explain(point(preset, stage=1, overlap_comm=False)), "overlap_comm", "stage 1")
     assert preset.explain(point(preset, stage=2, overlap_comm=False)) is None
 
 
@@ -200,7 +201,7 @@ def test_the_section_for_deepspeeds_own_tuner_is_heeded_and_taken_out(tmp_path: 
     assert isinstance(strategy, ZeroProgressiveStrategy)
     rules = strategy.rules.inside
     assert (rules.kind, rules.patience, rules.max_trials) == ("model", 3, 9)
-    assert preset.evaluator().describe().startswith("deepspeed latency at gbs 64 with ds.json (contents ")
+    assert mentions(preset.evaluator().describe(), "deepspeed", "latency", "gbs 64", "ds.json")
     assert any("autotuning" in note for note in preset.notes(""))
 
 
@@ -221,7 +222,7 @@ def test_memory_is_predicted_where_model_and_machine_are_known(tmp_path: Path) -
     path = write(tmp_path, PLAIN)
     preset = bound(command(path), model="llama3-8b", seq=2048, cluster="h100x4")
     reason = preset.explain(point(preset, stage=0))
-    assert reason is not None and reason.startswith("needs 15") and "(2 + 2 + 16) bytes at stage 0" in reason
+    assert mentions(reason, "(2 + 2 + 16) bytes", "stage 0")
     assert preset.explain(point(preset, stage=3)) is None
     unknown = bound(command(path))
     assert unknown.explain(point(unknown, stage=0)) is None
@@ -234,20 +235,20 @@ def test_a_plan_has_the_layouts_of_deepspeed(tmp_path: Path) -> None:
     assert (subject.cluster.num_gpus, subject.job.framework.name, subject.job.precision) == (4, "deepspeed", "bf16")
     layout = preset.layout(point(preset, stage=2, mbs=4))
     assert (layout.dp, layout.zero, layout.num_micro_batches) == (4, 2, 4)
-    with pytest.raises(UsageError, match="the model is not known"):
+    with pytest.raises(UsageError, match="--model_name_or_path"):
         bound(command(write(tmp_path, PLAIN))).subject("")
-    with pytest.raises(UsageError, match="must have the 4 GPUs"):
+    with pytest.raises(UsageError, match=r"4 GPUs.*h100x2"):
         bound(command(write(tmp_path, PLAIN)), model="llama3-8b", seq=1, cluster="h100x2").subject("")
 
 
 def test_flops_are_counted_for_the_model(tmp_path: Path) -> None:
     path = write(tmp_path, PLAIN)
     evaluator = bound(command(path), metric="flops", model="llama3-8b", seq=2048, cluster="h100x4").evaluator()
-    assert evaluator.describe().startswith("deepspeed flops at gbs 64 ")
+    assert mentions(evaluator.describe(), "flops", "gbs 64")
     step = "global_step={}, RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec=4.0, \n"
     value = evaluator.evaluate("".join(step.format(number) for number in (3, 4, 5)), {})
     assert value == pytest.approx(6 * 8.03e9 * 2048 * 4 / 4 / 1e12, rel=0.1)
-    with pytest.raises(UsageError, match="flops needs the model"):
+    with pytest.raises(UsageError, match=r"flops.*--model_name_or_path"):
         bound(command(path), metric="flops").evaluator()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.data_folder import measured_data
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.registry import EvaluatorRegistry
@@ -99,7 +100,7 @@ def test_without_a_batch_size_throughput_is_iterations_per_second() -> None:
     assert (measurement.value, measurement.unit) == (2.0, "iterations/s")
     assert MegatronEvaluator(gbs=8).measure(log, {}).unit == "samples/s"
     assert MegatronEvaluator("samples_per_s", gbs=8).evaluate(log, {}) == 16.0
-    assert "pass gbs" in cause(log, "samples_per_s")
+    assert "gbs" in cause(log, "samples_per_s")
 
 
 @pytest.mark.parametrize(
@@ -123,9 +124,9 @@ def test_each_objective_has_its_value_unit_and_direction(
 
 def test_it_is_registered_and_knows_its_objectives() -> None:
     assert EvaluatorRegistry.get("megatron") is MegatronEvaluator
-    with pytest.raises(UsageError, match="Known: samples_per_s, step_time, tflops, throughput"):
+    with pytest.raises(UsageError, match="samples_per_s, step_time, tflops, throughput"):
         MegatronEvaluator("mfu")
-    with pytest.raises(UsageError, match="gbs must be at least 1, but got 0"):
+    with pytest.raises(UsageError, match=r"gbs\b.*\b1\b.*\b0\b"):
         MegatronEvaluator(gbs=0)
 
 
@@ -177,14 +178,14 @@ def test_torn_and_similar_lines_are_passed_over() -> None:
 
 @pytest.mark.parametrize("log", ["", "  \n\n"])
 def test_an_empty_log_is_said_to_be_empty(log: str) -> None:
-    assert cause(log) == "the log is empty"
+    assert mentions(cause(log), "empty") and "--log-interval" not in cause(log)
 
 
-def test_a_log_without_iterations_names_the_cure() -> None:
-    assert cause("loading\nsaving\n").startswith("no iteration line in the log; lower --log-interval")
+def test_a_log_without_iterations_names_the_option() -> None:
+    assert mentions(cause("loading\nsaving\n"), "--log-interval")
 
 
-def test_tflops_that_are_not_printed_name_the_cure() -> None:
+def test_tflops_that_are_not_printed_name_the_option() -> None:
     assert "--log-throughput" in cause(log_of([900, 500, 500], VERSIONS["0.7"]), "tflops")
 
 
@@ -193,23 +194,23 @@ def test_a_throughput_too_small_to_print_is_no_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "named"),
     [
-        ("lm loss: 1.234567E+01", "lm loss: nan", "NaN at iteration 3: lm loss is nan"),
-        ("lm loss: 1.234567E+01", "lm loss: INF", "NaN at iteration 3: lm loss is inf"),
-        ("lm loss: 1.234567E+01 |", "", "NaN at iteration 3: the line has no lm loss"),
-        ("grad norm: 1.234", "grad norm: nan", "NaN at iteration 3: grad norm is nan"),
-        ("nan iterations:   0", "nan iterations:   2", "NaN at iteration 3: 2 NaN iterations"),
-        ("(ms): 500.0", "(ms): nan", "at iteration 3 it is nan ms"),
-        ("(ms): 500.0", "(ms): 0.0", "at iteration 3 it is 0.0 ms"),
-        ("GPU): 200.0", "GPU): inf", "at iteration 3 it is inf TFLOP/s/GPU"),
+        ("lm loss: 1.234567E+01", "lm loss: nan", ("NaN", "lm loss", "nan")),
+        ("lm loss: 1.234567E+01", "lm loss: INF", ("NaN", "lm loss", "inf")),
+        ("lm loss: 1.234567E+01 |", "", ("NaN", "no lm loss")),
+        ("grad norm: 1.234", "grad norm: nan", ("NaN", "grad norm", "nan")),
+        ("nan iterations:   0", "nan iterations:   2", ("NaN", 2)),
+        ("(ms): 500.0", "(ms): nan", ("nan ms",)),
+        ("(ms): 500.0", "(ms): 0.0", ("0.0 ms",)),
+        ("GPU): 200.0", "GPU): inf", ("inf TFLOP/s/GPU",)),
     ],
 )
-def test_what_is_not_a_number_is_a_failure_with_its_iteration(old: str, new: str, told: str) -> None:
+def test_what_is_not_a_number_is_a_failure_with_its_iteration(old: str, new: str, named: tuple[object, ...]) -> None:
     lines = log_of([900, 500, 500, 500]).splitlines(keepends=True)
     assert old in lines[2]
     lines[2] = lines[2].replace(old, new)
-    assert told in cause("".join(lines))
+    assert mentions(cause("".join(lines)), "iteration 3", *named)
 
 
 def test_a_loss_scale_of_infinity_is_no_loss() -> None:
@@ -233,13 +234,12 @@ def test_iterations_are_counted_not_lines() -> None:
 
 
 def test_too_few_clean_iterations_after_skipped_ones_are_a_failure() -> None:
-    assert "5 iterations skipped and 2 clean ones after" in cause(log_of([500] * 7, skipped=[1] * 5))
-    assert "3 iterations skipped and 0 clean ones after" in cause(log_of([500] * 3, skipped=[1] * 3))
+    assert mentions(cause(log_of([500] * 7, skipped=[1] * 5)), "skipped", 5, 2)
+    assert mentions(cause(log_of([500] * 3, skipped=[1] * 3)), "skipped", 3, 0)
 
 
 def test_an_iteration_skipped_later_is_a_failure() -> None:
-    told = cause(log_of([500] * 8, skipped=[1, 0, 0, 0, 2]))
-    assert told == "iterations skipped at iteration 5, after clean ones (3 in all)"
+    assert mentions(cause(log_of([500] * 8, skipped=[1, 0, 0, 0, 2])), "skipped", "iteration 5", 3)
 
 
 def test_a_real_log_of_sixty_iterations_is_read() -> None:

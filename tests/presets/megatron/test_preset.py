@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.points import PLAIN
 from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.layouts.layout import Layout
@@ -69,18 +70,19 @@ def test_sizes_reach_up_to_the_gpus_and_micro_batches_divide_the_batch(
 def test_a_count_below_one_is_refused_in_one_line(name: str, value: int) -> None:
     with pytest.raises(UsageError) as caught:
         MegatronPreset(**{"n_gpus": 8, "gbs": 16, name: value})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name} must be at least 1, but got {value}: give {name}=1 or more"
+    assert mentions(caught.value.problem, name, 1, value) and f"{name}=1" in caught.value.hint
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_cannot_be_read_stops_everything(tmp_path: Path) -> None:
-    with pytest.raises(ModelConfigError, match="looks like a path, but nothing is there"):
+    with pytest.raises(ModelConfigError, match=f"{tmp_path}/none"):
         MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path / "none"), num_layers=4, num_query_groups=4)
 
 
 def test_gpus_that_are_no_power_of_two_have_a_space_but_no_recommended_strategy() -> None:
     preset = MegatronPreset(n_gpus=6, gbs=12)
     assert any(not preset.prune({**PLAIN, "tp": tp}) for tp in (1, 2))
-    with pytest.raises(UsageError, match=r"n_gpus to be a power of two, but got 6: .* --strategy optuna or grid"):
+    with pytest.raises(UsageError, match=r"n_gpus.*\b6\b.*--strategy optuna or grid"):
         preset.get_recommended_strategy()
 
 
@@ -132,7 +134,7 @@ def test_a_label_says_what_is_not_one_or_usual(change: Params, label: str) -> No
     assert MegatronPreset(n_gpus=8, gbs=16).label({**PLAIN, **change}) == label
 
 
-def test_labels_tell_any_two_points_apart() -> None:
+def test_any_two_points_have_different_labels() -> None:
     preset = MegatronPreset(n_gpus=4, gbs=16)
     space = preset.get_search_space()
     points = [{**PLAIN, name: value} for name, parameter in space.items() for value in parameter.grid(1)]
@@ -147,12 +149,11 @@ def test_a_points_layout_counts_experts_beside_the_dense_ranks() -> None:
     assert (layout.dp, layout.edp, layout.num_micro_batches) == (2, 1, 4)
 
 
-def test_a_mixture_of_experts_without_folding_is_told_of_it_in_one_line(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_without_folding_is_noted_in_one_line(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     [note] = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft")
-    assert "is a mixture of 128 experts" in note
-    assert "folding=true" in note
+    assert mentions(note, 128, "folding=true")
     assert "\n" not in note
     assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path), folding=True).notes("megatron sft") == []
     assert MegatronPreset(n_gpus=8, gbs=16).notes("megatron sft") == []

@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.points import PLAIN
 from tests.study_tools import Witness
 from zenith_tune import Direction, Parameter, PresetTuner, TuningStrategy
@@ -94,13 +96,13 @@ def test_without_folding_a_command_that_says_no_is_planned_so() -> None:
 
 
 @pytest.mark.parametrize("option", ["save_interval", "log_interval", "train_type", "max_epochs"])
-def test_options_of_version_3_tell_it(option: str) -> None:
+def test_options_of_version_3_show_it(option: str) -> None:
     found = swift_version(f"megatron sft --{option} 5")
-    assert (found.major, found.source) == (3, f"the command has --{option}")
+    assert found.major == 3 and mentions(found.source, f"--{option}")
 
 
 @pytest.mark.parametrize("option", ["save_steps", "logging_steps", "tuner_type", "num_train_epochs"])
-def test_options_of_version_4_tell_it(option: str) -> None:
+def test_options_of_version_4_show_it(option: str) -> None:
     assert swift_version(f"megatron sft --{option}=5").major == 4
 
 
@@ -108,8 +110,8 @@ def test_options_of_version_4_tell_it(option: str) -> None:
 def test_else_the_installed_one_does(monkeypatch: pytest.MonkeyPatch, installed: str, major: int) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: {"ms-swift": installed}[name])
     found = swift_version("megatron sft --model x")
-    assert (found.major, found.source) == (major, f"{installed} is installed")
-    assert swift_version("megatron sft --save_interval 1 --save_steps 1").source == f"{installed} is installed"
+    assert found.major == major and mentions(found.source, installed)
+    assert swift_version("megatron sft --save_interval 1 --save_steps 1") == found
 
 
 @pytest.mark.parametrize("installed", ["unknown", None])
@@ -122,15 +124,15 @@ def test_and_else_it_is_4(monkeypatch: pytest.MonkeyPatch, installed: str | None
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert swift_version("megatron sft --model x").major == 4
     [note] = interleaved().notes("megatron sft --model x")
-    assert note == "vp is written for ms-swift 4: neither the command nor an installed package tells"
+    assert mentions(note, "vp", "ms-swift 4")
 
 
 def test_interleaving_is_searched_on_request_and_only_with_folding() -> None:
     assert "vp" not in FOLDING.get_search_space()
     assert interleaved().get_search_space()["vp"].grid(1) == [1, 2, 4]
-    with pytest.raises(UsageError, match="vp_max above 1 needs folding=true, but got vp_max=2"):
+    with pytest.raises(UsageError, match=r"folding=true.*vp_max=2"):
         MegatronPreset(n_gpus=8, gbs=16, vp_max=2)
-    with pytest.raises(UsageError, match="vp_max must be at least 1, but got 0"):
+    with pytest.raises(UsageError, match=r"vp_max\b.*\b1\b.*\b0\b"):
         MegatronPreset(n_gpus=8, gbs=16, vp_max=0)
 
 
@@ -160,7 +162,7 @@ def test_a_placeholder_takes_the_chunks() -> None:
 
 
 def test_version_3_needs_the_number_of_layers_before_the_first_trial() -> None:
-    with pytest.raises(UsageError, match="give model=NAME or num_layers=48"):
+    with pytest.raises(UsageError, match="model=NAME or num_layers=48"):
         interleaved().bind("megatron sft --save_interval 5")
     interleaved().bind("megatron sft --save_steps 5")
 
@@ -175,17 +177,18 @@ def test_a_command_with_no_place_for_the_chunks_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "named"),
     [
-        ({"pp": 1, "vp": 2}, "vp above 1 needs pp above 1, but got vp 2 and pp 1"),
+        ({"pp": 1, "vp": 2}, ("vp 2", "pp 1")),
         ({"pp": 4, "vp": 2}, None),
         ({"pp": 4, "vp": 4}, None),
-        ({"pp": 2, "vp": 2, "mbs": 4}, "m must be divisible by pp when vp is above 1, but 1 % 2 != 0"),
-        ({"pp": 8, "vp": 4}, "num_layers must be divisible by pp*vp, but 48 % (8*4 = 32) != 0"),
+        ({"pp": 2, "vp": 2, "mbs": 4}, ("m", "pp", "vp", 1, 2)),
+        ({"pp": 8, "vp": 4}, ("num_layers", "pp*vp", 48, 32)),
     ],
 )
-def test_an_interleaved_pipeline_keeps_megatrons_rules(change: Params, reason: str | None) -> None:
-    assert interleaved(num_layers=48).explain({**PLAIN, **change}) == reason
+def test_an_interleaved_pipeline_keeps_megatrons_rules(change: Params, named: Any) -> None:
+    reason = interleaved(num_layers=48).explain({**PLAIN, **change})
+    assert reason is None if named is None else mentions(reason, *named)
 
 
 def test_points_and_labels_have_the_chunks() -> None:
@@ -261,4 +264,4 @@ def test_trials_of_ms_swift_are_measured_by_the_file_that_all_of_them_append_to(
         None,
         pytest.approx(8192.0),
     ]
-    assert witness.trials[3].cause == "the log is empty"
+    assert mentions(witness.trials[3].cause, "empty")

@@ -65,9 +65,9 @@ def test_a_file_that_was_written_before_the_trial_is_another_runs(tmp_path: Path
     command = f"megatron sft --output_dir {tmp_path}"
     assert logging_file("", trial(command, duration_s=60)) == ""
     assert logging_file("", trial(command, duration_s=62)) != ""
-    with pytest.raises(ValueError, match="no iteration line in the log"):
+    with pytest.raises(ValueError, match="--log-interval"):
         EVALUATOR.evaluate("loading\n", trial(command, duration_s=60))
-    # A recovered trial may not tell how long it ran.
+    # A recovered trial may not know how long it ran.
     assert logging_file("", {"command": command}) == ""
 
 

@@ -90,7 +90,7 @@ def test_only_the_last_start_counts_after_a_restart() -> None:
 
 def test_nan_in_the_loss_is_a_failure() -> None:
     log = LOG + line(25, 3.6, "1m 30s").replace("1.234", "nan")
-    with pytest.raises(ValueError, match="NaN at iteration 25: loss is nan"):
+    with pytest.raises(ValueError, match=r"NaN.*iteration 25\b.*\bnan\b"):
         MegatronEvaluator().evaluate(log, {})
 
 

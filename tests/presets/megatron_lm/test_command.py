@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
@@ -144,49 +145,52 @@ def test_a_script_that_passes_its_arguments_on_gets_the_options(script: Path) ->
     assert line.get("--recompute-granularity") == "selective" and line.has("--sequence-parallel")
 
 
-def test_one_that_does_not_is_refused_with_the_cure(script: Path) -> None:
+def test_one_that_does_not_is_refused_with_a_hint(script: Path) -> None:
     script.write_text(f"{SMALL}\n")
     with pytest.raises(UsageError) as caught:
         bound("bash train.sh")
-    assert str(caught.value) == (
-        "train.sh must pass its arguments on for tp, pp, vp, mbs, recompute to be set, but does not: "
-        'hand "$@" on to the end of the line that runs pretrain_gpt.py, or write {tp} where its value belongs'
-    )
+    assert mentions(caught.value.problem, "train.sh", "tp, pp, vp, mbs, recompute")
+    assert mentions(caught.value.hint, '"$@"', "pretrain_gpt.py", "{tp}")
 
 
 def test_placeholders_do_for_a_script_that_does_not(script: Path) -> None:
     script.write_text(f"{SMALL} --tensor-model-parallel-size $TP --micro-batch-size ${{MBS:-1}}\n")
     command = "TP={tp} MBS={mbs} bash train.sh"
     assert applied(command, {"tp": 4, "mbs": 2}, search="tp+mbs").text == "TP=4 MBS=2 bash train.sh"
-    with pytest.raises(UsageError, match="must pass its arguments on for recompute to be set"):
+    with pytest.raises(UsageError) as caught:
         bound(command, search="tp+mbs+recompute")
+    assert mentions(caught.value.problem, "train.sh", "recompute") and not mentions(caught.value.problem, "tp")
+    assert '"$@"' in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "problem", "hint"),
     [
         (
             f'{SMALL} --recompute-granularity full "$@"',
-            "--recompute-granularity is set in train.sh, where a trial cannot take it away: take it out there, or "
-            "leave recompute out of search",
+            ("--recompute-granularity", "train.sh"),
+            ("recompute", "search"),
         ),
         (
             f'{SMALL} --num-layers-per-virtual-pipeline-stage 4 "$@"',
-            "--num-layers-per-virtual-pipeline-stage is set in train.sh, where a trial cannot take it away: take it "
-            "out there, or leave pp and vp out of search",
+            ("--num-layers-per-virtual-pipeline-stage", "train.sh"),
+            ("pp", "vp", "search"),
         ),
         (
             f'{SMALL} "$@" --tensor-model-parallel-size 2',
-            'train.sh sets --tensor-model-parallel-size behind "$@", where it wins over what a trial adds: put "$@" '
-            "at the end of the line that runs pretrain_gpt.py",
+            ("--tensor-model-parallel-size", "train.sh", '"$@"'),
+            ('"$@"', "pretrain_gpt.py"),
         ),
     ],
 )
-def test_what_a_script_fixes_is_refused_in_one_line(script: Path, text: str, message: str) -> None:
+def test_what_a_script_fixes_is_refused_in_one_line(
+    script: Path, text: str, problem: tuple[str, ...], hint: tuple[str, ...]
+) -> None:
     script.write_text(text)
     with pytest.raises(UsageError) as caught:
         bound("bash train.sh")
-    assert str(caught.value) == message
+    assert mentions(caught.value.problem, *problem) and mentions(caught.value.hint, *hint)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_a_script_fixes_is_no_matter_where_it_is_not_searched(script: Path) -> None:
@@ -197,16 +201,16 @@ def test_what_a_script_fixes_is_no_matter_where_it_is_not_searched(script: Path)
 
 def test_an_option_in_a_variable_of_the_command_cannot_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MORE", "--recompute-activations")
-    with pytest.raises(UsageError, match="--recompute-activations is set in a variable of your command"):
+    with pytest.raises(UsageError, match=r"--recompute-activations .*variable"):
         bound(f"{SMALL} $MORE")
 
 
 def test_a_switch_that_a_variable_follows_is_not_guessed_at() -> None:
-    with pytest.raises(UsageError, match=r"--recompute-activations is set in .* cannot take it away"):
+    with pytest.raises(UsageError, match=r"--recompute-activations .*search"):
         bound(f"{SMALL} --recompute-activations $MORE")
 
 
 def test_another_batch_needs_its_place_in_a_script_too(script: Path) -> None:
     script.write_text(f'torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} "$@" --global-batch-size 64')
-    with pytest.raises(UsageError, match=r'train.sh sets --global-batch-size behind "\$@"'):
+    with pytest.raises(UsageError, match=r'train.sh .*--global-batch-size .*"\$@"'):
         bound("bash train.sh --micro-batch-size 1", gbs=128)

@@ -165,7 +165,7 @@ def test_every_precision_has_its_flags(precision: str, flags: set[str]) -> None:
 
 
 def test_weights_that_are_sharded_are_refused() -> None:
-    with pytest.raises(UsageError, match="zero 1, but DP64 Z3 mbs1 has zero 3"):
+    with pytest.raises(UsageError, match=r"zero 1\b.*DP64 Z3 mbs1.*zero 3\b"):
         emit_megatron(target(zero=3))
 
 

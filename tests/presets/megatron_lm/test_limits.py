@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, find_pretrain_run, read_job
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
@@ -23,42 +24,39 @@ COMMAND = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ("--num-layers 99999999999", "--num-layers must be at most 10000, but is 99999999999"),
-        ("--global-batch-size 99999999999999999999", "--global-batch-size must be at most 10000000"),
-        ("--seq-length 99999999999", "--seq-length must be at most 100000000"),
-        ("--hidden-size 99999999968", "--hidden-size must be at most 1000000"),
-        ("--micro-batch-size 99999999999", "--micro-batch-size must be at most"),
-        (f"--num-layers {MANY}", "--num-layers must be a whole number"),
-        ("--num-experts 8 --moe-layer-freq '([]*99999999999999999999)'", "--moe-layer-freq must be a whole number or"),
-        (f"--num-experts 8 --moe-layer-freq {MANY}", "--moe-layer-freq must be a whole number or"),
-        (f"--num-experts 8 --moe-layer-freq '[1]*{MANY}'", "--moe-layer-freq must be a whole number or"),
-        (f"--pipeline-model-parallel-layout 'Et|(t|)*{MANY}L'", "the stages in --pipeline-model-parallel-layout must"),
-        (
-            "--pipeline-model-parallel-layout 'Et|(t|)*999999999L'",
-            "the stages in --pipeline-model-parallel-layout must",
-        ),
+        ("--num-layers 99999999999", ("--num-layers", 10000, 99999999999)),
+        ("--global-batch-size 99999999999999999999", ("--global-batch-size", 10000000)),
+        ("--seq-length 99999999999", ("--seq-length", 100000000)),
+        ("--hidden-size 99999999968", ("--hidden-size", 1000000)),
+        ("--micro-batch-size 99999999999", ("--micro-batch-size",)),
+        (f"--num-layers {MANY}", ("--num-layers",)),
+        ("--num-experts 8 --moe-layer-freq '([]*99999999999999999999)'", ("--moe-layer-freq",)),
+        (f"--num-experts 8 --moe-layer-freq {MANY}", ("--moe-layer-freq",)),
+        (f"--num-experts 8 --moe-layer-freq '[1]*{MANY}'", ("--moe-layer-freq",)),
+        (f"--pipeline-model-parallel-layout 'Et|(t|)*{MANY}L'", ("--pipeline-model-parallel-layout",)),
+        ("--pipeline-model-parallel-layout 'Et|(t|)*999999999L'", ("--pipeline-model-parallel-layout",)),
     ],
 )
-def test_a_number_that_no_job_has_is_refused_in_one_line(options: str, message: str) -> None:
+def test_a_number_that_no_job_has_is_refused_in_one_line(options: str, named: tuple[object, ...]) -> None:
     start = time.process_time()
     with pytest.raises(UsageError) as caught:
         MegatronLmPreset(cluster="h100x8").bind(f"{COMMAND} {options}")
-    assert str(caught.value).startswith(message)
+    assert mentions(caught.value, *named)
     assert len(str(caught.value)) < 250 and "\n" not in str(caught.value)
     assert time.process_time() - start < SOON
 
 
 @pytest.mark.parametrize("count", ["99999999999", MANY, "²"])
 def test_gpus_without_measure_are_refused_or_asked_for(count: str) -> None:
-    with pytest.raises(UsageError, match="the number of GPUs"):
+    with pytest.raises(UsageError, match=r"number of GPUs|n_gpus"):
         read_job(COMMAND.replace("node 8", f"node {count}"), MegatronLmOverrides())
 
 
 @pytest.mark.parametrize("name", ["n_gpus", "gbs", "vocab", "mbs_max", "tp_max"])
 def test_what_is_given_beside_the_command_has_limits_too(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} must be at most"):
+    with pytest.raises(UsageError, match=rf"^{name} .*\b10+\b"):
         MegatronLmPreset(**{name: 10**20})  # type: ignore[arg-type]
 
 
@@ -72,20 +70,20 @@ def test_the_largest_numbers_that_are_taken_make_a_space_at_once() -> None:
 
 
 UNREADABLE = {
-    "more than 20000 commands": "true\n" * 30_000,
-    "train.sh is longer than 256 KiB": "# a comment\n" * 30_000,
-    "a word of more than 16,000 letters": "A=" + "[" * 50_000,
+    "20000 commands": "true\n" * 30_000,
+    "256 KiB": "# a comment\n" * 30_000,
+    "16,000 letters": "A=" + "[" * 50_000,
 }
 
 
-@pytest.mark.parametrize("reason", list(UNREADABLE))
-def test_a_script_that_is_too_long_is_unreadable_and_says_so(reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", list(UNREADABLE))
+def test_a_script_that_is_too_long_is_unreadable_and_says_so(limit: str, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
-    script.write_text(f"{UNREADABLE[reason]}\n{COMMAND}\n")
+    script.write_text(f"{UNREADABLE[limit]}\n{COMMAND}\n")
     start = time.process_time()
     with pytest.raises(UsageError) as caught:
         read_job(f"bash {script}", MegatronLmOverrides())
-    assert reason in str(caught.value) and str(caught.value).endswith("write it out, or choose another --preset")
+    assert mentions(caught.value.problem, limit) and "--preset" in caught.value.hint
     assert time.process_time() - start < SOON
 
 
@@ -93,7 +91,7 @@ def test_scripts_that_call_many_others_end(tmp_path: Path) -> None:
     for level in range(7):
         (tmp_path / f"a{level}.sh").write_text(f"bash {tmp_path}/a{level + 1}.sh\n" * 20)
     start = time.process_time()
-    with pytest.raises(UsageError, match="its scripts come to more than 20000 commands: write it out"):
+    with pytest.raises(UsageError, match=r"20000 commands.*--preset"):
         read_job(f"bash {tmp_path}/a0.sh", MegatronLmOverrides())
     assert time.process_time() - start < SOON
 
@@ -133,5 +131,5 @@ def test_variables_that_come_to_very_much_end_the_reading(tmp_path: Path) -> Non
     script = tmp_path / "train.sh"
     grows = "A=" + "x" * 15_000 + "\n" + 'A="$A$A"\n' * 2
     script.write_text(grows + f"true {'$A ' * 500}\n" + COMMAND)
-    with pytest.raises(UsageError, match="its variables come to more than 16 MiB: write it out"):
+    with pytest.raises(UsageError, match=r"16 MiB.*--preset"):
         read_job(f"bash {script}", MegatronLmOverrides())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL
 from tests.presets.megatron_lm.test_space import PLAIN, space, tiny
 from zenith_tune.errors import UsageError
@@ -95,10 +96,8 @@ def test_several_modules_in_the_command_are_refused_in_one_line() -> None:
     preset = MegatronLmPreset(search="default+modules")
     with pytest.raises(UsageError) as caught:
         preset.bind(DEEPSEEK_V3)
-    assert str(caught.value) == (
-        "--recompute-modules must name one module for others to be tried, but has mla_up_proj layernorm: take it out "
-        "of the command, or leave modules out of search"
-    )
+    assert mentions(caught.value.problem, "--recompute-modules", "mla_up_proj layernorm")
+    assert mentions(caught.value.hint, "modules", "search")
     MegatronLmPreset().bind(DEEPSEEK_V3)
 
 
@@ -108,5 +107,5 @@ def test_modules_in_a_script_give_way_to_those_that_are_added(tmp_path: Path, mo
     Path("train.sh").write_text(f'{text} "$@"\n')
     assert behind(applied("bash train.sh", "selective/moe"), OPTION) == ["moe"]
     Path("train.sh").write_text(f'{tiny(EXPERTS)} "$@" --recompute-modules moe\n')
-    with pytest.raises(UsageError, match=r'train.sh sets --recompute-modules behind "\$@"'):
+    with pytest.raises(UsageError, match=r'train.sh .*--recompute-modules .*"\$@"'):
         applied("bash train.sh", "selective/moe")

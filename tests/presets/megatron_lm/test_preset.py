@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.describe.smi_samples import listed, matrix, uniform
+from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL, ONE_H200
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_catalog import load_model
@@ -130,10 +131,8 @@ def test_one_that_nobody_knows_is_asked_for_in_one_line(tmp_path: Path) -> None:
     command = LLAMA3_8B.replace("--vocab-size 128256", f"--tokenizer-model {tmp_path}/tokenizer.model")
     with pytest.raises(UsageError) as caught:
         bound(command, cluster="h100x8").subject(command)
-    assert str(caught.value) == (
-        "preset megatron-lm must know the vocabulary, but only the tokenizer does and it cannot be looked up: "
-        "give --args vocab=128256 (the tokenizer's own number)"
-    )
+    assert mentions(caught.value.problem, "megatron-lm", "tokenizer")
+    assert mentions(caught.value.hint, "--args vocab=128256")
     assert bound(command, cluster="h100x8", vocab=32_000).subject(command).model.name == "mistral-7b"
 
 
@@ -156,9 +155,7 @@ def test_the_cluster_is_this_machine_with_the_gpus_that_the_command_takes(
     assert bound(several).subject(several).cluster.num_nodes == 8
 
 
-def test_a_cluster_that_cannot_be_told_or_is_too_small_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_is_unknown_or_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B).subject(LLAMA3_8B)
@@ -174,23 +171,24 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    no_tree = "no Megatron tree found beside the script, on PYTHONPATH or installed: the rules are those of 0.20"
-    assert bound(ONE_H200).notes(ONE_H200) == [
-        "read from your command: llama-like 1.5B, 16 layers, hidden 2048, sequence 4096, batch 16, 1 GPU, bf16, "
-        "no Transformer Engine",
-        no_tree,
-        "searched: mbs, recompute",
+    small = [
+        ("llama-like 1.5B", "16 layers", "hidden 2048", 4096, "batch 16", "1 GPU", "bf16", "no Transformer Engine"),
+        ("PYTHONPATH", "0.20"),
+        ("mbs, recompute",),
     ]
-    assert bound(f"{MIXTRAL} --rampup-batch-size 32 32 1000").notes(MIXTRAL) == [
-        "read from your command: mixtral-8x7b, 32 layers, hidden 4096, 8 experts, sequence 4096, batch 256, 64 GPUs, "
-        "bf16",
-        no_tree,
-        "searched: tp, pp, vp, ep, etp, mbs, recompute",
-        "your command logs every 100 iterations: with --log-interval 1 a trial is sooner over",
-        "--rampup-batch-size in your command changes the batch as it trains: a trial measures its beginning alone",
-        "Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1 with tp or cp above 1 before Blackwell: set it for the "
-        "command",
+    mixture = [
+        ("mixtral-8x7b", "32 layers", "hidden 4096", "8 experts", 4096, "batch 256", "64 GPUs", "bf16"),
+        ("PYTHONPATH", "0.20"),
+        ("tp, pp, vp, ep, etp, mbs, recompute",),
+        (100, "--log-interval 1"),
+        ("--rampup-batch-size",),
+        ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
     ]
+    for notes, named in (
+        (bound(ONE_H200).notes(ONE_H200), small),
+        (bound(f"{MIXTRAL} --rampup-batch-size 32 32 1000").notes(MIXTRAL), mixture),
+    ):
+        assert [mentions(note, *parts) for note, parts in zip(notes, named, strict=True)] == [True] * len(named), notes
 
 
 def test_notes_name_the_script_and_what_it_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +196,8 @@ def test_notes_name_the_script_and_what_it_hides(tmp_path: Path, monkeypatch: py
     text = f'ARGS=(--seed 1)\nwhile read -r line; do ARGS+=($line); done < more\n{ONE_H200} ${{ARGS[@]}} "$@"\n'
     Path("train.sh").write_text(text)
     notes = bound("bash train.sh").notes("bash train.sh")
-    assert notes[0].startswith("read from train.sh: llama-like 1.5B")
-    assert notes[-1] == "train.sh may add to ARGS under a condition that is not followed here"
+    assert mentions(notes[0], "train.sh", "llama-like 1.5B")
+    assert mentions(notes[-1], "train.sh", "ARGS")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +218,7 @@ def test_a_label_says_what_is_not_one_or_none(change: Params, label: str) -> Non
     assert MegatronLmPreset(n_gpus=8, gbs=16).label({**PLAIN, **change}) == label
 
 
-def test_labels_tell_points_apart() -> None:
+def test_different_points_have_different_labels() -> None:
     preset = bound(MIXTRAL)
     points = list(preset.points())
     assert len({preset.label(point) for point in points}) == len(points)
@@ -238,23 +236,21 @@ def test_before_a_command_is_known_the_keywords_make_the_space() -> None:
     preset = MegatronLmPreset(n_gpus=6, gbs=12)
     space = preset.get_search_space()
     assert (space["tp"].grid(1), space["mbs"].grid(1)) == ([1, 2, 3, 6], [1, 2, 3, 4, 6, 12])
-    assert preset.explain({**PLAIN, "tp": 3, "pp": 6}) == (
-        "n_gpus must be divisible by tp*pp*cp, but 6 % (3*6*1 = 18) != 0"
-    )
-    assert preset.explain({**PLAIN, "mbs": 4}) == "gbs must be divisible by dp*mbs, but 12 % (6*4 = 24) != 0"
+    assert mentions(preset.explain({**PLAIN, "tp": 3, "pp": 6}), "n_gpus", "tp*pp*cp", 6, 18)
+    assert mentions(preset.explain({**PLAIN, "mbs": 4}), "gbs", "dp*mbs", 12, 24)
     for missing, keywords in (("n_gpus", {"gbs": 8}), ("gbs", {"n_gpus": 8})):
-        with pytest.raises(UsageError, match=f"must know {missing} before it has a command: give {missing}=8"):
+        with pytest.raises(UsageError, match=rf"\b{missing} .*\b{missing}=8\b"):
             MegatronLmPreset(**keywords).get_search_space()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["n_gpus", "gbs", "vocab", "mbs_max", "tp_max"])
 def test_a_count_below_one_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} must be at least 1, but got 0: give {name}=1 or more"):
+    with pytest.raises(UsageError, match=rf"\b{name} .*\b1\b.*\b0\b.*\b{name}=1\b"):
         MegatronLmPreset(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_an_unknown_axis_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(UnknownNameError, match="unknown axis in search 'dp'"):
+    with pytest.raises(UnknownNameError, match=r"search 'dp'"):
         MegatronLmPreset(search="tp+dp")
 
 

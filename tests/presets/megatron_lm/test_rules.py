@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.describe.megatron.test_version import write_tree
+from tests.mentions import mentions
 from zenith_tune.describe.megatron.version import NEWEST, read_version
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
@@ -50,22 +51,22 @@ class Tuned:
 
 
 @pytest.mark.parametrize(
-    ("first", "change", "options", "layers", "what"),
+    ("first", "change", "options", "layers", "named"),
     [
-        (16, {"tp": 4}, "", 16, "tp 4 above 2 query groups"),
-        (13, {"pp": 8}, "", 18, "18 layers laid out over pp*vp = 8*1"),
-        (11, {"pp": 8}, "", 14, "14 layers over pp*vp = 8*1 with embedding and loss counted"),
-        (12, {"pp": 8}, EXPERTS, 14, "14 layers over pp*vp = 8*1 with embedding and loss counted"),
-        (10, {"tp": 2, "etp": 1}, EXPERTS, 16, "etp 1 other than tp 2"),
-        (10, {"pp": 2, "cp": 2, "ep": 4}, EXPERTS, 16, "ep 4 that does not divide dp 2"),
-        (8, {"cp": 2, "ep": 2}, EXPERTS, 16, "ep and cp above 1 together"),
+        (16, {"tp": 4}, "", 16, ("tp 4", 2)),
+        (13, {"pp": 8}, "", 18, ("18 layers", "8*1")),
+        (11, {"pp": 8}, "", 14, ("14 layers", "8*1", "embedding")),
+        (12, {"pp": 8}, EXPERTS, 14, ("14 layers", "8*1", "embedding")),
+        (10, {"tp": 2, "etp": 1}, EXPERTS, 16, ("etp 1", "tp 2")),
+        (10, {"pp": 2, "cp": 2, "ep": 4}, EXPERTS, 16, ("ep 4", "dp 2")),
+        (8, {"cp": 2, "ep": 2}, EXPERTS, 16, ("ep", "cp", 1)),
     ],
 )
 def test_what_a_release_brought_is_pruned_before_it(
-    first: int, change: Params, options: str, layers: int, what: str
+    first: int, change: Params, options: str, layers: int, named: tuple[object, ...]
 ) -> None:
     reason = Tuned(first - 1, options, layers=layers).explain(**change)
-    assert reason == f"{what} needs Megatron 0.{first}, but your tree is 0.{first - 1}.0"
+    assert mentions(reason, f"Megatron 0.{first}", f"0.{first - 1}.0", *named)
     assert Tuned(first, options, layers=layers).explain(**change) is None
 
 
@@ -113,8 +114,9 @@ def test_multi_token_prediction_is_overlapped_in_a_pipeline_alone_by_some_releas
     minor: int, is_refused: bool
 ) -> None:
     tuned = Tuned(minor, f"{EXPERTS} --mtp-num-layers 1", search="default+ep_overlap")
-    need = f"ep_overlap needs pp above 1 with multi-token prediction in Megatron 0.{minor}"
-    assert tuned.explain(ep=2, ep_overlap=True) == (need if is_refused else None)
+    reason = tuned.explain(ep=2, ep_overlap=True)
+    assert (reason is not None) == is_refused
+    assert not is_refused or mentions(reason, "ep_overlap", "pp", f"Megatron 0.{minor}")
     assert tuned.explain(ep=2, pp=2, vp=2, ep_overlap=True) is None
 
 
@@ -136,20 +138,15 @@ def notes(minor: int, **version: int | str) -> str:
 
 
 def test_a_note_names_the_version_and_its_tree(here: Path) -> None:
-    assert notes(16, patch=1) == f"Megatron 0.16.1 (its tree at {here}/m16)"
+    note = notes(16, patch=1)
+    assert mentions(note, "Megatron 0.16.1", f"{here}/m16") and "warning" not in note
 
 
 def test_a_version_that_is_not_known_is_taken_for_the_newest_with_a_warning(here: Path) -> None:
-    assert notes(21) == (
-        f"warning: Megatron 0.21.0 (its tree at {here}/m21) is newer than 0.20, the newest whose rules are known: "
-        "they are taken"
-    )
+    assert mentions(notes(21), "warning", "Megatron 0.21.0", f"{here}/m21", "0.20")
     assert Tuned(21).explain(tp=4) is None
     assert VersionFeatures(read_version(Path("m21"))).release == VersionFeatures(None).release == NEWEST
-    assert notes(6) == (
-        f"warning: Megatron 0.6.0 (its tree at {here}/m6) is older than 0.7, the oldest whose rules are known: "
-        "it may refuse trials"
-    )
+    assert mentions(notes(6), "warning", "Megatron 0.6.0", f"{here}/m6", "0.7")
 
 
 def test_without_a_tree_the_newest_rules_are_taken() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200, read
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
@@ -86,9 +87,9 @@ def test_axes_are_parted_by_a_plus_a_comma_or_a_colon(search: str) -> None:
 
 
 def test_an_unknown_axis_is_guessed_and_an_empty_search_refused() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown axis in search 'tpp'; did you mean 'tp'\?"):
+    with pytest.raises(UnknownNameError, match=r"search 'tpp'.*'tp'"):
         space(LLAMA3_8B, "tpp")
-    with pytest.raises(UsageError, match="search must name at least one axis, but is empty"):
+    with pytest.raises(UsageError, match=r"search=tp\+pp\+mbs"):
         space(LLAMA3_8B, " + ")
 
 
@@ -166,45 +167,45 @@ PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1
 
 
 @pytest.mark.parametrize(
-    ("command", "change", "reason"),
+    ("command", "change", "named"),
     [
-        (LLAMA3_8B, {"tp": 4, "pp": 4}, "n_gpus must be divisible by tp*pp*cp, but 8 % (4*4*1 = 16) != 0"),
-        (LLAMA3_8B, {"mbs": 32}, "gbs must be divisible by dp*mbs, but 128 % (8*32 = 256) != 0"),
+        (LLAMA3_8B, {"tp": 4, "pp": 4}, ("n_gpus", "tp*pp*cp", 8, 16)),
+        (LLAMA3_8B, {"mbs": 32}, ("gbs", "dp*mbs", 128, 256)),
         (
             LLAMA3_8B,
             {"pp": 8, "vp": 5},
-            "num_layers must be at least pp*vp, but 32 < 8*5 = 40",
+            ("num_layers", "pp*vp", 32, 40),
         ),
-        (LLAMA3_8B, {"vp": 2}, "vp above 1 needs pp above 1, but got vp 2 and pp 1"),
+        (LLAMA3_8B, {"vp": 2}, ("vp 2", "pp 1")),
         (
             LLAMA3_8B,
             {"pp": 8, "recompute": "full/block4"},
-            "full/block4 recomputes all 4 layers of a chunk, as full/uniform1 does",
+            ("full/block4", "4 layers", "full/uniform1"),
         ),
         (
             LLAMA3_8B,
             {"pp": 8, "recompute": "full/block8"},
-            "recompute full/block takes 1 to layers per chunk, but got 8 with 4 layers per chunk",
+            ("full/block", 8, "4 layers"),
         ),
-        (LLAMA3_8B, {"ep": 2}, "ep must be 1 for a model without experts, but got 2"),
-        (MIXTRAL, {"ep": 16}, "num_experts must be divisible by ep, but 8 % 16 != 0"),
-        (MIXTRAL, {"etp": 4}, "etp is tried as 1 and as tp unless search names it, but got 4 with tp 1"),
+        (LLAMA3_8B, {"ep": 2}, ("ep", 1, 2)),
+        (MIXTRAL, {"ep": 16}, ("num_experts", "ep", 8, 16)),
+        (MIXTRAL, {"etp": 4}, ("etp", "search", 4, "tp 1")),
         (
             MIXTRAL,
             {"pp": 8, "ep": 8, "etp": 2, "tp": 2},
-            "n_gpus must be divisible by etp*ep*pp, but 64 % (2*8*8 = 128) != 0",
+            ("n_gpus", "etp*ep*pp", 64, 128),
         ),
-        (f"{LLAMA3_8B} --tp-comm-overlap", {}, "--tp-comm-overlap in your command needs sequence parallelism"),
+        (f"{LLAMA3_8B} --tp-comm-overlap", {}, ("--tp-comm-overlap", "sequence")),
         (
             f"{LLAMA3_8B} --cuda-graph-impl local",
             {"recompute": "full/uniform1"},
-            "--cuda-graph-impl local in your command needs no full recomputation",
+            ("--cuda-graph-impl local", "no full"),
         ),
-        (ONE_H200, {"cp": 1, "mbs": 3}, "gbs must be divisible by dp*mbs, but 16 % (1*3 = 3) != 0"),
+        (ONE_H200, {"cp": 1, "mbs": 3}, ("gbs", "dp*mbs", 16, 3)),
     ],
 )
-def test_the_first_rule_that_a_point_breaks_is_told(command: str, change: Params, reason: str) -> None:
-    assert space(command).explain({**PLAIN, **change}) == reason
+def test_the_first_rule_that_a_point_breaks_is_named(command: str, change: Params, named: tuple[object, ...]) -> None:
+    assert mentions(space(command).explain({**PLAIN, **change}), *named)
 
 
 def test_a_layout_is_whole() -> None:
@@ -236,7 +237,7 @@ def test_sequence_parallelism_follows_tp_unless_torchs_own_norms_forbid_it_or_it
 def test_a_pipeline_that_the_command_splits_by_itself_stays_a_choice() -> None:
     own: Params = {**PLAIN, "pp": 2, "vp": 4}
     command = tiny("--pipeline-model-parallel-size 2", n_gpus=2, gbs=4)
-    assert space(command).explain(own) == "num_layers must be at least pp*vp, but 6 < 2*4 = 8"
+    assert mentions(space(command).explain(own), "num_layers", "pp*vp", 6, 8)
     # Stages of their own for embedding and loss, which no plan makes.
     laid_out = space(f"{command} --pipeline-model-parallel-layout 'E|t|t|t|t|t|t|L'")
     assert laid_out.explain(own) is None

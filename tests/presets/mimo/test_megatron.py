@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.mimo.preset import MimoPreset
@@ -180,7 +181,7 @@ def test_weight_shards_are_ranks_that_read_samples_of_their_own() -> None:
     assert emitted(preset, params, command)["llm-dp"] == 1 and emitted(plain, params)["llm-dp"] == 2
     # Each rank holds a quarter of the dense weights and of the two experts' halves, not a half of both.
     assert preset.space.predict(params).memory_bytes < 0.8 * plain.space.predict(params).memory_bytes
-    assert any("--llm-dp is dp * tp / 4" in note for note in preset.notes(command))
+    assert any(mentions(note, "--llm-dp", "tp", 4) for note in preset.notes(command))
     filled = preset.apply_parameters(f"{command} --llm-dp {{llm_dp}}", params)
     assert filled.count("--llm-dp 1") == 2
 
@@ -247,7 +248,7 @@ def test_the_encoder_is_never_pipelined_and_the_command_may_not_say_so() -> None
     assert "encoder_pp" not in bound().get_search_space()
     assert bound(f"{COMMAND} --encoder-pp 1").own_point(COMMAND) == point()
     for option in ("--encoder-pp", "--encoder-cp", "--llm-cp"):
-        with pytest.raises(UsageError, match=f"{option} must be 1 in Megatron's MIMO example, but is 2"):
+        with pytest.raises(UsageError, match=rf"{option} .*\b1\b.*\b2\b"):
             bound(f"{COMMAND} {option} 2")
     with pytest.raises(UsageError, match="--llm-only"):
         bound(f"{COMMAND} --llm-only")
@@ -257,7 +258,7 @@ def test_uneven_images_are_never_joined_from_more_encoder_lanes() -> None:
     even, uneven = bound(mbs_max=4, **ROOMY), bound(mbs_max=4, images="12+1", **ROOMY)
     fan_in = point(encoder_tp=1, llm_tp=4, mbs=4)
     assert even.explain(fan_in) is None
-    assert "an encoder dp of at most the language model's" in str(uneven.explain(fan_in))
+    assert mentions(uneven.explain(fan_in), "encoder dp")
     assert uneven.explain(point()) is None
     lanes = [emitted(uneven, params) for params in uneven.points()]
     assert lanes and all(flags["encoder-dp"] <= flags["llm-dp"] for flags in lanes)
@@ -290,31 +291,32 @@ def test_a_shell_script_that_passes_its_arguments_on_is_read(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "args", "message"),
+    ("command", "args", "named"),
     [
-        (COMMAND.replace("--hidden-size 2688", ""), {}, "has no --hidden-size: add it to the command"),
-        (COMMAND.replace("--global-batch-size 8", ""), {}, "has no --global-batch-size: add it to the command"),
-        (COMMAND.replace("--nproc-per-node 8", ""), {}, "must know the number of GPUs"),
-        (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "MGMG"), {}, r"must be made of M \* - E for a plan, but has G"),
+        (COMMAND.replace("--hidden-size 2688", ""), {}, ("--hidden-size",)),
+        (COMMAND.replace("--global-batch-size 8", ""), {}, ("--global-batch-size",)),
+        (COMMAND.replace("--nproc-per-node 8", ""), {}, ("n_gpus=8",)),
+        (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "MGMG"), {}, ("M * - E", "G")),
         (
             f"{COMMAND} --decoder-first-pipeline-num-layers 3",
             {},
-            "all of the same length, but the command has --decoder",
+            ("--decoder-first-pipeline-num-layers",),
         ),
-        (f"{COMMAND} --num-virtual-stages-per-pipeline-rank 2", {}, "one stage on each rank, .*: take it out"),
-        (f"{COMMAND} --mamba-num-groups 6", {}, "Mamba heads must be a multiple of the Mamba groups, but got 64 and 6"),
-        (f"{COMMAND} --freeze-lm --freeze-vit --freeze-projection", {}, "something must be trained, but the command"),
+        (f"{COMMAND} --num-virtual-stages-per-pipeline-rank 2", {}, ("--num-virtual-stages-per-pipeline-rank",)),
+        (f"{COMMAND} --mamba-num-groups 6", {}, ("Mamba heads", "Mamba groups", 64, 6)),
+        (f"{COMMAND} --freeze-lm --freeze-vit --freeze-projection", {}, ("--freeze-",)),
         (
             f"{COMMAND.replace('--llm-expt-tp 1', '--llm-expt-tp 2')} --expert-tensor-parallel-num-weight-shards 3",
             {},
-            "must be a multiple of expert tp, but got 3 and 2",
+            ("expert tp", 3, 2),
         ),
-        (COMMAND, {"encoder_heads": 7}, "encoder_hidden must be a multiple of encoder_heads, but got 1280 and 7"),
+        (COMMAND, {"encoder_heads": 7}, ("encoder_hidden", "encoder_heads", 1280, 7)),
     ],
 )
-def test_what_a_plan_lacks_is_told(command: str, args: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_a_plan_lacks_is_named(command: str, args: dict[str, object], named: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
         bound(command, **args)
+    assert mentions(caught.value, *named)
 
 
 def test_recomputation_stays_what_the_command_says() -> None:

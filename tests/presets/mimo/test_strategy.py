@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
 
+from tests.mentions import mentions
 from tests.planner.mimo.jobs import SLOW, mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
@@ -63,7 +65,7 @@ def test_the_best_are_tried_and_at_least_two_homogeneous_ones() -> None:
     num_alike = sum(at.is_homogeneous for at in chosen)
     assert chosen[0] == best and len(chosen) - num_alike == 3 and num_alike >= 2
     assert len(chosen) <= (tried.max_trials({}) or 0)
-    assert tried.why_done() == f"tried {len(chosen)} of {len(ORDER)} planned layouts, {num_alike} of them homogeneous"
+    assert mentions(tried.why_done(), len(chosen), len(ORDER), num_alike)
 
 
 def test_every_tried_layout_is_a_row_with_what_was_expected_of_it() -> None:
@@ -77,26 +79,28 @@ def test_every_tried_layout_is_a_row_with_what_was_expected_of_it() -> None:
 def test_the_gain_is_measured_and_its_causes_are_named() -> None:
     findings, chosen = found({True: 1.5, False: 1.0})
     first, second = findings.lines
-    assert "x as fast as the best homogeneous layout tried, " in first
-    assert first.split(": ")[-1].startswith(chosen[0].label)
-    assert second.startswith("where it comes from, by the plan: ") and "a micro-batch, an LLM stage" in second
+    assert re.search(r"\b\d+\.\d\dx", first) and mentions(first, chosen[0].label)
+    best = PLAN.find(chosen[0])
+    assert best is not None
+    assert mentions(second, f"{best.encoder_stage_s * 1e3:.1f} ms", f"{best.language_stage_s * 1e3:.1f} ms")
 
 
 def test_a_homogeneous_layout_that_stays_the_fastest_is_reported() -> None:
     (line,) = found({True: 0.5, False: 1.0})[0].lines
-    assert line.startswith("the best homogeneous layout tried stays the fastest")
+    assert mentions(line, "homogeneous", "stays")
 
 
 @pytest.mark.parametrize(
-    ("slower", "words"),
+    ("slower", "is_labelled"),
     [
-        ({True: None, False: 1.0}, "is the fastest; no homogeneous layout went well beside it"),
-        ({True: None, False: None}, "no layout went well: nothing can be compared"),
+        ({True: None, False: 1.0}, True),
+        ({True: None, False: None}, False),
     ],
 )
-def test_failures_leave_less_to_compare(slower: dict[bool, float | None], words: str) -> None:
-    (line,) = found(slower)[0].lines
-    assert words in line
+def test_failures_leave_less_to_compare(slower: dict[bool, float | None], is_labelled: bool) -> None:
+    findings, chosen = found(slower)
+    (line,) = findings.lines
+    assert any(mentions(line, at.label) for at in chosen if not at.is_homogeneous) == is_labelled
 
 
 def test_the_larger_value_is_the_better_where_a_rate_is_measured() -> None:
@@ -105,10 +109,9 @@ def test_the_larger_value_is_the_better_where_a_rate_is_measured() -> None:
     tried = [
         TriedLayout(prediction=at, expected_s=at.step_s, trial=trial) for at, trial in zip(both, trials, strict=True)
     ]
-    assert gain_lines(tried, Direction.MAXIMIZE)[0].startswith(
-        "1.50x as fast as the best homogeneous layout tried, 50.0 ms -> 33.3 ms a step: "
-    )
-    assert gain_lines(tried, Direction.MINIMIZE)[0].startswith("the best homogeneous layout tried stays the fastest")
+    assert mentions(gain_lines(tried, Direction.MAXIMIZE)[0], "1.50x", "50.0 ms -> 33.3 ms")
+    (line,) = gain_lines(tried, Direction.MINIMIZE)
+    assert mentions(line, "50.0 ms", "stays")
 
 
 def test_the_run_of_the_own_command_stands_for_its_layout() -> None:

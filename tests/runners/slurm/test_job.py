@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mentions import mentions
 from tests.runners.slurm.fake_slurm import FakeSlurm
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import FailureKind, classify
@@ -138,7 +139,7 @@ def test_a_scheduler_that_hangs_is_waited_for_and_reported_once(
     states: list[str] = []
     job = runner.submit("train", folder, Resources(), on_state=states.append)
     assert job.wait(3) is None
-    assert len(states) == 1 and "squeue did not answer within 1 s" in states[0]
+    assert len(states) == 1 and mentions(states[0], "squeue", "1 s")
     note_exit(folder, 0)
     slurm.answer("squeue", "41|COMPLETED|None|n1|0:07|zenithtune\n")
     result = job.wait(20)
@@ -185,7 +186,7 @@ def test_a_second_interrupt_does_not_wait_for_a_scheduler_that_is_gone(
     start = time.monotonic()
     assert job.wait().end is End.CANCELLED
     assert time.monotonic() - start < 60
-    assert "job 41 could not be cancelled" in states[-1]
+    assert mentions(states[-1], "job 41", "cancelled")
 
 
 def test_slurm_must_answer_before_the_study_begins(runner: SlurmRunner, slurm: FakeSlurm) -> None:
@@ -212,7 +213,7 @@ def test_a_listener_that_fails_ends_the_wait_with_its_error_and_cancels_the_job(
 
     slurm.answer("squeue", "41|RUNNING|None|n1|0:07|zenithtune\n")
     job = runner.submit("train", folder, Resources(), on_state=fail)
-    with pytest.raises(BrokenPipeError, match="running on n1"):
+    with pytest.raises(BrokenPipeError, match=r"running.* n1$"):
         job.wait()
     job.cancel()
     assert slurm.calls("scancel") == ["41"] and runner.num_running == 0
