@@ -50,8 +50,8 @@ def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_pa
     drawn = run_in_terminal([*arguments, "--", *TRAIN, "--iteration-seconds", "0.1"], tmp_path)
     assert "running" in drawn
     assert "\x1b[2K" in drawn, "nothing was drawn over: it is not live"
-    assert "1 of at most 4, at most" in drawn
-    assert "best 221.1 (your command)" in drawn
+    assert re.search(r"1 of [a-z ]*4,", drawn)
+    assert "best 221.1 (" in drawn
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_the_table_fits_eighty_columns_and_the_best_command_is_one_line(tmp_path
 def test_failures_are_grouped_with_their_cause(tmp_path: Path) -> None:
     text = printed(tmp_path, "sh -c 'echo RuntimeError: no luck; exit 1' {x}", ToyPreset())
     assert "3 crash (trial 0, 1, 2): RuntimeError: no luck" in text
-    assert "no trial went well" in text
+    assert "\nno trial" in text and "\nbest: " not in text
 
 
 def test_the_table_tells_which_trials_were_ended_early_and_why_within_eighty_columns() -> None:
