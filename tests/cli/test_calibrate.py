@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def test_several_rows_are_taken_together_and_what_is_left_out_is_counted(run: Ru
 def test_a_study_refines_the_packaged_calibration(run: Run, tmp_path: Path) -> None:
     folder, output = study(tmp_path / "first"), tmp_path / "mine.json"
     done = run("calibrate", "--study", str(folder), *JOB, "--output", str(output))
-    assert done.code == 0 and "4 runs of study first" in done.out
+    assert done.code == 0 and re.search(r"\b4 runs .*\bfirst$", done.out, re.MULTILINE)
     mine, packaged = load_calibration(output), default_calibration("megatron")
     assert mine.memory == packaged.memory
     assert mine.time.coefficients.slow_efficiency == pytest.approx(packaged.time.coefficients.slow_efficiency, rel=1e-3)

@@ -33,7 +33,7 @@ def model() -> Model:
     return Model(Shape())
 
 
-def test_a_config_tells_the_vocabulary_and_the_heads(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+def test_a_config_shows_the_vocabulary_and_the_heads(zenithtune: Run, tmp_path: Path, model: Model) -> None:
     write_shards(tmp_path / "old", model, 2, 2)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model_options = ["--model", "config.json", "--vocab-divisible-by", "2"]

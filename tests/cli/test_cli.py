@@ -221,7 +221,7 @@ def test_plugins_are_found_and_a_broken_one_is_named_and_skipped(zenithtune: Run
     assert done.returncode == 0, done.stderr
     done = zenithtune("optimize", "--", "echo", "value: {x}", env=env)
     assert done.returncode == 2
-    assert "plugin 'broken' of package 'toy-plugin'" in done.stderr
+    assert "'broken'" in done.stderr and "'toy-plugin'" in done.stderr
     assert "a_module_that_nobody_has" in done.stderr
 
 

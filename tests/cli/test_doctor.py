@@ -116,7 +116,7 @@ def test_a_log_and_its_command_are_a_measured_run(doctor: Doctor, tmp_path: Path
     assert "measured 6.5 s" in done.out and "60.0 GiB" in done.out and "\n1. " not in done.out
 
 
-def test_a_log_of_a_full_memory_is_told_what_it_costs(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_log_of_a_full_memory_gets_what_it_costs(doctor: Doctor, tmp_path: Path) -> None:
     memory = "[Rank 3] (after 2 iterations) memory (MB) | max allocated: 70000.0 | max reserved: 79900.0"
     path = log_of(tmp_path, memory, seconds=40.0)
     shown = as_json(doctor(str(path), *H100, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
@@ -145,7 +145,7 @@ def test_a_model_that_no_layout_makes_fit_is_exit_code_1(doctor: Doctor) -> None
     assert shown.code == 1 and json.loads(shown.out)["way_out"] is None
 
 
-def test_a_real_log_tells_its_job_itself(doctor: Doctor) -> None:
+def test_a_real_log_shows_its_job_itself(doctor: Doctor) -> None:
     shown = as_json(doctor(str(measured_data() / "logs" / "megatron_steady60.log"), "--cluster", "h200x1", "--json"))
     assert (shown["model"], shown["global_batch"], shown["seq_len"]) == ("llama-like 0.9B", 8, 2048)
     assert shown["planned"]["layout"]["micro_batch"] == 2 and shown["measured"]["step_s"] == pytest.approx(

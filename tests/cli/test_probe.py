@@ -192,7 +192,7 @@ def test_calibrating_to_a_probe_in_which_nothing_trained_says_so(run: Run, tmp_p
     (folder,) = (tmp_path / "zenithtune-out").glob("probe-*")
     done = run("calibrate", "--probes", str(folder), "--output", "mine.json")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"no rank of {folder} trained" in done.stderr
+    assert str(folder) in done.stderr
 
 
 def train(*options: str) -> list[str]:

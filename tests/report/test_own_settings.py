@@ -1,4 +1,4 @@
-"""A best trial that repeats the user's own settings, and a gain inside the noise: neither is told as a gain."""
+"""A best trial that repeats the user's own settings, and a gain inside the noise: neither counts as a gain."""
 
 from __future__ import annotations
 
@@ -80,21 +80,21 @@ def digest(tmp_path: Path, *trials: Trial) -> dict[str, Any]:
 
 
 def test_the_report_of_a_repeat_has_no_gain_either(tmp_path: Path) -> None:
-    told = digest(tmp_path, BASE, AGAIN)
-    assert (told["gain"], told["best_is_own"], told["is_within_noise"]) == (0.0, True, False)
-    assert describe_gain(told).startswith("none; ") and "%" not in describe_gain(told)
-    (headline,) = (line for line in study_markdown(told).splitlines() if line.startswith("Best:"))
+    content = digest(tmp_path, BASE, AGAIN)
+    assert (content["gain"], content["best_is_own"], content["is_within_noise"]) == (0.0, True, False)
+    assert describe_gain(content).startswith("none; ") and "%" not in describe_gain(content)
+    (headline,) = (line for line in study_markdown(content).splitlines() if line.startswith("Best:"))
     assert "no gain" in headline and not re.search(r"[+-]\d", headline)
 
 
 @pytest.mark.parametrize(("value", "is_noise"), [(129.5, True), (139.0, True), (141.0, False)])
 def test_a_gain_inside_the_two_spreads_is_within_the_noise(tmp_path: Path, value: float, is_noise: bool) -> None:
     other = replace(AGAIN, params={**OWN, "recompute": "not none"}, value=value)
-    told = digest(tmp_path, BASE, other)
-    assert (told["best_is_own"], told["is_within_noise"]) == (False, is_noise)
-    assert told["gain"] == pytest.approx(value / 100 - 1)
-    assert ("within the noise" in study_markdown(told)) is is_noise
-    assert ("within the noise" in describe_gain(told)) is is_noise
+    content = digest(tmp_path, BASE, other)
+    assert (content["best_is_own"], content["is_within_noise"]) == (False, is_noise)
+    assert content["gain"] == pytest.approx(value / 100 - 1)
+    assert ("noise" in study_markdown(content)) is is_noise
+    assert ("noise" in describe_gain(content)) is is_noise
 
 
 def test_a_terminal_says_that_a_gain_is_within_the_noise(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_low_terminal_shows_what_runs_and_the_last_that_ended() -> None:
     assert any(line.startswith("2 ") for line in lines) and not any(line.startswith("1 ") for line in lines)
 
 
-def test_memory_that_a_log_tells_while_it_runs_reaches_the_listener() -> None:
+def test_memory_that_a_log_shows_while_it_runs_reaches_the_listener() -> None:
     line = " iteration {}/ 9 | memory(GiB): 41.2 | elapsed time per iteration (ms): 500.0 | global batch size: 8 |\n"
     progress = MegatronEvaluator().progress("".join(line.format(at) for at in range(1, 5)), {})
     assert progress is not None and progress.peak_memory_bytes == round(41.2 * 2**30)

@@ -45,7 +45,7 @@ def test_what_differs_by_no_more_than_the_noise_is_as_fast(
     assert re.search(rf"\*\*t\*\* .*{found['verdict']} \*\*s\*\*", comparison_markdown(found))
 
 
-def test_two_runs_of_the_same_settings_tell_the_noise(tmp_path: Path, study: Json) -> None:
+def test_two_runs_of_the_same_settings_show_the_noise(tmp_path: Path, study: Json) -> None:
     twice = {**study, "best_is_own": True, "gain": 0.4}
     slower = digest(tmp_path / "two", BASELINE, ok(2, 2, 1, 54_900.0))
     assert compared(study, slower)["verdict"].startswith("10.0% slower")
@@ -70,8 +70,9 @@ def test_another_job_is_warned_of_beside_the_verdict(tmp_path: Path, study: Json
 
 
 def test_another_way_to_read_the_value_is_warned_of_where_nothing_else_tells(tmp_path: Path, study: Json) -> None:
-    other = digest(tmp_path / "two", evaluator="tokens at gbs 8", args=study["header"]["args"])
-    assert compared(study, other)["caution"].endswith(": evaluator (megatron tokens and tokens at gbs 8).")
+    at_gbs = "tokens at gbs 8"
+    other = digest(tmp_path / "two", evaluator=at_gbs, args=study["header"]["args"])
+    assert compared(study, other)["caution"].endswith(f": evaluator ({study['header']['evaluator']} and {at_gbs}).")
 
 
 def test_the_same_job_is_not_warned_of(tmp_path: Path, study: Json) -> None:
@@ -89,7 +90,7 @@ def test_a_default_is_what_it_stands_for(tmp_path: Path) -> None:
     assert compared(silent, spoken)["differences"] == [["n_gpus", "8", "4"]]
 
 
-def test_another_strategy_is_told(tmp_path: Path, study: Json) -> None:
+def test_another_strategy_is_shown(tmp_path: Path, study: Json) -> None:
     same = digest(tmp_path / "two", args=study["header"]["args"])
     found = compared({**study, "strategy": "grid"}, {**same, "strategy": "guided"})
     assert (found["differences"], found["caution"]) == ([["strategy", "grid", "guided"]], "")

@@ -30,7 +30,7 @@ def study(tmp_path: Path) -> dict[str, Any]:
     return digest(tmp_path / "out")
 
 
-def test_markdown_tells_best_command_trials_failures_and_doctor(study: dict[str, Any]) -> None:
+def test_markdown_shows_best_command_trials_failures_and_doctor(study: dict[str, Any]) -> None:
     text = study_markdown(study)
     assert "Best: **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.0%, **+22.0%**" in text
     assert f"--trial {BEST}\n```" in text
@@ -121,18 +121,18 @@ def test_a_study_whose_own_command_is_the_fastest_has_no_gain(tmp_path: Path, st
 
 def test_a_trial_that_was_cancelled_by_hand_has_not_failed(tmp_path: Path) -> None:
     by_hand = failed(4, 1, 2, Outcome.CANCELLED, "cancelled from outside", "cancelled by hand")
-    told = digest(tmp_path / "out", BASELINE, TRIALS[3], TRIALS[2], by_hand)
-    assert (told["num_failed"], told["num_cancelled"], told["num_unfinished"]) == (1, 1, 0)
-    assert "(3 trials, 1 failed, 1 cancelled)." in study_markdown(told)
+    content = digest(tmp_path / "out", BASELINE, TRIALS[3], TRIALS[2], by_hand)
+    assert (content["num_failed"], content["num_cancelled"], content["num_unfinished"]) == (1, 1, 0)
+    assert "(3 trials, 1 failed, 1 cancelled)." in study_markdown(content)
 
 
 def test_a_study_that_was_cut_off_is_unfinished_until_its_trial_runs_again(
     tmp_path: Path, study: dict[str, Any]
 ) -> None:
     cut = replace(TRIALS[3], outcome=Outcome.CANCELLED, value=None, cause="interrupted")
-    told = digest(tmp_path / "two", BASELINE, TRIALS[4], cut, name="t")
-    assert "(2 trials, 0 failed, 1 cancelled, unfinished)." in study_markdown(told)
-    found = compared(study, told)
+    content = digest(tmp_path / "two", BASELINE, TRIALS[4], cut, name="t")
+    assert "(2 trials, 0 failed, 1 cancelled, unfinished)." in study_markdown(content)
+    found = compared(study, content)
     (state,) = (row for row in found["summary"] if row[0] == "state")
     assert state[1] == "ended" and state[2].startswith("unfinished: 1 trial")
     again = digest(tmp_path / "three", BASELINE, cut, TRIALS[3], name="t")
@@ -142,6 +142,6 @@ def test_a_study_that_was_cut_off_is_unfinished_until_its_trial_runs_again(
 def test_a_study_with_a_running_trial_is_unfinished(tmp_path: Path) -> None:
     study = Recorded(tmp_path / "out", "s", header(tmp_path)).run(TRIALS[:2])
     study.start(TRIALS[3])
-    told = StudyDigest(StudyReader(study.url, "s")).object()
+    content = StudyDigest(StudyReader(study.url, "s")).object()
     study.record.close()
-    assert (told["num_unfinished"], told["num_failed"], told["num_cancelled"]) == (1, 0, 0)
+    assert (content["num_unfinished"], content["num_failed"], content["num_cancelled"]) == (1, 0, 0)

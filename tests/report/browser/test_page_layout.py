@@ -117,7 +117,7 @@ def test_no_line_of_a_long_command_is_cut_in_half(browser: Browser, tmp_path: Pa
     assert seen / line == pytest.approx(round(seen / line), abs=0.06) and seen / line > 5
 
 
-def test_a_plan_is_told_as_the_terminal_tells_it(browser: Browser, tmp_path: Path) -> None:
+def test_a_plan_is_shown_as_in_the_terminal(browser: Browser, tmp_path: Path) -> None:
     content = data("plan")
     browser.open(tmp_path, content, width=1440)
     assert f"{content['best'][0]['tokens_per_s_per_gpu']:,.0f}" in browser.texts("#headline .tile b")

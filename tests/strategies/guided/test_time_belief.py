@@ -67,7 +67,7 @@ def test_slow_links_seen_at_tp8_are_believed_of_tp4_and_not_of_tp1() -> None:
     assert moved[near] > 1.3 * moved[far], "matrix products may be slower for both, links for one"
 
 
-def test_estimates_that_prove_right_are_soon_believed_and_wrong_ones_widen_the_doubt() -> None:
+def test_estimates_that_prove_right_narrow_the_posterior_and_wrong_ones_widen_it() -> None:
     right, wrong = TimePosterior(prior()), TimePosterior(prior())
     before = float(np.median(right.sd))
     for step, index in enumerate(range(0, 60, 10)):
@@ -77,7 +77,7 @@ def test_estimates_that_prove_right_are_soon_believed_and_wrong_ones_widen_the_d
     assert np.median(wrong.sd) > before
 
 
-def test_supposing_a_running_trial_takes_its_doubt_away_and_moves_nothing() -> None:
+def test_supposing_a_running_trial_takes_its_uncertainty_away_and_moves_nothing() -> None:
     belief, index = TimePosterior(prior()), at(tp=4, pp=1, mbs=1, recompute="none")
     mean, sd = belief.supposing([index])
     assert np.allclose(mean, belief.mean)
@@ -89,7 +89,7 @@ def test_without_calibration_coefficients_may_be_further_off() -> None:
     assert unknown.coefficient_sd.sum() > 1.5 * known.coefficient_sd.sum()
 
 
-def test_stated_doubt_holds_on_machines_that_differ_as_expected() -> None:
+def test_stated_uncertainty_holds_on_machines_that_differ_as_expected() -> None:
     """Check the 90% interval of the belief over worlds, after five trials each."""
     inside = []
     for seed in range(20):
