@@ -203,7 +203,7 @@ def test_an_orphan_that_still_runs_is_ended_and_run_again(tmp_path: Path) -> Non
     (tmp_path / "go").touch()
     tuner = start(tmp_path, command, "--resume", n=1)
     stdout, _ = tuner.communicate(timeout=120)
-    assert re.search(r"trial 0 .*ended .*again", stdout)
+    assert re.search(r"trial 0, .*ended .*again", stdout)
     assert not set(orphans) & set(marked_processes(tmp_path))
     assert (tmp_path / "runs").read_text().split() == ["1", "1"]
 
