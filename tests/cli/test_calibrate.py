@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,9 +63,11 @@ def test_rows_become_a_file_that_the_planner_takes(run: Run, rows: Path, tmp_pat
     output = tmp_path / "mine.json"
     done = run("calibrate", "--rows", str(rows), "--output", str(output))
     assert done.code == 0 and done.err == ""
-    for words in ("calibration of megatron, fitted to 5 runs of ours", "error where each run is predicted without it"):
-        assert words in done.out
-    assert "coefficients that moved most:" in done.out and f"--calibration {output}" in done.out
+    for part in ("megatron", "5 runs of ours", f"--calibration {output}"):
+        assert part in done.out
+    shown = json.loads(run("calibrate", "--rows", str(rows), "--output", str(output), "--json").out)
+    assert shown["moved"] and all(name in done.out for name in list(shown["moved"])[:1])
+    assert shown["held_out"] == "run" and f"{shown['median_error']:.1%}" in done.out
     mine = load_calibration(output)
     assert (mine.framework, mine.num_runs, mine.origin) == ("megatron", 5, "ours") and len(mine.date) == 10
     plan = run("plan", *JOB, "--gbs", "64", "--calibration", str(output), "--json", "--explain", "TP2 SP Z1 mbs1")
@@ -85,14 +88,15 @@ def test_several_rows_are_taken_together_and_what_is_left_out_is_counted(run: Ru
     (tmp_path / "more.csv").write_text(table(LLAMA, LLAMA | {"step_time_s": "6", "notes": "PROXY"}))
     output = str(tmp_path / "mine.json")
     done = run("calibrate", "--rows", str(rows), "--rows", str(tmp_path / "more.csv"), "--output", output)
-    assert "fitted to 5 runs" in done.out
-    assert "left out 1 run: no speed measured" in done.out and "1 run: marked by its source: PROXY" in done.out
+    assert "5 runs" in done.out
+    left_out = [line for line in done.out.splitlines() if "1 run: " in line]
+    assert sum("speed" in line for line in left_out) == sum("PROXY" in line for line in left_out) == 1
 
 
 def test_a_study_refines_the_packaged_calibration(run: Run, tmp_path: Path) -> None:
     folder, output = study(tmp_path / "first"), tmp_path / "mine.json"
     done = run("calibrate", "--study", str(folder), *JOB, "--output", str(output))
-    assert done.code == 0 and "fitted to 4 runs of study first" in done.out
+    assert done.code == 0 and re.search(r"\b4 runs .*\bfirst$", done.out, re.MULTILINE)
     mine, packaged = load_calibration(output), default_calibration("megatron")
     assert mine.memory == packaged.memory
     assert mine.time.coefficients.slow_efficiency == pytest.approx(packaged.time.coefficients.slow_efficiency, rel=1e-3)
@@ -108,7 +112,8 @@ def test_a_study_that_really_ran_is_read(zenithtune: Callable[..., Any], tmp_pat
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["num_time_runs"] == 3
-    assert shown["left_out"] == {"layout not stated": 1, "experts split in a model that has none": 2}
+    assert sorted(shown["left_out"].values()) == [1, 2]
+    assert [num for why, num in shown["left_out"].items() if "experts" in why] == [2]
 
 
 def test_every_framework_of_a_folder_gets_its_file(run: Run, tmp_path: Path) -> None:
@@ -139,23 +144,23 @@ def test_published_runs_are_fitted_with_the_error_that_their_kind_allows(run: Ru
 WRONG: list[tuple[list[str], list[str]]] = [
     ([], ["Missing option '--output'"]),
     (["--output", "x.json"], ["--rows PATH, --probes FOLDER or --study FOLDER"]),
-    (["--rows", "ROWS", "--study", "STUDY", "--output", "x.json"], ["give one of them"]),
+    (["--rows", "ROWS", "--study", "STUDY", "--output", "x.json"], ["--rows", "--study", "give one"]),
     (["--rows", "nowhere.csv", "--output", "x.json"], ["nowhere.csv", "No such file"]),
     (["--rows", "ROWS", "--output", "no/such/x.json"], ["no/such is no folder"]),
-    (["--rows", "ROWS", "--output", "."], ["is a folder"]),
+    (["--rows", "ROWS", "--output", "."], ["--output", "folder"]),
     (["--rows", "ROWS", "--output", "x.json", "--all"], ["x.json is no folder"]),
-    (["--rows", "ROWS", "--output", ".", "--all", "--framework", "fsdp"], ["leave --framework and --study out"]),
+    (["--rows", "ROWS", "--output", ".", "--all", "--framework", "fsdp"], ["--all", "--framework"]),
     (["--rows", "ROWS", "--output", "x.json", "--framework", "megatorn"], ["did you mean 'megatron'"]),
     (
         ["--rows", "ROWS", "--output", "x.json", "--framework", "nanotron"],
-        ["at least 3 runs", "5 of another framework"],
+        ["3 runs", "5 of another framework"],
     ),
-    (["--rows", "ROWS", "--output", "x.json", "--seq", "8"], ["--seq says what a study does not"]),
-    (["--study", "STUDY", "--output", "x.json"], ["give --model, --cluster, --seq too"]),
+    (["--rows", "ROWS", "--output", "x.json", "--seq", "8"], ["--seq", "study"]),
+    (["--study", "STUDY", "--output", "x.json"], ["--model, --cluster, --seq"]),
     (["--study", "nowhere", *JOB, "--output", "x.json"], ["OUTPUT_DIR/STUDY"]),
     (["--study", "STUDY", *JOB, "--model", "lama3-8b", "--output", "x.json"], ["unknown model", "llama3-8b"]),
-    (["--study", "STUDY", *JOB, "--cluster", "h100x16", "--output", "x.json"], ["was of 8 GPUs"]),
-    (["--study", "STUDY", *JOB, "--framework", "jax", "--output", "x.json"], ["at least 3 runs", "not fitted"]),
+    (["--study", "STUDY", *JOB, "--cluster", "h100x16", "--output", "x.json"], ["8 GPUs", "16"]),
+    (["--study", "STUDY", *JOB, "--framework", "jax", "--output", "x.json"], ["3 runs", "not fitted"]),
     (["--study", "STUDY", *JOB, "--precision", "int3", "--output", "x.json"], ["--precision"]),
 ]
 
@@ -178,7 +183,7 @@ def test_two_runs_are_too_few(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     path.write_text(table(*(LLAMA | {"step_time_s": step} for step in ("6", "7"))))
     done = run("calibrate", "--rows", str(path), "--output", str(tmp_path / "x.json"))
-    assert done.code == 2 and "must have at least 3 runs that state their speed, but got 2" in done.err
+    assert done.code == 2 and "3 runs" in done.err and "but got 2" in done.err
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 4, 8, 11, 12, 13])
@@ -193,7 +198,7 @@ def test_nothing_but_a_calibration_is_ever_replaced(run: Run, rows: Path, tmp_pa
     target = rows if kind == "rows" else Path("/dev/null")
     before = rows.read_text()
     result = run("calibrate", "--rows", str(rows), "--output", str(target))
-    assert result.code == 2 and "must be a new file or an earlier calibration" in result.err
+    assert result.code == 2 and "--output" in result.err and str(target) in result.err
     assert rows.read_text() == before and not Path("/dev/null").is_file()
 
 

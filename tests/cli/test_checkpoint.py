@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -32,22 +33,20 @@ def model() -> Model:
     return Model(Shape())
 
 
-def test_a_config_tells_the_vocabulary_and_the_heads(zenithtune: Run, tmp_path: Path, model: Model) -> None:
+def test_a_config_shows_the_vocabulary_and_the_heads(zenithtune: Run, tmp_path: Path, model: Model) -> None:
     write_shards(tmp_path / "old", model, 2, 2)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model_options = ["--model", "config.json", "--vocab-divisible-by", "2"]
     done = zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", *model_options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "TP 2 PP 2 -> one file: 23 tensors, 4 layers, 0.0 GiB",
-        "vocabulary: 11 entries, 1 of padding left out",
-        "output layer: own",
-        "written: one.safetensors",
-    ]
+    total, vocabulary, layer, written = done.stdout.splitlines()
+    assert re.findall(r"[\d.]+", total) == ["2", "2", "23", "4", "0.0"]
+    assert vocabulary.startswith("vocabulary: ") and re.findall(r"\d+", vocabulary) == ["11", "1"]
+    assert (layer, written) == ("output layer: own", "written: one.safetensors")
     assert same(read(tmp_path / "one.safetensors")[0], model.whole())
     done = zenithtune("checkpoint", "reshard", "old", "--tp", "4", "--pp", "1", *model_options)
     assert done.returncode == 0, done.stderr
-    assert "query groups: fewer than tensor ranks, which Megatron Core reads from 0.16 on" in done.stdout
+    assert re.search(r"^query groups: .*0\.16", done.stdout, re.MULTILINE)
     found, _ = read(tmp_path / "old-tp4-pp1" / "pytorch_model_tp_3_pp_0.safetensors")
     assert sorted(found) == sorted(model.shard(3, 4, 0, 1))
 
@@ -60,24 +59,24 @@ def test_json_is_one_object(zenithtune: Run, tmp_path: Path, model: Model) -> No
 
 
 @pytest.mark.parametrize(
-    ("args", "problem"),
+    ("args", "parts"),
     [
-        (["merge", "nowhere", "--output", "one.bin"], "'nowhere' is no folder of shards"),
-        (["merge", "old"], "Missing option '--output'"),
-        (["merge", "old", "--output", "old/one.bin"], "is in the checkpoint's own folder"),
-        (["reshard", "old", "--tp", "0", "--pp", "1"], "Invalid value for '--tp'"),
-        (["reshard", "old", "--tp", "100", "--pp", "100"], "at most 4096 shards, but got 100 x 100"),
-        (
-            ["reshard", "old", "--tp", "1", "--pp", "2", "--layers-per-stage", "a,b"],
-            "must be whole numbers, as in 9,9,8",
-        ),
-        (["merge", "old", "--output", "one.bin", "--model", "no-such"], "unknown model 'no-such'"),
+        (["merge", "nowhere", "--output", "one.bin"], ["'nowhere'"]),
+        (["merge", "old"], ["Missing option '--output'"]),
+        (["merge", "old", "--output", "old/one.bin"], ["old/one.bin", "own folder"]),
+        (["reshard", "old", "--tp", "0", "--pp", "1"], ["'--tp'"]),
+        (["reshard", "old", "--tp", "100", "--pp", "100"], ["4096 shards", "100 x 100"]),
+        (["reshard", "old", "--tp", "1", "--pp", "2", "--layers-per-stage", "a,b"], ["--layers-per-stage", "9,9,8"]),
+        (["merge", "old", "--output", "one.bin", "--model", "no-such"], ["unknown model 'no-such'"]),
     ],
 )
-def test_a_mistake_is_one_line(zenithtune: Run, tmp_path: Path, model: Model, args: list[str], problem: str) -> None:
+def test_a_mistake_is_one_line(
+    zenithtune: Run, tmp_path: Path, model: Model, args: list[str], parts: list[str]
+) -> None:
     write_shards(tmp_path / "old", model, 1, 1)
     done = zenithtune("checkpoint", *args)
-    assert done.returncode == 2 and problem in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert all(part in done.stderr for part in parts), done.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "old"]
 
 
@@ -89,7 +88,7 @@ def test_without_torch_safetensors_work_and_bins_name_the_extra(zenithtune: Run,
     assert zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", env=env).returncode == 0
     done = zenithtune("checkpoint", "merge", "old", "--output", "one.bin", env=env)
     assert done.returncode == 2
-    assert "needs torch, but torch is not installed: install 'zenith-tune[checkpoint]'" in done.stderr
+    assert "torch" in done.stderr and "'zenith-tune[checkpoint]'" in done.stderr
 
 
 def test_nested_shards_are_written_nested_again_with_what_stands_beside_the_weights(
@@ -114,7 +113,8 @@ def test_state_that_is_no_weight_is_left_out_and_said(zenithtune: Run, tmp_path:
     shard = {"model": weights, "optimizer": {"step": torch.zeros(1)}, "iteration": 3}
     torch.save(shard, tmp_path / "old" / "pytorch_model_tp_0_pp_0.bin")
     done = zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors")
-    assert "left out: 2 entries, no weights (decoder.layers.0.self_attention.linear_qkv._extra_state" in done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("left out: 2 "))
+    assert "decoder.layers.0.self_attention.linear_qkv._extra_state" in line
     assert same(read(tmp_path / "one.safetensors")[0], model.whole(12))
 
 
@@ -155,4 +155,4 @@ def test_a_weight_of_no_known_stage_is_refused_in_a_pipeline(zenithtune: Run, tm
     weights = {**model.shard(0, 1, 0, 1), "adapter.weight": np.zeros(2, np.uint16)}
     write_safetensors(tmp_path / "old" / "pytorch_model_tp_0_pp_0.safetensors", weights, "BF16")
     done = zenithtune("checkpoint", "reshard", "old", "--tp", "1", "--pp", "2")
-    assert done.returncode == 2 and "'adapter.weight' has no known place in a pipeline of 2 stages" in done.stderr
+    assert done.returncode == 2 and "'adapter.weight'" in done.stderr and "2 stages" in done.stderr

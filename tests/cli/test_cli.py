@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def test_json_mode_keeps_stdout_for_programs(zenithtune: Run) -> None:
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1]) == ("study_started", "study_ended")
     assert kinds.count("trial_finished") == 4, "three trials and the baseline"
-    assert "best: your own command" in done.stderr
+    assert re.search(r"^best: .*own command", done.stderr, re.MULTILINE)
 
 
 def test_the_preset_is_recognised_and_the_choice_printed(zenithtune: Run) -> None:
@@ -54,9 +55,9 @@ def test_a_dry_run_prints_commands_and_reasons_and_writes_nothing(zenithtune: Ru
     done = zenithtune(*MEGATRON, "--strategy", "grid", "--dry-run", "--n-trials", "300", *TRAIN)
     assert done.returncode == 0
     assert done.stdout.count("--tensor-model-parallel-size ") == 300
-    assert "dry run: preset megatron, strategy grid" in done.stdout
-    assert "trial base  your command" in done.stdout
-    assert "must be divisible" in done.stdout
+    assert all(name in done.stdout.splitlines()[0] for name in ("dry run", "megatron", "grid"))
+    assert "\ntrial base " in done.stdout
+    assert re.search(r"\d+ % \(?\d.*!= 0", done.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,11 +72,11 @@ def test_a_dry_run_as_json_is_json(zenithtune: Run) -> None:
     [
         ("gbs=16", ["needs n_gpus", "n_gpus: int (required)"]),
         ("n_gpus=8", ["needs gbs"]),
-        ("n_gpus=eight,gbs=16", ["n_gpus must be int", "'eight'"]),
-        ("n_gpus=8.5,gbs=16", ["n_gpus must be int"]),
+        ("n_gpus=eight,gbs=16", ["n_gpus", "int", "'eight'"]),
+        ("n_gpus=8.5,gbs=16", ["n_gpus", "int", "8.5"]),
         ("n_gpus=8,gbs=16,mbs=2", ["no argument 'mbs'", "mbs_max: int"]),
         ("n_gpu=8,gbs=16", ["did you mean 'n_gpus'"]),
-        ("n_gpus=8,gbs=16,folding=maybe", ["folding must be bool"]),
+        ("n_gpus=8,gbs=16,folding=maybe", ["folding", "bool"]),
         ("n_gpus=8,gbs=16,n_gpus=4", ["twice"]),
         ("n_gpus", ["k=v"]),
         ("n_gpus=,gbs=16", ["k=v"]),
@@ -166,7 +167,7 @@ def test_an_unwritable_output_folder_is_one_line(zenithtune: Run, tmp_path: Path
     (tmp_path / "file").write_text("")
     done = zenithtune(*MEGATRON, "--output-dir", "file/out", *TRAIN)
     assert done.returncode == 2
-    assert "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "file/out" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_study_of_another_preset_is_one_line(zenithtune: Run) -> None:
     assert zenithtune(*MEGATRON, "--n-trials", "1", "--study-name", "s", *TRAIN).returncode == 0
     done = zenithtune("optimize", "--preset", "demo", "--study-name", "s", "--resume", *TRAIN)
     assert done.returncode == 2
-    assert "was made with preset 'megatron', not 'demo'" in done.stderr
+    assert "preset 'megatron'" in done.stderr and "'demo'" in done.stderr
 
 
 def test_a_metric_that_never_appears_is_one_line(zenithtune: Run) -> None:
@@ -205,13 +206,13 @@ def test_an_objective_of_ones_own_is_read(zenithtune: Run) -> None:
 def test_no_success_at_all_is_exit_code_1(zenithtune: Run) -> None:
     done = zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN, "--crash")
     assert done.returncode == 1
-    assert "no trial went well" in done.stdout
+    assert "\nno trial" in done.stdout and "\nbest: " not in done.stdout
 
 
-def test_resume_without_a_name_goes_on_with_the_last_study(zenithtune: Run) -> None:
+def test_resume_without_a_name_continues_the_last_study(zenithtune: Run) -> None:
     assert zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN).returncode == 0
     done = zenithtune(*MEGATRON, "--n-trials", "3", "--resume", *TRAIN)
-    assert "resumed: 2 finished trials kept" in done.stdout
+    assert "resumed: 2 " in done.stdout
 
 
 def test_plugins_are_found_and_a_broken_one_is_named_and_skipped(zenithtune: Run, tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_plugins_are_found_and_a_broken_one_is_named_and_skipped(zenithtune: Run
     assert done.returncode == 0, done.stderr
     done = zenithtune("optimize", "--", "echo", "value: {x}", env=env)
     assert done.returncode == 2
-    assert "plugin 'broken' of package 'toy-plugin'" in done.stderr
+    assert "'broken'" in done.stderr and "'toy-plugin'" in done.stderr
     assert "a_module_that_nobody_has" in done.stderr
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,12 +51,14 @@ def log_of(folder: Path, *lines: str, seconds: float = 6.5) -> Path:
     return path
 
 
-def test_a_command_alone_is_diagnosed_on_paper(doctor: Doctor) -> None:
+def test_a_command_alone_is_diagnosed_by_its_plan(doctor: Doctor) -> None:
     done = doctor(*H100, "--", *LAUNCH, *PIPELINE)
     assert done.code == 0 and done.err == ""
-    assert "the command: llama3-8b on h100x8, TP2 PP4 Z1 mbs1 SP, batch 8, sequence 8192, megatron" in done.out
-    assert "1. 27% of a step is pipeline bubble" in done.out
-    assert "change pp 4 -> 1, dp 1 -> 4" in done.out and "predicted +" in done.out
+    title = done.out.splitlines()[0]
+    for part in ("llama3-8b", "h100x8", "TP2 PP4 Z1 mbs1 SP", "batch 8", "sequence 8192", "megatron"):
+        assert part in title
+    assert re.search(r"^1\. 27% .*bubble", done.out, re.MULTILINE)
+    assert "pp 4 -> 1, dp 1 -> 4" in done.out and "predicted +" in done.out
 
 
 def test_the_documentation_shows_what_is_printed(doctor: Doctor) -> None:
@@ -66,9 +70,11 @@ def test_the_documentation_shows_what_is_printed(doctor: Doctor) -> None:
     assert f"```text\n{slow}```" in page and too_large.partition("it is 98%")[2] in page
 
 
-def test_a_good_command_is_told_so(doctor: Doctor) -> None:
+def test_a_good_command_gets_no_advice(doctor: Doctor) -> None:
     done = doctor(*H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
-    assert done.code == 0 and "nothing is wrong: compute 95% of a step" in done.out
+    assert done.code == 0 and "compute 95%" in done.out and "\n1. " not in done.out
+    shown = as_json(doctor(*H100, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
+    assert shown["is_healthy"] and shown["advice"] == []
 
 
 def test_json_has_numbers_and_gains(doctor: Doctor) -> None:
@@ -95,11 +101,11 @@ def test_the_modules_of_selective_recomputation_are_read(doctor: Doctor) -> None
 def test_a_topology_says_how_far_tensor_parallelism_may_reach(doctor: Doctor) -> None:
     topology = ("--topology", str(TOPOLOGIES / "l40s_pcie.txt"))
     done = doctor(*H100, *topology, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
-    assert "note: no NVLink joins the GPUs (the slowest way is SYS" in done.out
-    assert "tensor parallelism over a slow link: no NVLink joins the GPUs, TP2 goes over 50 GB/s" in done.out
+    assert re.search(r"^note: no NVLink .*\bSYS\b", done.out, re.MULTILINE)
+    assert re.search(r"no NVLink .*TP2 .*50 GB/s", done.out)
     shown = as_json(doctor(*H100, *topology, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
     assert "slow_tensor_link" in [advice["name"] for advice in shown["advice"]]
-    assert shown["tensor_parallel_reason"].startswith("no NVLink joins")
+    assert shown["tensor_parallel_reason"].startswith("no NVLink")
 
 
 def test_a_log_and_its_command_are_a_measured_run(doctor: Doctor, tmp_path: Path) -> None:
@@ -107,10 +113,10 @@ def test_a_log_and_its_command_are_a_measured_run(doctor: Doctor, tmp_path: Path
     path = log_of(tmp_path, memory)
     done = doctor(str(path), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
     assert done.code == 0, done.err
-    assert "measured 6.5 s" in done.out and "60.0 GiB reserved" in done.out and "nothing is wrong" in done.out
+    assert "measured 6.5 s" in done.out and "60.0 GiB" in done.out and "\n1. " not in done.out
 
 
-def test_a_log_of_a_full_memory_is_told_what_it_costs(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_log_of_a_full_memory_gets_what_it_costs(doctor: Doctor, tmp_path: Path) -> None:
     memory = "[Rank 3] (after 2 iterations) memory (MB) | max allocated: 70000.0 | max reserved: 79900.0"
     path = log_of(tmp_path, memory, seconds=40.0)
     shown = as_json(doctor(str(path), *H100, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
@@ -118,14 +124,14 @@ def test_a_log_of_a_full_memory_is_told_what_it_costs(doctor: Doctor, tmp_path: 
     assert shown["measured"]["step_s"] == pytest.approx(40.0)
 
 
-def test_a_log_that_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_log_that_ran_out_of_memory_gets_what_helps(doctor: Doctor, tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     done = doctor(
         str(path), *H100, "--", *LAUNCH, *PIPELINE[:-4], "--micro-batch-size", "4", "--global-batch-size", "64"
     )
     assert done.code == 0, done.err
-    assert "it ran out of memory (torch.OutOfMemoryError: CUDA out of memory" in done.out
+    assert "(torch.OutOfMemoryError: " in done.out
     for name in ("more micro-batches", "recomputation", "sharding", "tensor parallelism"):
         assert name in done.out
     assert "fits" in done.out and "% time)" in done.out
@@ -134,10 +140,12 @@ def test_a_log_that_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_pat
 def test_a_model_that_no_layout_makes_fit_is_exit_code_1(doctor: Doctor) -> None:
     args = ("--args", "model=llama3-405b")
     done = doctor(*H100, *args, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
-    assert done.code == 1 and "no layout fits on these GPUs" in done.out
+    assert done.code == 1 and "no layout fits" in done.out
+    shown = doctor(*H100, *args, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert shown.code == 1 and json.loads(shown.out)["way_out"] is None
 
 
-def test_a_real_log_tells_its_job_itself(doctor: Doctor) -> None:
+def test_a_real_log_shows_its_job_itself(doctor: Doctor) -> None:
     shown = as_json(doctor(str(measured_data() / "logs" / "megatron_steady60.log"), "--cluster", "h200x1", "--json"))
     assert (shown["model"], shown["global_batch"], shown["seq_len"]) == ("llama-like 0.9B", 8, 2048)
     assert shown["planned"]["layout"]["micro_batch"] == 2 and shown["measured"]["step_s"] == pytest.approx(
@@ -148,7 +156,7 @@ def test_a_real_log_tells_its_job_itself(doctor: Doctor) -> None:
 
 def test_a_real_log_that_ran_out_of_memory_has_ways_out(doctor: Doctor) -> None:
     shown = as_json(doctor(str(measured_data() / "logs" / "megatron_oom.log"), "--cluster", "h200x1", "--json"))
-    assert shown["measured"]["out_of_memory"] and "CUDA out of memory" in shown["measured"]["cause"]
+    assert shown["measured"]["out_of_memory"] and "OutOfMemoryError" in shown["measured"]["cause"]
     fitting = {remedy["name"]: remedy["change"] for remedy in shown["remedies"] if remedy["fits"]}
     assert fitting["more micro-batches"] == "mbs 8 -> 4"
 
@@ -180,7 +188,7 @@ def test_the_best_trial_of_a_study_is_diagnosed(doctor: Doctor, tmp_path: Path) 
     done = doctor(str(folder))
     assert done.code == 0, done.err
     assert f"trial 2 of {folder}: llama3-8b on h100x8, TP2 DP4 Z1 mbs1 SP full/uniform1" in done.out
-    assert "measured 8.0 s" in done.out and "of a step recomputes layers" in done.out
+    assert "measured 8.0 s" in done.out and re.search(r"^1\. \d+% .*recomputes", done.out, re.MULTILINE)
     assert doctor(str(folder / "study.json")).out == done.out
 
 
@@ -193,16 +201,17 @@ def test_a_study_is_known_by_its_name_as_in_a_report(
     monkeypatch.chdir(tmp_path)
     assert doctor("first").out == done.out
     unknown = doctor("firts")
-    assert unknown.code == 2 and "unknown study 'firts'; did you mean 'first'? Known: first." in unknown.err
+    assert unknown.code == 2 and all(part in unknown.err for part in ("'firts'", "'first'?", "Known: first."))
 
 
-def test_a_step_that_the_plan_cannot_explain_is_doubted(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_step_that_the_plan_cannot_explain_is_a_mismatch(doctor: Doctor, tmp_path: Path) -> None:
     done = doctor(str(log_of(tmp_path, seconds=1.2)), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
-    assert done.code == 0 and "nothing is wrong" not in done.out
-    assert "% off: is --cluster the one that it ran on?" in done.out, "the command itself tells the model"
+    *_, line = done.out.splitlines()
+    assert done.code == 0 and "% off" in line
+    assert "--cluster" in line and "model=" not in line, "the command itself states the model"
 
 
-def test_a_study_in_which_all_ran_out_of_memory_is_told_what_helps(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_study_in_which_all_ran_out_of_memory_gets_what_helps(doctor: Doctor, tmp_path: Path) -> None:
     shown = as_json(doctor(str(study_of(tmp_path, trial(1, Outcome.OOM, **point(mbs=16)))), "--json"))
     assert shown["measured"]["out_of_memory"] and shown["remedies"][0]["fits"]
 
@@ -218,39 +227,38 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
 ) -> None:
     done = doctor(str(study_of(tmp_path, trial(1, Outcome.OK, 9.0, **point(**changed)))))
     assert done.code == 2 and done.err.count("\n") == 1
-    assert "must have trials of the preset 'megatron-lm'" in done.err or "must be a whole number from 1" in done.err
+    ((name, value),) = changed.items()
+    name = {"mbs": "micro_batch"}.get(name, name)
+    assert "'megatron-lm'" in done.err or (f"{name} " in done.err and f"is {value}" in done.err)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "parts"),
     [
-        ([], "the doctor needs a run: give a study's name or folder, a log, or your command after --"),
-        (["nowhere.log"], "'nowhere.log' cannot be read (No such file or directory): check the path"),
-        (["empty"], "study.json' cannot be read"),
-        (["broken"], "must be what a study writes, but is not"),
-        (["unsuccessful"], "went well or ran out of memory"),
-        (["plain.log"], "must dump its arguments, as Megatron-LM does, but does not: give the command too"),
-        (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], "plain.log must have a speed"),
-        ([*H100, "--", "echo", "hello"], "no preset recognises the command"),
-        (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], "unknown GPU 'h10'; did you mean 'h100'?"),
-        (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], "cluster=h100x8"),
-        (
-            [*H100, "--", *LAUNCH, *GOOD, "--expert-model-parallel-size", "2"],
-            "ep must be 1 for a model without experts",
-        ),
-        ([*H100, "--risk", "nan", "--", *LAUNCH], "--risk"),
-        ([*H100, "--risk", "7", "--", *LAUNCH], "Invalid value for '--risk'"),
-        ([*H100, "--topology", "nowhere", "--", *LAUNCH, *PIPELINE], "--topology 'nowhere' cannot be read"),
-        ([*H100, "--topology", "plain.log", "--", *LAUNCH, *PIPELINE], "must have a line that begins with GPU0"),
-        ([*H100, "--args", "tp", "--", *LAUNCH], "--args takes k=v,k=v, but got 'tp'"),
-        ([*H100, "--preset", "megatorn-lm", "--", *LAUNCH], "did you mean 'megatron-lm'?"),
-        ([*H100, "--", *LAUNCH, *PIPELINE, "--tensor-model-parallel-size", "3"], "tp*pp*cp"),
-        (["empty", "--", *LAUNCH], "a study knows the command that it tuned: leave -- COMMAND out"),
-        (["--wat"], "No such option '--wat'. zenithtune doctor --help lists them."),
+        ([], ["study", "log", "after --"]),
+        (["nowhere.log"], ["'nowhere.log'", "No such file"]),
+        (["empty"], ["empty/study.json'"]),
+        (["broken"], ["broken/study.json"]),
+        (["unsuccessful"], ["unsuccessful", "ran out of memory"]),
+        (["plain.log"], ["plain.log", "arguments", "command"]),
+        (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], ["plain.log", "speed"]),
+        ([*H100, "--", "echo", "hello"], ["no preset", "--preset"]),
+        (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], ["unknown GPU 'h10'", "'h100'?"]),
+        (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], ["cluster=h100x8"]),
+        ([*H100, "--", *LAUNCH, *GOOD, "--expert-model-parallel-size", "2"], ["ep must be 1", "experts"]),
+        ([*H100, "--risk", "nan", "--", *LAUNCH], ["--risk", "nan"]),
+        ([*H100, "--risk", "7", "--", *LAUNCH], ["'--risk'", "7"]),
+        ([*H100, "--topology", "nowhere", "--", *LAUNCH, *PIPELINE], ["--topology 'nowhere'"]),
+        ([*H100, "--topology", "plain.log", "--", *LAUNCH, *PIPELINE], ["topology", "GPU0"]),
+        ([*H100, "--args", "tp", "--", *LAUNCH], ["--args", "k=v,k=v", "'tp'"]),
+        ([*H100, "--preset", "megatorn-lm", "--", *LAUNCH], ["'megatorn-lm'", "'megatron-lm'?"]),
+        ([*H100, "--", *LAUNCH, *PIPELINE, "--tensor-model-parallel-size", "3"], ["tp*pp*cp"]),
+        (["empty", "--", *LAUNCH], ["study", "leave -- COMMAND out"]),
+        (["--wat"], ["No such option '--wat'", "zenithtune doctor --help"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], parts: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, content in {
@@ -263,10 +271,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     (tmp_path / "plain.log").write_text("hello\n")
     done = doctor(*arguments)
     assert done.code == 2 and done.out == ""
-    assert words in done.err and done.err.count("\n") == 1
+    assert done.err.count("\n") == 1 and all(part in done.err for part in parts), done.err
 
 
-def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
+def test_a_mistake_is_reported_before_the_planner_is_loaded() -> None:
     program = (
         "import sys; from zenith_tune.cli.main import main\n"
         "try: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
@@ -277,6 +285,4 @@ def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
         text=True,
         timeout=60,
     )
-    assert (
-        done.returncode == 2 and done.stdout == "False\n" and "the command must tell the model's shape" in done.stderr
-    )
+    assert done.returncode == 2 and done.stdout == "False\n" and "model" in done.stderr

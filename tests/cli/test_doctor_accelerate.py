@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ MEGATRON = {
     },
 }
 KEY = "megatron_lm_context_parallel_size"
-LEFT_OUT = f"your file leaves {KEY} out, which Accelerate takes for 2"
+
 A100 = ("--cluster", "a100x16", "--args", "model=llama2-13b,seq=2048")
 
 
@@ -47,12 +48,12 @@ def megatron(folder: Path, **changes: object) -> list[str]:
     return launch(folder, {**MEGATRON, "megatron_lm_config": sizes}, "--per_device_train_batch_size", "2")
 
 
-def test_a_context_size_that_nobody_asked_for_is_diagnosed_and_told_first(doctor: Run, tmp_path: Path) -> None:
+def test_a_context_size_that_nobody_asked_for_is_the_first_advice(doctor: Run, tmp_path: Path) -> None:
     shown = as_json(doctor(*A100, "--json", "--", *megatron(tmp_path)))
     assert shown["planned"]["layout"]["cp"] == 2 and shown["planned"]["layout"]["dp"] == 2
     first = shown["advice"][0]
-    assert (first["name"], first["number"], first["finding"]) == ("implicit_default", 2, LEFT_OUT)
-    assert first["change"] == f"cp 2 -> 1, dp 2 -> 4: set {KEY}: 1"
+    assert (first["name"], first["number"]) == ("implicit_default", 2) and KEY in first["finding"]
+    assert first["change"].startswith("cp 2 -> 1, dp 2 -> 4: ") and f"{KEY}: 1" in first["change"]
     assert first["gain"] == pytest.approx(shown["planned"]["step_s"] / first["planned"]["step_s"] - 1)
 
 
@@ -63,15 +64,16 @@ def test_a_context_size_that_is_said_is_nobodys_mistake(doctor: Run, tmp_path: P
         assert "implicit_default" not in [advice["name"] for advice in shown["advice"]]
 
 
-def test_a_context_size_that_the_gpus_cannot_have_is_told(doctor: Run, tmp_path: Path) -> None:
+def test_a_context_size_that_the_gpus_cannot_have_is_refused(doctor: Run, tmp_path: Path) -> None:
     done = doctor(*A100, "--", *megatron(tmp_path, megatron_lm_tp_degree=4, megatron_lm_pp_degree=4))
-    assert done.code == 2 and f"set {KEY}: 1, as {LEFT_OUT}; or give" in done.err and done.err.count("\n") == 1
+    assert done.code == 2 and f"set {KEY}: 1" in done.err and done.err.count(KEY) == 2 and done.err.count("\n") == 1
 
 
-def test_a_context_size_that_nobody_asked_for_is_told_of_a_run_without_memory_too(doctor: Run, tmp_path: Path) -> None:
+def test_a_context_size_that_nobody_asked_for_is_found_in_a_run_without_memory_too(doctor: Run, tmp_path: Path) -> None:
     command = megatron(tmp_path, megatron_lm_pp_degree=1)
     done = doctor("--cluster", "a100x16", "--args", "model=llama2-70b,seq=2048", "--", *command)
-    assert f"{LEFT_OUT}: set {KEY}: 1\nit is 100% likely to run out of memory" in done.out
+    warned, out_of_memory = (line for line in done.out.splitlines() if KEY in line or "100% likely" in line)
+    assert warned.endswith(f"{KEY}: 1") and "memory" in out_of_memory
 
 
 def test_what_the_planner_knows_to_be_twice_as_fast_is_not_called_well(doctor: Run, tmp_path: Path) -> None:
@@ -79,11 +81,11 @@ def test_what_the_planner_knows_to_be_twice_as_fast_is_not_called_well(doctor: R
     (tmp_path / "ds.json").write_text(json.dumps({**zero, "bf16": {"enabled": True}}))
     job = ("--cluster", "l40sx8", "--args", "model=llama3-8b,seq=4096")
     done = doctor(*job, "--", "deepspeed", "--num_gpus", "8", "train.py", "--deepspeed", "ds.json")
-    assert done.code == 0 and "nothing is wrong" not in done.out
-    assert "1. 60% of a step is data-parallel communication" in done.out and "predicted +98." in done.out
+    assert done.code == 0 and re.search(r"^1\. 60% .*data-parallel", done.out, re.MULTILINE)
+    assert "predicted +98." in done.out
 
 
-def test_a_measured_run_of_another_model_gets_a_doubt_and_nothing_else(doctor: Run, tmp_path: Path) -> None:
+def test_a_measured_run_of_another_model_gets_a_mismatch_and_nothing_else(doctor: Run, tmp_path: Path) -> None:
     plain = {"distributed_type": "MULTI_GPU", "num_processes": 2, "num_machines": 1, "mixed_precision": "no"}
     command = launch(tmp_path, plain, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
     (tmp_path / "train.log").write_text(pair() + steps([0.1] * 20, passes=2))
@@ -91,7 +93,7 @@ def test_a_measured_run_of_another_model_gets_a_doubt_and_nothing_else(doctor: R
     done = doctor("train.log", *args, "--", *command)
     assert done.code == 0, done.err
     *_, line = done.out.splitlines()
-    assert line.startswith("the plan is 9") and "change" not in done.out
+    assert re.search(r"\b9\d% off", line) and "change" not in done.out
     shown = as_json(doctor("train.log", *args, "--json", "--", *command))
     assert (shown["advice"], shown["warnings"], shown["is_healthy"]) == ([], [line], False)
 
@@ -99,8 +101,7 @@ def test_a_measured_run_of_another_model_gets_a_doubt_and_nothing_else(doctor: R
 def test_the_log_says_on_which_gpu_it_ran_out(doctor: Run) -> None:
     log = str(measured_data() / "logs" / "megatron_oom.log")
     done = doctor(log, "--cluster", "h100x8")
-    problem = "the run says that its GPU has 139.8 GiB, but one of h100x1 has 79.1 GiB"
-    assert done.code == 2 and f"{problem}: name the --cluster that it ran on" in done.err
+    assert done.code == 2 and re.search(r"139\.8 GiB, .*h100x1 .*79\.1 GiB: .*--cluster", done.err)
     assert doctor(log, "--cluster", "h200x8").code == 0
 
 
@@ -108,11 +109,12 @@ def test_an_out_of_memory_that_was_planned_needs_no_more_than_room(doctor: Run, 
     text = (measured_data() / "logs" / "megatron_oom.log").read_text().replace("139.80 GiB", "79.10 GiB")
     (tmp_path / "oom.log").write_text(text)
     done = doctor("oom.log", "--cluster", "h100x1")
-    assert done.code == 0 and "fits           more micro-batches: mbs 8 -> 1 (76.7 of 79.1 GiB" in done.out
+    assert done.code == 0
+    assert re.search(r"^ +fits +more micro-batches: mbs 8 -> 1 \(76\.7 of 79\.1 GiB", done.out, re.MULTILINE)
     assert "no layout fits" not in done.out
 
 
-def test_a_doubt_names_the_cluster_where_only_that_was_given(doctor: Run) -> None:
+def test_a_mismatch_names_the_cluster_where_only_that_was_given(doctor: Run) -> None:
     log = str(measured_data() / "logs" / "megatron_steady60.log")
     done = doctor(log, "--cluster", "a100x1")
-    assert "the plan is 56% off: is --cluster the one that it ran on?" in done.out and "model=" not in done.out
+    assert re.search(r"56% off: .*--cluster", done.out) and "model=" not in done.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +25,14 @@ def guide(capsys: pytest.CaptureFixture[str]) -> Guide:
 def test_the_guide_stands_beside_what_the_planner_would_choose_and_why(guide: Guide) -> None:
     done = guide("70B", "--gpus", "64")
     assert done.code == 0 and done.err == ""
-    assert "llama2-70b (69.0B parameters) on a100-80x64: batch 32, sequence 2048, bf16" in done.out
+    title = done.out.splitlines()[0]
+    for part in ("llama2-70b", "69.0B", "a100-80x64", "batch 32", "sequence 2048", "bf16"):
+        assert part in title
     assert "guide    TP8 PP2 DP4 Z1 mbs1 SP: " in done.out and "planner  TP" in done.out
-    assert "% faster (" in done.out and "because DP goes from" in done.out
-    assert "tensor parallelism stays within 8" in done.out and "rule:" not in done.out
+    shown = as_json(guide("70B", "--gpus", "64", "--json"))
+    assert "% faster (" in done.out and all(reason in done.out for reason in shown["reasons"])
+    assert any("DP" in reason for reason in shown["reasons"])
+    assert "within 8" in done.out and "rule:" not in done.out
 
 
 def test_the_documentation_shows_what_is_printed(guide: Guide) -> None:
@@ -50,27 +55,29 @@ def test_the_planner_is_no_slower_than_any_row(guide: Guide, size: str) -> None:
     assert shown["gain"] == pytest.approx(shown["guide"]["step_s"] / shown["planner"]["step_s"] - 1)
 
 
-def test_rules_are_told_where_the_table_does_not_say_it(guide: Guide) -> None:
+def test_rules_are_shown_where_the_table_does_not_say_it(guide: Guide) -> None:
     done = guide("30B", "--gpus", "64", "--gpu", "h100", "--seq", "8192", "--gbs", "256")
-    assert "llama-like 30B (29.8B parameters) on h100x64: batch 256, sequence 8192" in done.out
-    for rule in ("30B is between two rows: that of 40B is taken", "64 GPUs: DP 4 -> 8", "micro-batches 4 -> 32"):
-        assert rule in done.out
+    title, *rest = done.out.splitlines()
+    assert all(part in title for part in ("30B", "29.8B", "h100x64", "batch 256", "sequence 8192"))
+    rules = [line for line in rest if "rule: " in line]
+    for part in ("40B", "64 GPUs: DP 4 -> 8", "micro-batches 4 -> 32"):
+        assert any(part in rule for rule in rules)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "pattern"),
     [
-        (["3B"], "rule: 3B is below the table: the row of 7B is taken"),
-        (["3B", "--gpus", "4"], "NVLink joins the 4 GPUs: tensor parallelism may span all of them"),
-        (["7B", "--gpus", "3"], "NVLink joins the 3 GPUs: "),
-        (["1B", "--gpus", "1"], "rule: 1 GPU: DP 8 -> 1\n"),
-        (["1T", "--gpus", "1024"], "rule: 1000B is beyond the table: the row of 175B"),
+        (["3B"], r"rule: 3B .*\b7B"),
+        (["3B", "--gpus", "4"], r"NVLink .*4 GPUs: .*\ball\b"),
+        (["7B", "--gpus", "3"], r"NVLink .*3 GPUs: "),
+        (["1B", "--gpus", "1"], r"rule: 1 GPU: DP 8 -> 1\n"),
+        (["1T", "--gpus", "1024"], r"rule: 1000B .*\b175B"),
     ],
 )
-def test_small_and_large_sizes_and_few_gpus_are_told_as_they_are(
-    guide: Guide, arguments: list[str], words: str
+def test_small_and_large_sizes_and_few_gpus_are_shown_as_they_are(
+    guide: Guide, arguments: list[str], pattern: str
 ) -> None:
-    assert words in guide(*arguments).out
+    assert re.search(pattern, guide(*arguments).out)
 
 
 def test_a_gpu_without_bf16_is_planned_in_fp16(guide: Guide) -> None:
@@ -87,17 +94,17 @@ def test_a_topology_bounds_the_guide_and_the_planner(guide: Guide, tmp_path: Pat
     assert shown["planner"]["layout"]["tp"] <= 2 and shown["cluster"] == "a100-80x16 as node.txt"
 
 
-def test_a_guide_that_does_not_fit_is_told_so(guide: Guide) -> None:
+def test_a_guide_that_does_not_fit_is_shown_as_such(guide: Guide) -> None:
     shown = as_json(guide("13B", "--gpu", "l40s", "--json"))
     assert not shown["guide"]["fits"] and shown["planner"]["oom_probability"] < 0.3
     assert shown["guide"]["layout"]["tp"] == shown["planner"]["layout"]["tp"] == 1
-    assert "does not fit" in shown["reasons"][0]
-    assert "tensor parallelism is avoided" in guide("13B", "--gpu", "l40s").out
+    assert "fit" in shown["reasons"][0]
+    assert "no NVLink" in guide("13B", "--gpu", "l40s").out
 
 
 def test_a_model_that_does_not_fit_at_all_is_exit_code_1(guide: Guide) -> None:
     done = guide("70B", "--gpus", "8")
-    assert done.code == 1 and "planner  nothing fits; the guide's layout does not fit (152." in done.out
+    assert done.code == 1 and re.search(r"^planner +nothing fits; .*\(152\.", done.out, re.MULTILINE)
     done = guide("70B", "--gpus", "8", "--json")
     assert done.code == 1 and json.loads(done.out)["planner"] is None
 
@@ -116,29 +123,29 @@ def test_without_a_size_the_table_is_shown(guide: Guide) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "parts"),
     [
-        (["big"], "a size must be 1B to 2000B, in billions of parameters, but got 'big': write e.g. 70B"),
-        (["70B", "--gpu", "h10"], "unknown GPU 'h10'; did you mean 'h100'?"),
-        (["70B", "--gpus", "12"], "must fill nodes of 8, or be less than one of them, but got 12: take 8 or 16"),
-        (["70B", "--gpus", "0"], "Invalid value for '--gpus'"),
-        (["7B", "--gbs", "12"], "has DP 8, which must divide the batch, but got --gbs 12: take 8 or 16"),
-        (["7B", "--seq", "-1"], "Invalid value for '--seq'"),
-        (["7B", "8B"], "Got unexpected extra argument (8B)"),
-        (["7B", "--wat"], "No such option '--wat'. zenithtune guide --help lists them."),
+        (["big"], ["1B", "2000B", "'big'", "70B"]),
+        (["70B", "--gpu", "h10"], ["unknown GPU 'h10'", "'h100'?"]),
+        (["70B", "--gpus", "12"], ["nodes of 8", "got 12", "8 or 16"]),
+        (["70B", "--gpus", "0"], ["'--gpus'"]),
+        (["7B", "--gbs", "12"], ["DP 8", "--gbs 12", "8 or 16"]),
+        (["7B", "--seq", "-1"], ["'--seq'"]),
+        (["7B", "8B"], ["(8B)"]),
+        (["7B", "--wat"], ["No such option '--wat'", "zenithtune guide --help"]),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(guide: Guide, arguments: list[str], words: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(guide: Guide, arguments: list[str], parts: list[str]) -> None:
     done = guide(*arguments)
-    assert done.code == 2 and done.out == ""
-    assert words in done.err and done.err.count("\n") == 1
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
+    assert all(part in done.err for part in parts), done.err
 
 
-def test_a_mistake_is_told_before_the_planner_is_loaded() -> None:
+def test_a_mistake_is_reported_before_the_planner_is_loaded() -> None:
     program = (
         "import sys; from zenith_tune.cli.main import main\n"
         "try: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
     )
     command = [sys.executable, "-c", program, "guide", "7B", "--gbs", "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == "False\n" and "must divide the batch" in done.stderr
+    assert done.returncode == 2 and done.stdout == "False\n" and "--gbs 12" in done.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,10 +53,10 @@ def test_an_explanation_shows_stages_and_changes(plan: Plan) -> None:
     assert "stage 0" in done.out and "stage 1" in done.out and "single changes" in done.out
 
 
-def test_a_layout_that_breaks_a_rule_is_told_so(plan: Plan) -> None:
+def test_a_layout_that_breaks_a_rule_is_explained_by_it(plan: Plan) -> None:
     done = plan(*LLAMA, "--explain", "TP3")
     assert done.code == 1
-    assert "breaks a rule: n_gpus must be divisible by tp*pp*cp" in done.out
+    assert re.search(r"rule: .*n_gpus .*tp\*pp\*cp", done.out)
 
 
 def test_a_what_if_shows_both_and_the_gain(plan: Plan) -> None:
@@ -69,7 +70,7 @@ def test_a_what_if_shows_both_and_the_gain(plan: Plan) -> None:
 def test_the_front_is_shown_over_gpus_too(plan: Plan) -> None:
     points = as_json(plan(*LLAMA, "--pareto", "--json"))["pareto"]
     assert len({point["layout"]["num_gpus"] for point in points}) > 1
-    assert "no layout is better than these" in plan(*LLAMA, "--pareto").out
+    assert all(point["name"] in plan(*LLAMA, "--pareto").out for point in points[:3])
 
 
 def test_fixed_values_and_limits_hold(plan: Plan) -> None:
@@ -89,7 +90,8 @@ def test_the_widest_space_has_more(plan: Plan) -> None:
 def test_nothing_that_fits_is_exit_code_1_and_says_what_it_would_take(plan: Plan) -> None:
     done = plan("--model", "llama3-405b", *LLAMA[2:])
     assert done.code == 1
-    assert "fits in memory" in done.out and "nearest to fitting" in done.out
+    enough = json.loads(plan("--model", "llama3-405b", *LLAMA[2:], "--json").out)["enough_gpus"]
+    assert f" {enough} GPUs" in done.out and "nearest" in done.out
 
 
 @pytest.mark.parametrize(
@@ -105,19 +107,19 @@ def test_nothing_that_fits_is_exit_code_1_and_says_what_it_would_take(plan: Plan
         ([*LLAMA, "--explain", "TP8 QQ2"], ["'QQ2'"]),
         ([*LLAMA, "--explain", "TP8", "--pareto"], ["--pareto", "--explain"]),
         ([*LLAMA, "--fix", "tp=x"], ["'tp=x'"]),
-        ([*LLAMA, "--fix", "tp=7"], ["no layout is left for 8 GPUs"]),
+        ([*LLAMA, "--fix", "tp=7"], ["no layout", "8 GPUs", "tp"]),
         ([*LLAMA, "--what-if", "memory=8"], ["--what-if", "mem"]),
         ([*LLAMA, "--output", "folder"], ["--emit"]),
         ([*LLAMA, "--emit", "jax"], ["--emit"]),
         ([*LLAMA, "--risk", "2"], ["--risk"]),
         ([*LLAMA, "--layers", "8"], ["No such option", "zenithtune plan --help"]),
         ([*LLAMA, "--cluster", "h100x7", "--gbs", "3", "--max-pp", "4"], ["batch 7", "6 GPUs"]),
-        ([*LLAMA, "--framework", "fsdp", "--emit", "megatron"], ["--emit megatron writes plans for megatron", "fsdp"]),
-        ([*LLAMA, "--framework", "jax", "--emit", "accelerate"], ["--emit accelerate writes plans for", "jax"]),
-        ([*LLAMA, "--precision", "fp8", "--emit", "deepspeed"], ["bf16, fp16, fp32 only", "fp8"]),
-        ([*LLAMA, "--fix", "zero=3"], ["zero must be one of 0, 1 with megatron, but got 3"]),
-        ([*LLAMA, "--fix", "ep=2"], ["ep must be 1 for a model without experts, but got 2"]),
-        ([*LLAMA, "--fix", "mbs=3"], ["gbs must be divisible by mbs, but 64 % 3 != 0"]),
+        ([*LLAMA, "--framework", "fsdp", "--emit", "megatron"], ["--emit megatron", "fsdp"]),
+        ([*LLAMA, "--framework", "jax", "--emit", "accelerate"], ["--emit accelerate", "jax"]),
+        ([*LLAMA, "--precision", "fp8", "--emit", "deepspeed"], ["bf16, fp16, fp32", "fp8"]),
+        ([*LLAMA, "--fix", "zero=3"], ["zero", "0, 1", "megatron", "got 3"]),
+        ([*LLAMA, "--fix", "ep=2"], ["ep must be 1", "experts", "got 2"]),
+        ([*LLAMA, "--fix", "mbs=3"], ["gbs", "mbs", "64 % 3"]),
     ],
 )
 def test_every_mistake_is_one_line(plan: Plan, arguments: list[str], parts: list[str]) -> None:
@@ -146,7 +148,7 @@ def test_help_and_usage_errors_answer_quickly(arguments: list[str]) -> None:
 
 def test_a_rule_that_a_layout_breaks_is_an_answer_and_no_mistake_of_usage(plan: Plan) -> None:
     done = plan(*LLAMA, "--framework", "deepspeed", "--explain", "TP2 SP")
-    assert done.code == 1 and "tp must be 1 with deepspeed" in done.out
+    assert done.code == 1 and "tp must be 1" in done.out and "deepspeed" in done.out
 
 
 def test_where_nothing_fits_the_gpus_that_would_do_are_named(plan: Plan) -> None:
@@ -154,27 +156,29 @@ def test_where_nothing_fits_the_gpus_that_would_do_are_named(plan: Plan) -> None
     done = plan(*arguments, "--json")
     enough = json.loads(done.out)["enough_gpus"]
     assert done.code == 1 and enough > 32
-    assert f"fits in memory: it takes {enough} GPUs of this kind" in plan(*arguments).out
+    assert f" {enough} GPUs" in plan(*arguments).out
 
 
 def test_a_change_that_makes_a_job_fit_is_a_success(plan: Plan) -> None:
     arguments = ["--model", "llama3-70b", "--cluster", "h100x8", "--gbs", "64", "--seq", "8192"]
     assert plan(*arguments).code == 1
     done = plan(*arguments, "--what-if", "gpus=64")
-    assert done.code == 0 and "nothing fits before the change" in done.out
+    assert done.code == 0 and "nothing fits before" in done.out
+    assert as_json(plan(*arguments, "--what-if", "gpus=64", "--json"))["before"]["best"] == []
     assert plan(*arguments, "--what-if", "mem=60").code == 1
 
 
 def test_memory_below_what_there_is_gets_a_hint(plan: Plan) -> None:
-    assert "hint: mem=60 is less than the 79.1 GiB of now" in plan(*LLAMA, "--what-if", "mem=60").out
-    assert "mem=+60" in as_json(plan(*LLAMA, "--what-if", "mem=60", "--json"))["hint"]
+    hint = as_json(plan(*LLAMA, "--what-if", "mem=60", "--json"))["hint"]
+    assert all(part in hint for part in ("mem=60", "79.1 GiB", "mem=+60"))
+    assert f"hint: {hint}" in plan(*LLAMA, "--what-if", "mem=60").out
 
 
 def test_a_calibration_of_another_framework_is_warned_of(plan: Plan, tmp_path: Path) -> None:
     save_calibration(default_calibration("megatron"), tmp_path / "mine.json")
     done = plan(*LLAMA, "--framework", "fsdp", "--calibration", str(tmp_path / "mine.json"))
     assert done.code == 0 and len(done.err.splitlines()) == 1
-    assert "fitted to runs of megatron, but the plan is for fsdp" in done.err
+    assert "megatron" in done.err and "fsdp" in done.err
     assert plan(*LLAMA, "--calibration", str(tmp_path / "mine.json")).err == ""
 
 
@@ -183,9 +187,9 @@ def test_a_calibration_of_another_framework_is_warned_of(plan: Plan, tmp_path: P
     [
         (("--gbs", "2147483648"), "1<=x<=10000000"),
         (("--seq", "1000000000000"), "1<=x<=100000000"),
-        (("--what-if", "gbs=1000000000000"), "the batch must be 1 to 10,000,000"),
+        (("--what-if", "gbs=1000000000000"), "10,000,000"),
         (("--risk", "nan"), "--risk"),
-        (("--model", "http://127.0.0.1:1/x"), "nor a valid Hugging Face id"),
+        (("--model", "http://127.0.0.1:1/x"), "Hugging Face id"),
     ],
 )
 def test_numbers_beyond_all_jobs_and_names_that_are_none_are_refused(
@@ -201,4 +205,5 @@ def test_no_link_is_written_through(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run_megatron.sh").symlink_to(victim)
     result = plan(*LLAMA, "--emit", "megatron", "--output", str(tmp_path / "out"))
-    assert result.code == 2 and "is a link or no file" in result.err and victim.read_text() == "mine"
+    assert result.code == 2 and "--output" in result.err and "run_megatron.sh" in result.err
+    assert victim.read_text() == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,13 +43,10 @@ def probe_file(folder: Path) -> dict[str, Any]:
 def test_a_layout_is_measured_shown_and_written_down(run: Run, tmp_path: Path) -> None:
     done = run("probe", *CLUSTER, "--layout", "TP2 PP4", "--", *training())
     assert done.returncode == 0, done.stderr
-    for words in (
-        "running TP2 PP4 Z1 mbs1 SP: stage 0 of 4",
-        "stage  rank  peak GiB",
-        "measured: peak memory (allocated)",
-    ):
-        assert words in done.stdout
-    assert "8 micro-batches (the job has 32," in done.stdout and "on Fake H200" in done.stdout
+    assert re.search(r"TP2 PP4 Z1 mbs1 SP: stage 0 of 4", done.stdout)
+    assert re.search(r"^ *stage +rank +peak GiB", done.stdout, re.MULTILINE)
+    (measured,) = (line for line in done.stdout.splitlines() if line.strip().startswith("measured: "))
+    assert all(part in measured for part in ("memory", "8 micro-batches", "32", "Fake H200"))
     assert "modelled: " in done.stdout and "PP bubble" in done.stdout and "tokens/s/GPU" in done.stdout
     content = probe_file(tmp_path)
     (layout,) = content["layouts"]
@@ -89,7 +87,7 @@ def test_the_best_of_the_plan_are_probed_and_ranked_again(run: Run, command: lis
 def test_a_layout_that_does_not_train_is_exit_code_1_and_says_why(run: Run, tmp_path: Path) -> None:
     done = run("probe", *CLUSTER, "--layout", "PP2", "--", *training(STANDIN="oom"))
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "does not train: oom on stage 0: " in done.stdout
+    assert "oom on stage 0: " in done.stdout
     assert probe_file(tmp_path)["layouts"][0]["combined"] is None
 
 
@@ -99,11 +97,11 @@ def test_what_a_log_says_is_shown_as_it_stands(run: Run) -> None:
     assert "[/broken] tag :100: in [red]config" in done.stdout
 
 
-def test_a_gpu_of_another_kind_than_the_clusters_is_told(run: Run) -> None:
+def test_a_gpu_of_another_kind_than_the_clusters_is_noted(run: Run) -> None:
     arguments = ("probe", *CLUSTER, "--layout", "TP2", "--")
     done = run(*arguments, *training(STANDIN_GPU="NVIDIA A100-SXM4-80GB"))
     assert done.returncode == 0, done.stderr
-    assert "the cluster has h200, but the ranks ran on NVIDIA A100-SXM4-80GB" in done.stdout
+    assert re.search(r"note: .*h200, .*NVIDIA A100-SXM4-80GB", done.stdout)
     assert "note:" not in run(*arguments, *training()).stdout
 
 
@@ -131,7 +129,7 @@ def test_an_interrupt_ends_the_rank_and_keeps_the_finished_layouts(tmp_path: Pat
     finally:
         prober.kill()
     assert prober.returncode == 130 and stderr == ""
-    assert "interrupted: 1 of 3 layouts are probed" in stdout
+    assert "interrupted: 1 of 3 " in stdout
     assert not any(is_alive(pid) for _, _, pid in started(tmp_path)) and marked_processes(tmp_path) == []
     (kept,) = probe_file(tmp_path)["layouts"]
     assert kept["ok"] and kept["name"].startswith("TP2 ")
@@ -163,10 +161,10 @@ def test_what_a_killed_probe_left_is_ended_by_the_next_and_its_log_masked(run: R
     assert is_alive(pid)
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
-    assert f"{left.name} was cut off: what it left running is ended, and its logs are masked" in done.stdout
+    assert left.name in done.stdout
     assert not is_alive(pid) and marked_processes(tmp_path) == []
     assert all(secret not in path.read_text() for path in (tmp_path / "zenithtune-out").rglob("*") if path.is_file())
-    assert "was cut off" not in run(*arguments).stdout
+    assert left.name not in run(*arguments).stdout
 
 
 def test_steps_are_as_many_as_were_asked_for_however_fast_they_are(run: Run, tmp_path: Path) -> None:
@@ -184,7 +182,7 @@ def test_a_full_disk_is_one_line_that_names_the_folder(tmp_path: Path, where: st
     env = {**os.environ, **full_disk(tmp_path)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("zenithtune: no space left on the disk of out: free some and probe again, ")
+    assert re.match(r"zenithtune: no space left .*\bout: ", done.stderr)
     assert len(done.stderr.splitlines()) == 1 and marked_processes(tmp_path) == []
 
 
@@ -194,7 +192,7 @@ def test_calibrating_to_a_probe_in_which_nothing_trained_says_so(run: Run, tmp_p
     (folder,) = (tmp_path / "zenithtune-out").glob("probe-*")
     done = run("calibrate", "--probes", str(folder), "--output", "mine.json")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"no rank of {folder} trained" in done.stderr
+    assert str(folder) in done.stderr
 
 
 def train(*options: str) -> list[str]:
@@ -202,14 +200,14 @@ def train(*options: str) -> list[str]:
 
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
-    (["probe"], ["a probe needs your training command", "after --"]),
+    (["probe"], ["training command", "after --"]),
     (["probe", "--layout", "TP2", "--top", "2", *train()], ["--layout", "--top", "leave one"]),
     (["probe", *CLUSTER, "--", "true"], ["pretrain_*.py"]),
-    (["probe", *CLUSTER, "--layout", "TP3", *train()], ["Megatron-LM would refuse this layout", "tp*pp*cp"]),
-    (["probe", *CLUSTER, "--layout", "TP16", *train()], ["Megatron-LM would refuse this layout"]),
-    (["probe", *CLUSTER, "--layout", "PP8 VP2", *train()], ["Megatron-LM would refuse this layout"]),
+    (["probe", *CLUSTER, "--layout", "TP3", *train()], ["Megatron-LM", "layout", "tp*pp*cp"]),
+    (["probe", *CLUSTER, "--layout", "TP16", *train()], ["Megatron-LM", "layout"]),
+    (["probe", *CLUSTER, "--layout", "PP8 VP2", *train()], ["Megatron-LM", "layout"]),
     (["probe", *CLUSTER, "--layout", "TP2 QQ2", *train()], ["'QQ2'"]),
-    (["probe", *CLUSTER, "--layout", "TP2 DP3", *train()], ["DP follows from the 8 GPUs and is 4, but got DP3"]),
+    (["probe", *CLUSTER, "--layout", "TP2 DP3", *train()], ["8 GPUs", "is 4", "DP3"]),
     (["probe", *CLUSTER, *train(*EXPERTS, "--moe-token-dispatcher-type", "flex")], ["flex", "alltoall"]),
     (["probe", "--cluster", "h1000x8", *train()], ["h1000", "h100"]),
     (["probe", "--cluster", "h200x8", "--gpus", "64", *train()], ["64 GPUs", "cluster=h200x64"]),
@@ -219,15 +217,15 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["probe", *CLUSTER, "--steps", "0", *train()], ["--steps"]),
     (["probe", *CLUSTER, "--top", "65", *train()], ["--top"]),
     (["probe", *CLUSTER, "--calibration", "none.json", *train()], ["none.json"]),
-    (["probe", *CLUSTER, "--gbs", "12", *train()], ["Megatron-LM would refuse this layout", "12"]),
+    (["probe", *CLUSTER, "--gbs", "12", *train()], ["Megatron-LM", "layout", "12"]),
     (["plan", *CLUSTER, "--probe", "2", "--pareto", *train()], ["--probe", "--pareto", "leave it out"]),
     (["plan", *CLUSTER, "--probe", "2", "--seq", "4096", *train()], ["--probe", "--seq"]),
     (["plan", *CLUSTER, "--probe", "2", "--fix", "tp=2", *train()], ["--probe", "--fix"]),
     (["plan", *CLUSTER, "--probe", "2", "--precision", "fp8", *train()], ["--probe", "--precision"]),
-    (["plan", *CLUSTER, "--probe", "2"], ["a probe needs your training command"]),
+    (["plan", *CLUSTER, "--probe", "2"], ["training command", "after --"]),
     (["plan", *CLUSTER, *train()], ["--probe K"]),
-    (["probe", *CLUSTER, "--output-dir", "/dev/null/x", *train()], ["/dev/null is no folder", "--output-dir"]),
-    (["probe", *CLUSTER, "--calibration", "/dev/zero", *train()], ["'/dev/zero'", "not a regular file"]),
+    (["probe", *CLUSTER, "--output-dir", "/dev/null/x", *train()], ["/dev/null", "--output-dir"]),
+    (["probe", *CLUSTER, "--calibration", "/dev/zero", *train()], ["'/dev/zero'", "regular file"]),
 ]
 
 

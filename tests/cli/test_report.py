@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,14 +48,14 @@ def test_other_formats_go_to_stdout_or_to_a_file_by_its_ending(report: Run, tmp_
     rows = list(csv.DictReader(io.StringIO(report("s", "--format", "csv").out)))
     assert len(rows) == len(TRIALS)
     assert as_json(report("s", "--format", "json"))["best"] == BEST
-    assert report("s", "--output", "told.md").out == "written: told.md\n"
-    assert (tmp_path / "told.md").read_text() == report("s", "--format", "md").out
+    assert report("s", "--output", "report.md").out == "written: report.md\n"
+    assert (tmp_path / "report.md").read_text() == report("s", "--format", "md").out
 
 
 def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", [BASELINE, ok(2, 2, 1, 67_100.0)], name="t")
     assert as_json(report("s", "--compare", "t", "--format", "json"))["gain"] == pytest.approx(0.1)
-    assert "**t** is 10.0% faster than **s** at its best." in report("s", "--compare", "t", "--format", "md").out
+    assert re.search(r"\*\*t\*\* .*10\.0% faster .*\*\*s\*\*", report("s", "--compare", "t", "--format", "md").out)
     assert report("s", "--compare", "t").out.endswith("zenithtune-out/report-s-t.html\n")
     refused = report("s", "--compare", "t", "--format", "csv")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
@@ -65,12 +66,12 @@ def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path:
     [
         (["r"], "unknown study 'r'."),
         (["s", "--compare", "nope"], "unknown study 'nope'. Known: s."),
-        (["s", "--output", "gone/report.html"], "does not exist: make it, or give another"),
-        (["s", "--output", "zenithtune-out"], "must be a file, but 'zenithtune-out' is a folder"),
-        (["s", "--db", "gone.db"], "there is no database"),
-        (["s", "--format", "pdf"], "'pdf' is not one of"),
+        (["s", "--output", "gone/report.html"], "--output 'gone/report.html'"),
+        (["s", "--output", "zenithtune-out"], "'zenithtune-out'"),
+        (["s", "--db", "gone.db"], "gone.db"),
+        (["s", "--format", "pdf"], "'pdf'"),
         ([], "Missing argument 'STUDY'"),
-        (["zenithtune-out"], "holds studies and is none: give one of them (s)"),
+        (["zenithtune-out"], "(s)"),
     ],
 )
 def test_a_mistake_is_one_line(report: Run, arguments: list[str], said: str) -> None:
@@ -94,12 +95,12 @@ def test_a_real_study_is_reported_from_its_record_and_from_its_export(zenithtune
     args = ["--preset", "demo", "--args", "n_gpus=8,gbs=16", "--n-trials", "4", "--study-name", "first"]
     tuned = zenithtune("optimize", *args, "--", sys.executable, str(FAKE_TRAINER))
     assert tuned.returncode == 0, tuned.stderr
-    told = json.loads(zenithtune("report", "first", "--format", "json").stdout)
-    assert len(told["trials"]) == 5
-    assert told["best_command"] in tuned.stdout
+    content = json.loads(zenithtune("report", "first", "--format", "json").stdout)
+    assert len(content["trials"]) == 5
+    assert content["best_command"] in tuned.stdout
     exported = json.loads(zenithtune("report", "zenithtune-out/first/study.json", "--format", "json").stdout)
     for name in ("best", "gain", "best_command", "unit", "outcomes", "header"):
-        assert exported[name] == told[name], name
+        assert exported[name] == content[name], name
     assert zenithtune("report", "first").returncode == 0
     assert "<!doctype html>" in (tmp_path / "zenithtune-out" / "first" / "report.html").read_text()
 
@@ -109,8 +110,8 @@ def test_a_plan_is_written_as_a_page_beside_what_is_printed(capsys: pytest.Captu
     done = plan(*LLAMA, "--html", str(path))
     assert done.code == 0 and f"written: {path}" in done.out and "layouts considered" in done.out
     assert '"kind":"plan"' in path.read_text()
-    told = as_json(plan(*LLAMA, "--html", str(path), "--json"))
-    assert f'"name":"{told["best"][0]["name"]}"' in path.read_text()
+    content = as_json(plan(*LLAMA, "--html", str(path), "--json"))
+    assert f'"name":"{content["best"][0]["name"]}"' in path.read_text()
     emitted = plan(*LLAMA, "--html", str(path), "--emit", "megatron")
     assert "written" not in emitted.out and "pretrain_gpt.py" in path.read_text()
 

@@ -18,17 +18,16 @@ MEGATRON = RunOrigin(emit="megatron")
 
 
 def far(origin: RunOrigin = MEGATRON, framework: str = "megatron") -> str:
-    """Return how the planner's layout is told."""
+    """Return how the planner's layout is shown."""
     return "\n".join(diagnosis_lines(diagnose(run_of(FAR, cluster="h100x16", origin=origin, framework=framework))))
 
 
-def test_a_layout_that_is_clearly_faster_is_told_with_its_gain_and_what_writes_it() -> None:
+def test_a_layout_that_is_clearly_faster_is_advised_with_its_gain_and_what_writes_it() -> None:
     run = run_of(FAR, cluster="h100x16", origin=MEGATRON)
     advice = better_layout(run, over=0.0)
     assert advice is not None and advice.gain >= 0.1 and advice.planned.oom_probability < run.risk
     assert advice.gain == pytest.approx(run.planned.step_s / advice.planned.step_s - 1)
-    assert advice.command in far() and "nothing is wrong" not in far()
-    assert f"the planner's best layout is {advice.planned.name}" in far()
+    assert advice.command in far() and advice.planned.name in far()
 
 
 def test_the_command_writes_that_very_layout(capsys: pytest.CaptureFixture[str]) -> None:

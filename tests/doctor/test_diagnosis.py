@@ -11,10 +11,10 @@ from zenith_tune.units import GIB
 OOM = Measured(out_of_memory=True, cause="CUDA out of memory")
 
 
-def test_a_good_run_is_told_so_with_its_figures() -> None:
+def test_a_good_run_is_healthy_by_its_figures() -> None:
     found = diagnose(run_of("TP2 mbs1 SP Z1"))
     assert found.is_healthy and found.advice == () and found.remedies == ()
-    assert "compute 95% of a step" in found.all_clear and "memory 73% full" in found.all_clear
+    assert "compute 95%" in found.all_clear and "memory 73%" in found.all_clear
 
 
 def test_what_brings_most_comes_first() -> None:
@@ -44,25 +44,23 @@ def test_ways_that_fit_come_first_and_those_that_are_not_to_be_had_say_why() -> 
     assert [remedy.fits for remedy in found.remedies] == sorted(
         (remedy.fits for remedy in found.remedies), reverse=True
     )
-    why = {remedy.name: remedy.why_not for remedy in found.remedies}
-    assert why["more micro-batches"] == "the micro-batch is 1 already"
-    assert why["recomputation"] == "every layer is recomputed already"
-    assert why["sharding"] == "there is one data-parallel rank, and nothing to shard over"
-    assert why["tensor parallelism"] == "every GPU holds another part of the model already"
+    why = {remedy.name: remedy.why_not or "" for remedy in found.remedies}
+    assert "micro-batch is 1" in why["more micro-batches"] and "recomputed" in why["recomputation"]
+    assert "one data-parallel rank" in why["sharding"] and "every GPU" in why["tensor parallelism"]
 
 
 def test_ways_that_a_rule_forbids_say_which_one() -> None:
     found = diagnose(run_of("TP2 EP8 mbs1 Z1 selective", model="qwen3-30b-a3b", measured=OOM))
-    why = {remedy.name: remedy.why_not for remedy in found.remedies}
-    rule = "a mixture of experts with tp above 1 needs sequence parallelism, but got tp {} without"
-    assert why["recomputation"] == rule.format(2) and why["tensor parallelism"] == rule.format(4)
-    assert why["sharding"] == "the optimizer is sharded already"
+    why = {remedy.name: remedy.why_not or "" for remedy in found.remedies}
+    for name, tp in (("recomputation", 2), ("tensor parallelism", 4)):
+        assert "sequence parallelism" in why[name] and f"got tp {tp}" in why[name]
+    assert "sharded" in why["sharding"]
 
 
 def test_tensor_parallelism_is_no_way_out_where_nvlink_does_not_reach() -> None:
     found = diagnose(run_of("PP4 mbs2 Z1", cluster="l40sx8", seq_len=8192, measured=OOM))
     (wider,) = (remedy for remedy in found.remedies if remedy.name == "tensor parallelism")
-    assert not wider.fits and wider.why_not == "no NVLink joins the GPUs"
+    assert not wider.fits and "no NVLink" in str(wider.why_not)
 
 
 def test_where_no_single_change_is_enough_the_fastest_layout_that_fits_is_named() -> None:
@@ -112,8 +110,9 @@ def test_a_run_that_ran_out_on_a_gpu_of_another_size_is_refused(capacity: str, i
         return
     with pytest.raises(UsageError) as caught:
         run_of("TP2 PP2 mbs4 SP", measured=said)
-    problem = f"the run says that its GPU has {float(capacity):.1f} GiB, but one of h100x8 has 79.1 GiB"
-    assert str(caught.value) == f"{problem}: name the --cluster that it ran on"
+    for part in (f"{float(capacity):.1f} GiB", "h100x8", "79.1 GiB"):
+        assert part in caught.value.problem
+    assert "--cluster" in caught.value.hint
 
 
 @pytest.mark.parametrize("cluster", ["h100x2", "h100x64"])
@@ -123,13 +122,13 @@ def test_plain_data_parallelism_that_does_not_fit_is_sharded_and_not_given_more_
     assert sharding.fits and sharding.planned is not None and sharding.planned.layout.zero == 3
     assert sharding.planned.memory_bytes < 79.1 * GIB and sharding.cost is not None and sharding.cost > -0.1
     (line,) = (line for line in diagnosis_lines(found) if "sharding" in line)
-    assert line.startswith("  fits") and "FSDP or ZeRO-3 in place of plain data parallelism, zero 0 -> 3" in line
+    assert line.startswith("  fits") and "FSDP or ZeRO-3" in line and "zero 0 -> 3" in line
 
 
 def test_a_model_that_no_sharding_makes_fit_is_not_helped_by_more_copies() -> None:
     found = diagnose(run_of("mbs1", model="llama3-70b", cluster="h100x2", seq_len=2048, framework="hf-accelerate"))
     *_, last = diagnosis_lines(found)
-    assert "every GPU holds the whole model" in last and "FSDP or ZeRO-3" in last and "more of them" not in last
+    assert "every GPU" in last and "FSDP or ZeRO-3" in last and "more of them" not in last
 
 
 def test_a_layout_that_does_not_divide_its_gpus_is_refused_in_one_line() -> None:

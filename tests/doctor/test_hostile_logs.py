@@ -59,14 +59,14 @@ def test_a_step_of_ages_or_of_nothing_is_refused(doctor: Run, tmp_path: Path, ti
     steps = "".join(LINE.format(number, time_ms) for number in range(1, 6))
     done = doctor(saved(tmp_path, steps), *H100, *COMMAND)
     assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
-    assert "which no training takes" in done.err
+    assert str(tmp_path) in done.err and "step" in done.err
 
 
 def test_a_peak_that_the_gpu_could_not_hold_is_of_another_gpu(doctor: Run, tmp_path: Path) -> None:
     path = saved(tmp_path, RESERVED.format(120 * 1024.0) + STEPS)
     done = doctor(path, *H100, *COMMAND)
     assert done.code == 2 and done.err.count("\n") == 1
-    assert "the run reserved 120.0 GiB on a GPU, but one of h100x8 has 79.1 GiB: name the --cluster" in done.err
+    assert all(part in done.err for part in ("120.0 GiB", "h100x8", "79.1 GiB", "--cluster"))
     assert as_json(doctor(path, "--cluster", "h200x8", "--json", *COMMAND))["measured"]["peak_memory_bytes"] > 0
 
 

@@ -65,7 +65,7 @@ def test_the_last_dump_of_a_restarted_run_counts() -> None:
     assert dumped_arguments(dump(VALUES) + dump(later))["micro_batch_size"] == "4"
 
 
-def test_a_log_without_a_whole_dump_tells_nothing() -> None:
+def test_a_log_without_a_whole_dump_says_nothing() -> None:
     text = dump(VALUES)
     assert dumped_arguments("") == {} == dumped_arguments(text[: len(text) // 2])
     assert dumped_arguments("--- end of arguments ---" * 3) == {}

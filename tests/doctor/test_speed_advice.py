@@ -25,10 +25,10 @@ TOPOLOGIES = Path(__file__).parents[1] / "describe" / "topologies"
 GB = 1e9
 
 
-def test_a_micro_batch_that_does_not_fill_the_gpu_is_told() -> None:
+def test_a_micro_batch_that_does_not_fill_the_gpu_is_found() -> None:
     run = run_of("TP8 mbs1 SP Z1", seq_len=1024)
     advice = small_micro_batch(run)
-    assert advice is not None and "a micro-batch of 1 (1,024 tokens" in advice.finding
+    assert advice is not None and "1,024 tokens" in advice.finding
     larger = advice.planned
     assert larger.layout.micro_batch > 1 and larger.layout.tp == 8
     work = [sum(at.time_parts[name] for name in ("compute", "recompute", "overhead")) for at in (larger, run.planned)]
@@ -51,16 +51,16 @@ def test_a_larger_micro_batch_that_only_grows_the_bubble_is_not_advised() -> Non
 
 
 @pytest.mark.parametrize(
-    ("layout", "cluster", "words"),
+    ("layout", "cluster", "parts"),
     [
-        ("TP8 mbs1 SP Z1", "l40sx8", "no NVLink joins the GPUs, TP8 goes over 25 GB/s"),
-        ("TP16 mbs1 SP Z1", "h100x16", "NVLink joins 8 GPUs, TP16 goes over 50 GB/s"),
+        ("TP8 mbs1 SP Z1", "l40sx8", ("no NVLink", "TP8", "25 GB/s")),
+        ("TP16 mbs1 SP Z1", "h100x16", ("8 GPUs", "TP16", "50 GB/s")),
     ],
 )
-def test_tensor_parallelism_over_a_slow_link_is_told(layout: str, cluster: str, words: str) -> None:
+def test_tensor_parallelism_over_a_slow_link_is_found(layout: str, cluster: str, parts: tuple[str, ...]) -> None:
     run = run_of(layout, cluster=cluster, seq_len=4096)
     advice = slow_tensor_link(run)
-    assert advice is not None and words in advice.finding
+    assert advice is not None and all(part in advice.finding for part in parts)
     assert advice.number == pytest.approx(run.planned.time_parts["tp"] / run.planned.step_s) and advice.number > 0.3
     assert advice.planned.layout.tp <= run.cluster.fast_domain and advice.gain > 0.2
     assert advice.planned.oom_probability < run.risk
@@ -78,10 +78,10 @@ def test_what_nvlink_joins_is_what_the_topology_of_the_node_says() -> None:
     at = plain.planner
     linked = Planner(at.model, with_topology(at.cluster, pairs, "pairs"), at.job, at.calibration)
     advice = slow_tensor_link(DiagnosisInput.of(linked, plain.layout))
-    assert advice is not None and "NVLink joins 2 GPUs" in advice.finding and advice.planned.layout.tp <= 2
+    assert advice is not None and "2 GPUs" in advice.finding and advice.planned.layout.tp <= 2
 
 
-def test_a_memory_that_is_all_but_full_is_told_with_what_it_costs() -> None:
+def test_a_memory_that_is_all_but_full_is_found_with_what_it_costs() -> None:
     # As in Megatron-LM's PR 6311: 79.7 GB in use of 80, and 32.8 in place of 225 TFLOP/s.
     base = run_of("TP2 mbs1 SP Z1")
     context = base.planner.calibration.memory.context_bytes
@@ -89,7 +89,7 @@ def test_a_memory_that_is_all_but_full_is_told_with_what_it_costs() -> None:
     run = run_of("TP2 mbs1 SP Z1", measured=Measured(step_s=30.0, peak_bytes=peak))
     advice = full_memory(run)
     assert advice is not None and advice.number == pytest.approx(0.996)
-    assert "the memory is 99.6% full" in advice.finding and "measured" in advice.finding
+    assert "99.6% full" in advice.finding and "measured" in advice.finding
     assert advice.planned.memory_bytes < 0.97 * run.planned.memory_bytes and advice.gain > 1.0
 
 
@@ -117,7 +117,7 @@ def test_selective_recomputation_beside_flash_attention_saves_nothing() -> None:
     run = run_of("TP2 PP2 mbs1 SP Z1 selective")
     advice = idle_recompute(run)
     assert advice is not None and advice.change == "recompute selective -> none"
-    assert "recomputes the core of attention and saves 0.0 GiB" in advice.finding
+    assert "0.0 GiB" in advice.finding
     assert 0 <= advice.number < 0.6 * GB and advice.gain > 0.03
     assert idle_recompute(run_of("TP2 PP2 mbs1 SP Z1 selective", modules=("core_attn",))) is not None
 
@@ -136,7 +136,7 @@ def test_recomputation_that_saves_something_is_left_alone(layout: str, modules: 
     assert idle_recompute(run_of(layout, modules=modules)) is None
 
 
-def test_recomputation_of_layers_that_there_is_room_for_is_told() -> None:
+def test_recomputation_of_layers_that_there_is_room_for_is_found() -> None:
     run = run_of("TP2 PP2 mbs1 SP Z1 full")
     advice = needless_recompute(run)
     assert advice is not None and advice.number == pytest.approx(
@@ -156,16 +156,16 @@ def test_recomputation_is_left_out_with_smaller_micro_batches_where_larger_ones_
     run = run_of("Z3 mbs2 full", gbs=16, framework="fsdp")
     advice = needless_recompute(run)
     assert advice is not None and advice.change == "mbs 2 -> 1, recompute full/uniform1 -> none"
-    assert "24% of a step recomputes layers" in advice.finding and advice.gain > 0.2
+    assert "24%" in advice.finding and advice.gain > 0.2
     assert advice.planned.oom_probability < run.risk
 
 
-def test_data_parallel_ranks_that_wait_for_one_another_are_told() -> None:
+def test_data_parallel_ranks_that_wait_for_one_another_are_found() -> None:
     run = run_of("Z3 mbs1", cluster="l40sx8", seq_len=4096, framework="deepspeed")
     advice = data_parallel_traffic(run)
     assert advice is not None and advice.number == pytest.approx(run.planned.time_parts["dp"] / run.planned.step_s)
-    assert "60% of a step is data-parallel communication: 8 ranks gather the weights anew for each" in advice.finding
-    assert "their 8 micro-batches, over 25 GB/s" in advice.finding
+    for part in ("60%", "data-parallel", "8 ranks", "8 micro-batches", "25 GB/s"):
+        assert part in advice.finding
     assert advice.change == "mbs 1 -> 4, recompute none -> full/uniform1" and advice.gain > 0.9
     assert advice.planned.time_parts["dp"] < 0.5 * run.planned.time_parts["dp"]
     assert advice.planned.oom_probability < run.risk
@@ -186,7 +186,7 @@ def test_data_parallel_traffic_that_no_change_makes_less_is_left_alone() -> None
     assert data_parallel_traffic(run) is None, "one micro-batch of one sample, and nothing but ZeRO-3 fits"
 
 
-def test_one_change_is_told_where_it_has_no_cause_of_its_own_and_only_where_it_is_worth_it() -> None:
+def test_one_change_is_advised_where_it_has_no_cause_of_its_own_and_only_where_it_is_worth_it() -> None:
     advice = single_change(run_of("TP8 mbs1 SP Z1"))
     assert advice is not None and advice.gain >= 0.05 and "tp 8 -> 4" in advice.change
     assert single_change(run_of("TP2 mbs1 SP Z1")) is None

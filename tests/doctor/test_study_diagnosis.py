@@ -41,10 +41,11 @@ def test_the_fastest_run_of_a_study_is_diagnosed_the_users_own_command_included(
     preset = MegatronLmPreset(cluster="h100x8")
     preset.bind(COMMAND)
     own = Trial(params={}, outcome=Outcome.OK, value=1.3, step_s=1.3, is_baseline=True)
-    assert "27% of a step is pipeline bubble" in study_diagnosis(preset, COMMAND, study(own))[0]
+    first = study_diagnosis(preset, COMMAND, study(own))[0]
+    assert "27%" in first and "bubble" in first
     better = Trial(params=POINT, outcome=Outcome.OK, value=0.9, step_s=0.9)
     (line,) = study_diagnosis(preset, COMMAND, study(own, better))
-    assert line.startswith("nothing is wrong: ")
+    assert "compute " in line and not line.startswith("1. ")
 
 
 def test_what_the_study_has_tried_is_not_proposed_again() -> None:
@@ -52,7 +53,7 @@ def test_what_the_study_has_tried_is_not_proposed_again() -> None:
     preset.bind(COMMAND)
     own = Trial(params={}, outcome=Outcome.OK, value=1.3, step_s=1.3, is_baseline=True)
     proposed = study_diagnosis(preset, COMMAND, study(own))[1]
-    assert proposed.strip() == "change pp 4 -> 1, dp 1 -> 4"
+    assert "pp 4 -> 1, dp 1 -> 4" in proposed
     slower = Trial(params=POINT, outcome=Outcome.OK, value=1.4, step_s=1.4)
     assert proposed not in study_diagnosis(preset, COMMAND, study(own, slower))
 
@@ -66,11 +67,12 @@ def test_points_that_a_preset_does_not_understand_were_not_tried() -> None:
     assert tried_layouts(preset, COMMAND, points, but=layout) == frozenset()
 
 
-def test_a_study_whose_trials_ran_out_of_memory_is_told_what_helps() -> None:
+def test_a_study_whose_trials_ran_out_of_memory_gets_what_helps() -> None:
     preset = MegatronLmPreset(cluster="h100x8")
     preset.bind(COMMAND)
     failed = Trial(params={**POINT, "tp": 1}, outcome=Outcome.OOM)
-    assert "ran out of memory" in study_diagnosis(preset, COMMAND, study(failed))[0]
+    first, *ways = study_diagnosis(preset, COMMAND, study(failed))
+    assert "out of memory" in first and any(line.startswith("  fits") for line in ways)
 
 
 def test_a_study_of_which_nothing_is_known_is_passed_over() -> None:
@@ -82,15 +84,15 @@ def test_a_study_of_which_nothing_is_known_is_passed_over() -> None:
     assert study_diagnosis(DemoPreset(), "python train.py", study(better)) == []
 
 
-def test_the_best_trial_of_a_study_is_told_what_limits_it() -> None:
+def test_the_best_trial_of_a_study_gets_what_limits_it() -> None:
     lines = trial_diagnosis(SUBJECT, RUN.layout, trial(Outcome.OK, 1.3))
-    assert "27% of a step is pipeline bubble" in lines[0] and lines[1].strip().startswith("change pp 4 -> 1")
+    assert "27%" in lines[0] and "bubble" in lines[0] and "pp 4 -> 1" in lines[1]
     assert lines[2].strip().startswith("predicted +")
 
 
-def test_a_trial_that_ran_out_of_memory_is_told_what_helps() -> None:
+def test_a_trial_that_ran_out_of_memory_gets_what_helps() -> None:
     lines = trial_diagnosis(SUBJECT, RUN.layout, trial(Outcome.OOM))
-    assert lines[0].startswith("it ran out of memory; what helps") and any(line.startswith("  fits") for line in lines)
+    assert "out of memory" in lines[0] and any(line.startswith("  fits") for line in lines)
 
 
 def test_a_layout_that_cannot_be_estimated_is_passed_over() -> None:

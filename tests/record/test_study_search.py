@@ -57,7 +57,7 @@ def test_strategy_stop_reason_and_table_are_in_the_database_and_in_study_json(tm
     tune(tmp_path, strategy=Finds(1, 2, 3)).optimize(2)
     for view in (look(tmp_path), ExportedStudy(tmp_path / "out" / "s").view()):
         assert view.search.strategy == "Finds"
-        assert view.search.stopped == "the budget of 2 trials is spent"
+        assert "budget of 2 " in view.search.stopped
         assert (view.search.max_trials, view.search.tables) == (2, (FOUND,))
 
 
@@ -66,10 +66,10 @@ def test_they_survive_a_resume_that_is_cut_off_before_anything_was_found(tmp_pat
     tune(tmp_path, strategy=Finds(), resume=True).optimize(5)
     search = look(tmp_path).search
     assert search.tables == (FOUND,) and search.max_trials == 5
-    assert search.stopped == "strategy Finds came to its end"
+    assert "Finds" in search.stopped and "budget" not in search.stopped
 
 
-def test_a_study_that_goes_on_has_not_stopped(tmp_path: Path) -> None:
+def test_a_study_that_continues_has_not_stopped(tmp_path: Path) -> None:
     tune(tmp_path, strategy=Finds(1)).optimize(1)
     ended = look(tmp_path).search
     assert ended.stopped and ended.ended_s is not None

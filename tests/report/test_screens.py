@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.20 GiB. GPU 0 has 80.00 GiB of which 0.50 is free"
 )
 WHY = "34% chance of a gain: 3.14 s ±15% a step expected (4% slower than the best), 99% to fit"
+EARLY = "known within 1% after 15 iterations (90%)"
 LONG = "TP2 PP2 CP2 mbs4 full block layers2"
+MODULES = "encoder tp2 dp2 on 4 shared | llm dp4 on 4 shared"
 
 
 def trial(number: int, value: float | None, **more: Any) -> Trial:
@@ -47,7 +50,7 @@ def a_screen() -> LiveScreen:
     screen = LiveScreen()
     screen.begin(Study(Direction.MAXIMIZE), StudyPace(max_trials=9))
     screen.finish(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block")
-    screen.finish(trial(2, 221.1, early="known within 1% after 15 iterations (90%)"), "TP4 mbs2")
+    screen.finish(trial(2, 221.1, early=EARLY), "TP4 mbs2")
     screen.start(3, LONG, WHY)
     screen.progress(3, 12, 197.0)
     screen.memory(3, 41 * 2**30)
@@ -58,12 +61,12 @@ def test_nothing_that_matters_is_cut_in_eighty_columns() -> None:
     lines = drawn(a_screen())
     assert all(len(line) <= 80 for line in lines) and "…" not in "".join(lines)
     flat = " ".join(" ".join(lines).split())
-    assert OOM in flat and WHY in flat and LONG in flat and "known within 1% after 15 iterations (90%)" in flat
+    assert OOM in flat and WHY in flat and LONG in flat and EARLY in flat
     head = next(line.split() for line in lines if line.startswith("trial"))
     assert head == ["trial", "layout", "state", "iter", "value", "memory", "time"]
     (running,) = (line for line in lines if "running" in line)
     assert running.split()[-6:-2] == ["12", "197", "41.0", "GiB"]
-    assert lines[-1].strip() == "0 of at most 9"
+    assert re.findall(r"\d+", lines[-1]) == ["0", "9"]
 
 
 def test_on_a_wide_terminal_the_reason_stands_behind_its_trial() -> None:
@@ -74,11 +77,11 @@ def test_on_a_wide_terminal_the_reason_stands_behind_its_trial() -> None:
 def test_a_low_terminal_shows_what_runs_and_the_last_that_ended() -> None:
     lines = drawn(a_screen(), height=9)
     assert len(lines) <= 9 - 2
-    assert any("running" in line for line in lines) and lines[-1].strip() == "0 of at most 9"
+    assert any("running" in line for line in lines) and re.findall(r"\d+", lines[-1]) == ["0", "9"]
     assert any(line.startswith("2 ") for line in lines) and not any(line.startswith("1 ") for line in lines)
 
 
-def test_memory_that_a_log_tells_while_it_runs_reaches_the_listener() -> None:
+def test_memory_that_a_log_shows_while_it_runs_reaches_the_listener() -> None:
     line = " iteration {}/ 9 | memory(GiB): 41.2 | elapsed time per iteration (ms): 500.0 | global batch size: 8 |\n"
     progress = MegatronEvaluator().progress("".join(line.format(at) for at in range(1, 5)), {})
     assert progress is not None and progress.peak_memory_bytes == round(41.2 * 2**30)
@@ -98,7 +101,7 @@ def test_piped_lines_carry_memory_and_what_matters_within_eighty_columns_in_colu
         trial_line(trial(1, 221.1), "TP8 mbs1 full", "best 221.1").plain,
         trial_line(trial(12, 197.0), LONG, "best 221.1").plain,
         trial_line(trial(3, 61_000.0), "TP8", "best").plain,
-        trial_line(trial(4, 0.5), "encoder tp2 dp2 on 4 shared | llm dp4 on 4 shared", "best").plain,
+        trial_line(trial(4, 0.5), MODULES, "best").plain,
         trial_line(trial(5, None, cause=OOM), "TP8", "best").plain,
     ]
     assert {line.index(" ok ") for line in lines[:4]} == {lines[4].index(" oom ")}
@@ -108,7 +111,7 @@ def test_piped_lines_carry_memory_and_what_matters_within_eighty_columns_in_colu
     ]
     assert len(set(points)) == 1 and points[0] < 75
     assert all("77.0 GiB" in line for line in lines[:4])
-    assert "encoder tp2 dp2 on 4 shared | llm dp4 on 4 shared" in lines[3] and LONG in lines[1][:80]
+    assert MODULES in lines[3] and LONG in lines[1][:80]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,6 @@ def test_a_terminal_and_json_lines_note_another_batch_beside_the_gain(tmp_path: 
     people, programs = io.StringIO(), io.StringIO()
     reporter = JsonLinesReporter(programs, TerminalReporter(Console(file=people, width=80, highlight=False)))
     reporter.study_ended(StudyEnd(study=study, database_url="sqlite:///x", **known))
-    note = "your command trains batch 16, the trials 64: the gain is not of the layout alone"
-    assert f"gain: +36.0% over your command (100 TFLOP/s/GPU)\nnote: {note}\n" in people.getvalue()
-    assert json.loads(programs.getvalue())["batch_note"] == note
+    note = json.loads(programs.getvalue())["batch_note"]
+    assert re.findall(r"\d+", note) == ["16", "64"]
+    assert re.search(rf"^gain: \+36\.0% .*\(100 TFLOP/s/GPU\)\nnote: {re.escape(note)}\n", people.getvalue(), re.M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.report.studies import BASELINE, TRIALS, ok, recorded
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.report.study_markdown import comparison_markdown
+from zenith_tune.report.study_markdown import comparison_markdown, escaped
 
 Json = dict[str, Any]
 
@@ -30,31 +31,31 @@ def study(tmp_path: Path) -> Json:
 @pytest.mark.parametrize(
     ("value", "verdict"),
     [
-        (61_000.0, "as fast as"),
-        (61_600.0, "as fast as"),
-        (67_100.0, "10.0% faster than"),
-        (54_900.0, "10.0% slower than"),
+        (61_000.0, "as fast"),
+        (61_600.0, "as fast"),
+        (67_100.0, "10.0% faster"),
+        (54_900.0, "10.0% slower"),
     ],
 )
 def test_what_differs_by_no_more_than_the_noise_is_as_fast(
     tmp_path: Path, study: Json, value: float, verdict: str
 ) -> None:
     found = compared(study, digest(tmp_path / "two", BASELINE, ok(2, 2, 1, value)))
-    assert found["verdict"] == verdict
-    assert f"**t** is {verdict} **s** at its best." in comparison_markdown(found)
+    assert found["verdict"].startswith(verdict)
+    assert re.search(rf"\*\*t\*\* .*{found['verdict']} \*\*s\*\*", comparison_markdown(found))
 
 
-def test_two_runs_of_the_same_settings_tell_the_noise(tmp_path: Path, study: Json) -> None:
+def test_two_runs_of_the_same_settings_show_the_noise(tmp_path: Path, study: Json) -> None:
     twice = {**study, "best_is_own": True, "gain": 0.4}
     slower = digest(tmp_path / "two", BASELINE, ok(2, 2, 1, 54_900.0))
-    assert compared(study, slower)["verdict"] == "10.0% slower than"
-    assert compared(twice, slower)["verdict"] == "as fast as"
+    assert compared(study, slower)["verdict"].startswith("10.0% slower")
+    assert compared(twice, slower)["verdict"].startswith("as fast")
 
 
 def test_without_noise_equal_values_are_as_fast(tmp_path: Path) -> None:
     exact = replace(ok(2, 2, 1, 61_000.0), spread=None)
     same = digest(tmp_path / "one", exact), digest(tmp_path / "two", exact)
-    assert compared(*same)["verdict"] == "as fast as"
+    assert compared(*same)["verdict"].startswith("as fast")
 
 
 def test_another_job_is_warned_of_beside_the_verdict(tmp_path: Path, study: Json) -> None:
@@ -63,22 +64,21 @@ def test_another_job_is_warned_of_beside_the_verdict(tmp_path: Path, study: Json
         tmp_path / "two", args=args, command="torchrun other.py --seq-length 4096", evaluator="tokens at 128"
     )
     found = compared(study, other)
-    assert found["caution"] == "They did not do the same job, as these differ: command, gbs (64 and 128)."
+    assert found["caution"].endswith(": command, gbs (64 and 128).")
     text = comparison_markdown(found)
-    assert text.index("They did not do the same job") < text.index("best layout")
+    assert text.index(escaped(found["caution"])) < text.index("| best layout |")
 
 
 def test_another_way_to_read_the_value_is_warned_of_where_nothing_else_tells(tmp_path: Path, study: Json) -> None:
-    other = digest(tmp_path / "two", evaluator="tokens at gbs 8", args=study["header"]["args"])
-    assert compared(study, other)["caution"] == (
-        "They did not do the same job, as these differ: evaluator (megatron tokens and tokens at gbs 8)."
-    )
+    at_gbs = "tokens at gbs 8"
+    other = digest(tmp_path / "two", evaluator=at_gbs, args=study["header"]["args"])
+    assert compared(study, other)["caution"].endswith(f": evaluator ({study['header']['evaluator']} and {at_gbs}).")
 
 
 def test_the_same_job_is_not_warned_of(tmp_path: Path, study: Json) -> None:
     found = compared(study, digest(tmp_path / "two", args=study["header"]["args"]))
     assert (found["caution"], found["differences"]) == ("", [])
-    assert "same job" not in comparison_markdown(found)
+    assert "differ" not in comparison_markdown(found)
 
 
 def test_a_default_is_what_it_stands_for(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_default_is_what_it_stands_for(tmp_path: Path) -> None:
     assert compared(silent, spoken)["differences"] == [["n_gpus", "8", "4"]]
 
 
-def test_another_strategy_is_told(tmp_path: Path, study: Json) -> None:
+def test_another_strategy_is_shown(tmp_path: Path, study: Json) -> None:
     same = digest(tmp_path / "two", args=study["header"]["args"])
     found = compared({**study, "strategy": "grid"}, {**same, "strategy": "guided"})
     assert (found["differences"], found["caution"]) == ([["strategy", "grid", "guided"]], "")

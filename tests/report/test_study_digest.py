@@ -1,4 +1,4 @@
-"""What is told of a study: to the page, and to programs."""
+"""What the page and programs get of a study."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def digest(study: Recorded) -> dict[str, Any]:
     return StudyDigest(StudyReader(study.url, study.folder.path.name)).object()
 
 
-def test_it_tells_the_best_the_gain_and_every_trial(root: Path) -> None:
-    told = digest(recorded(root))
-    assert (told["best"], told["baseline"], told["fastest_is_baseline"]) == (BEST, 0, False)
-    assert told["gain"] == pytest.approx(0.22)
-    assert [trial["number"] for trial in told["trials"]] == list(range(len(TRIALS)))
-    assert told["trials"][BEST]["label"] == "TP2 PP2 mbs1 full"
-    assert told["trials"][BEST]["why"] == "34% chance of a gain"
-    assert told["trials"][BEST]["gain"] == pytest.approx(0.22)
-    assert told["outcomes"] == {"ok": 5, "oom": 2, "error": 1, "timeout": 1}
+def test_it_shows_the_best_the_gain_and_every_trial(root: Path) -> None:
+    content = digest(recorded(root))
+    assert (content["best"], content["baseline"], content["fastest_is_baseline"]) == (BEST, 0, False)
+    assert content["gain"] == pytest.approx(0.22)
+    assert [trial["number"] for trial in content["trials"]] == list(range(len(TRIALS)))
+    assert content["trials"][BEST]["label"] == "TP2 PP2 mbs1 full"
+    assert content["trials"][BEST]["why"] == TRIALS[BEST].why
+    assert content["trials"][BEST]["gain"] == pytest.approx(0.22)
+    assert content["outcomes"] == {"ok": 5, "oom": 2, "error": 1, "timeout": 1}
 
 
-def test_it_tells_what_a_trial_left(root: Path) -> None:
+def test_it_shows_what_a_trial_left(root: Path) -> None:
     trial = digest(recorded(root))["trials"][BEST]
     assert trial["log"] == ["starting", "step 1 of 2", "done"]
     assert trial["files"] == ["command.sh", "log.txt"]
@@ -45,21 +45,21 @@ def test_it_tells_what_a_trial_left(root: Path) -> None:
 
 
 def test_what_the_planner_says_stands_beside_what_was_measured(root: Path) -> None:
-    told = digest(recorded(root))
-    assert told["why_no_plan"] == ""
-    assert told["trials"][BEST]["predicted"]["name"] == "TP2 PP2 DP2 Z1 mbs1 full/uniform1"
-    assert told["trials"][0]["predicted"] is None
-    assert told["capacity_bytes"] == pytest.approx(79.1 * 2**30, rel=0.01)
-    assert [stage["stage"] for stage in told["best_layout"]["stages"]] == [0, 1]
-    assert told["best_layout"]["timeline"]["num_stages"] == 2
-    assert told["doctor"], "the doctor knows all that it needs"
+    content = digest(recorded(root))
+    assert content["why_no_plan"] == ""
+    assert content["trials"][BEST]["predicted"]["name"] == "TP2 PP2 DP2 Z1 mbs1 full/uniform1"
+    assert content["trials"][0]["predicted"] is None
+    assert content["capacity_bytes"] == pytest.approx(79.1 * 2**30, rel=0.01)
+    assert [stage["stage"] for stage in content["best_layout"]["stages"]] == [0, 1]
+    assert content["best_layout"]["timeline"]["num_stages"] == 2
+    assert content["doctor"], "the doctor knows all that it needs"
 
 
 def test_without_a_plan_it_says_why_and_takes_the_memory_from_a_run_that_was_out_of_it(root: Path) -> None:
-    told = digest(recorded(root, args={"n_gpus": "8", "gbs": "64"}))
-    assert "the model is not known" in told["why_no_plan"]
-    assert (told["best_layout"], told["doctor"]) == (None, [])
-    assert told["capacity_bytes"] == pytest.approx(79.1 * 2**30)
+    content = digest(recorded(root, args={"n_gpus": "8", "gbs": "64"}))
+    assert "model" in content["why_no_plan"]
+    assert (content["best_layout"], content["doctor"]) == (None, [])
+    assert content["capacity_bytes"] == pytest.approx(79.1 * 2**30)
 
 
 def test_failures_are_grouped_by_kind_and_by_what_they_say_but_for_numbers(root: Path) -> None:
@@ -68,55 +68,55 @@ def test_failures_are_grouped_by_kind_and_by_what_they_say_but_for_numbers(root:
         *(("out of memory", [2, 5]), ("configuration", [7]), ("timeout", [9]))
     ]
     assert [cause["numbers"] for cause in groups[0]["causes"]] == [[2, 5]]
-    assert "CUDA out of memory" in groups[0]["log"][-1]
+    assert "OutOfMemoryError" in groups[0]["log"][-1]
 
 
 def test_trials_without_a_cause_are_no_failures() -> None:
     assert failure_groups([{"cause": None, "value": 1.0, "state": "ok", "number": 1}]) == []
 
 
-def test_a_running_trial_is_told_with_its_command_and_log(root: Path) -> None:
+def test_a_running_trial_is_shown_with_its_command_and_log(root: Path) -> None:
     study = Recorded(root, "s", header(root.parent)).run(TRIALS[:2])
     number = study.start(ok(2, 1, 1, 1.0), log="warming up\n")
-    told = digest(study)
-    assert told["is_running"] and told["ended_s"] is None
-    last = told["trials"][-1]
+    content = digest(study)
+    assert content["is_running"] and content["ended_s"] is None
+    last = content["trials"][-1]
     assert (last["number"], last["state"], last["value"], last["log"]) == (number, "running", None, ["warming up"])
     assert last["command"].endswith(f"--trial {number}")
 
 
-def test_told_again_it_follows_the_study(root: Path) -> None:
+def test_asked_again_it_follows_the_study(root: Path) -> None:
     study = Recorded(root, "s", header(root.parent)).run(TRIALS[:2])
-    teller = StudyDigest(StudyReader(study.url, "s"))
-    assert teller.object()["best"] == 1
+    digester = StudyDigest(StudyReader(study.url, "s"))
+    assert digester.object()["best"] == 1
     number = study.start(TRIALS[BEST])
-    assert teller.object()["trials"][-1]["state"] == "running"
+    assert digester.object()["trials"][-1]["state"] == "running"
     study.finish(number, TRIALS[BEST])
-    told = teller.object()
-    assert (told["best"], told["trials"][-1]["state"]) == (number, "ok")
-    assert told["best_layout"]["name"].startswith("TP2 PP2")
+    content = digester.object()
+    assert (content["best"], content["trials"][-1]["state"]) == (number, "ok")
+    assert content["best_layout"]["name"].startswith("TP2 PP2")
 
 
 def test_numbers_that_json_has_no_word_for_are_left_out(root: Path) -> None:
     odd = replace(ok(2, 1, 1, 55.0), spread=float("nan"), step_s=float("inf"))
-    told = digest(recorded(root, [BASELINE, odd]))
-    assert json.loads(json.dumps(told, allow_nan=False))["trials"][1]["step_s"] is None
-    assert told["noise"] == BASELINE.spread, "the other has none that counts"
+    content = digest(recorded(root, [BASELINE, odd]))
+    assert json.loads(json.dumps(content, allow_nan=False))["trials"][1]["step_s"] is None
+    assert content["noise"] == BASELINE.spread, "the other has none that counts"
 
 
 def test_hostile_texts_pass_through_as_they_are(root: Path) -> None:
-    told = digest(write_hostile(root))
-    again = json.loads(json.dumps(told, allow_nan=False))
+    content = digest(write_hostile(root))
+    again = json.loads(json.dumps(content, allow_nan=False))
     assert len(again["trials"]) == 5
     assert all("\x1b" not in line and "\u202e" not in line for trial in again["trials"] for line in trial["log"])
 
 
-def test_a_thousand_trials_are_told_within_two_seconds_and_again_in_half_a_second(root: Path) -> None:
+def test_a_thousand_trials_are_digested_within_two_seconds_and_again_in_half_a_second(root: Path) -> None:
     study = recorded(root, TRIALS[:2])
     multiplied(root / "studies.db", 1000)
-    teller, times = StudyDigest(StudyReader(study.url, "s")), []
+    digester, times = StudyDigest(StudyReader(study.url, "s")), []
     for _ in range(3):
         start = time.process_time()
-        assert len(teller.object()["trials"]) == 1000
+        assert len(digester.object()["trials"]) == 1000
         times.append(time.process_time() - start)
     assert times[0] < 2.0 and min(times[1:]) < 0.5, times

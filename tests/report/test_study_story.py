@@ -1,8 +1,9 @@
-"""What the report tells beside the trials: your own command, a fair gain, the strategy, its table, its predictions."""
+"""What the report shows beside the trials: your own command, a fair gain, the strategy, its table, its predictions."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
 from zenith_tune.study.trial import Findings, Outcome, Prediction
 
+WHY_ENDED = "no gain is likely"
 EXPECTED = Prediction(step_s=4.4, by="strategy guided, by what it had learned")
 FOUND = Findings(
     title="predicted against measured",
@@ -29,7 +31,7 @@ FOUND = Findings(
 OWN_OOM = replace(BASELINE, outcome=Outcome.OOM, value=None, failure="out of memory", cause=OOM.format("9"))
 
 
-def told(root: Path, *trials: Any, search: StudySearch | None = None, **changes: Any) -> dict[str, Any]:
+def digest_of(root: Path, *trials: Any, search: StudySearch | None = None, **changes: Any) -> dict[str, Any]:
     study = Recorded(root / "out", "s", header(root, **changes)).run(trials or TRIALS)
     if search is not None:
         study.record.keep_search(search)
@@ -37,33 +39,32 @@ def told(root: Path, *trials: Any, search: StudySearch | None = None, **changes:
     return StudyDigest(StudyReader(study.url, "s")).object()
 
 
-def test_strategy_stop_reason_and_closing_table_are_told(tmp_path: Path) -> None:
-    search = StudySearch(strategy="guided", max_trials=30, begun_s=1.0).ended(2.0, "no gain is likely", FOUND)
-    study = told(tmp_path, search=search)
-    assert (study["strategy"], study["stopped"], study["max_trials"]) == ("guided", "no gain is likely", 30)
+def test_strategy_stop_reason_and_closing_table_are_shown(tmp_path: Path) -> None:
+    search = StudySearch(strategy="guided", max_trials=30, begun_s=1.0).ended(2.0, WHY_ENDED, FOUND)
+    study = digest_of(tmp_path, search=search)
+    assert (study["strategy"], study["stopped"], study["max_trials"]) == ("guided", WHY_ENDED, 30)
     assert study["num_searched"] == 9 and study["time_left_s"] > 0
     table = {"title": FOUND.title, "columns": ["trial", "layout"], "rows": [["4", "TP2 | PP2"]], "notes": ["off by 4%"]}
     assert study["findings"] == [table]
     text = study_markdown(study)
-    assert (
-        "### Predicted against measured\n\n| trial | layout |\n| --- | --- |\n| 4 | TP2 \\| PP2 |\n\n- off by 4%"
-        in text
-    )
-    assert "Preset megatron, strategy guided, megatron tokens." in text and "Stopped: no gain is likely." in text
+    table_text = "| trial | layout |\n| --- | --- |\n| 4 | TP2 \\| PP2 |\n\n- off by 4%"
+    assert f"### {FOUND.title.capitalize()}\n\n{table_text}" in text
+    *_, made_with, stopped = text.strip().split("\n\n")
+    assert all(name in made_with for name in ("megatron", "guided", "megatron tokens")) and WHY_ENDED in stopped
 
 
-def test_a_record_without_them_is_told_without_them(tmp_path: Path) -> None:
-    study = told(tmp_path)
+def test_a_record_without_them_is_shown_without_them(tmp_path: Path) -> None:
+    study = digest_of(tmp_path)
     assert (study["strategy"], study["stopped"], study["findings"], study["max_trials"]) == ("", "", [], None)
     assert "Stopped" not in study_markdown(study)
 
 
 def test_what_the_strategy_expected_is_the_prediction_and_says_whose_it_is(tmp_path: Path) -> None:
-    trials = told(tmp_path, search=StudySearch(strategy="guided").ended(2.0, "done", FOUND))["trials"]
+    trials = digest_of(tmp_path, search=StudySearch(strategy="guided").ended(2.0, "done", FOUND))["trials"]
     predicted = trials[4]["predicted"]
-    assert (predicted["step_s"], predicted["by"], predicted["memory_by"]) == (4.4, EXPECTED.by, "the planner")
+    assert (predicted["step_s"], predicted["by"]) == (4.4, EXPECTED.by)
     assert predicted["memory_bytes"] > 0
-    assert trials[3]["predicted"]["by"] == "the planner"
+    assert "planner" in predicted["memory_by"] and trials[3]["predicted"]["by"] == predicted["memory_by"]
 
 
 def test_a_preset_that_plans_by_itself_predicts_its_trials(tmp_path: Path) -> None:
@@ -80,21 +81,21 @@ def test_a_preset_that_plans_by_itself_predicts_its_trials(tmp_path: Path) -> No
     digest = StudyDigest(StudyReader(study.url, "s")).object()
     (predicted,) = (each["predicted"] for each in digest["trials"])
     assert predicted["step_s"] == fastest.step_s and predicted["memory_bytes"] == fastest.memory_bytes
-    assert predicted["by"] == predicted["memory_by"] == "the plan of preset mimo"
-    assert "makes no plans" not in digest["why_no_plan"] and "plans by itself" in digest["why_no_plan"]
+    assert predicted["by"] == predicted["memory_by"] and "mimo" in predicted["by"]
+    assert "by itself" in digest["why_no_plan"]
 
 
 def test_a_preset_without_plans_still_says_so(tmp_path: Path) -> None:
     about = header(tmp_path, preset="demo", args={}, command="python train.py")
-    assert RestoredPreset(about).why_not == "preset demo makes no plans"
+    assert "demo" in RestoredPreset(about).why_not and "by itself" not in RestoredPreset(about).why_not
 
 
 def test_another_batch_is_noted_wherever_the_gain_is(tmp_path: Path) -> None:
     own = replace(BASELINE, extra={"global_batch_size": 16})
-    study = told(tmp_path, own, ok(2, 2, 1, 61_000.0, extra={"global_batch_size": 64}))
-    note = "your command trains batch 16, the trials 64"
-    assert study["batch_note"].startswith(note)
-    assert f"over your own command (1 trial, 0 failed).\n\nNote: {note}" in study_markdown(study)
+    study = digest_of(tmp_path, own, ok(2, 2, 1, 61_000.0, extra={"global_batch_size": 64}))
+    note = study["batch_note"].partition(":")[0]
+    assert re.findall(r"\d+", note) == ["16", "64"]
+    assert f"(1 trial, 0 failed).\n\nNote: {note}" in study_markdown(study)
     (gains,) = (row for row in compared(study, study)["summary"] if row[0].startswith("gain"))
     assert gains[1] == f"+22.0% ({note})"
 
@@ -107,21 +108,22 @@ def test_study_json_keeps_the_note_and_reads_the_batch_again(tmp_path: Path) -> 
     (trial,) = content["trials"]
     own = {**trial, "number": 9, "is_baseline": True, "value": 1.0, "global_batch_size": 16}
     path.write_text(json.dumps({**content, "trials": [{**trial, "global_batch_size": 64}, own]}))
-    assert StudyDigest(ExportedStudy(path)).object()["batch_note"].startswith("your command trains batch 16")
+    assert re.findall(r"\d+", StudyDigest(ExportedStudy(path)).object()["batch_note"]) == ["16", "64"]
 
 
-def test_a_baseline_that_failed_is_told_and_not_counted_among_the_trials(tmp_path: Path) -> None:
-    study = told(
+def test_a_baseline_that_failed_is_shown_and_not_counted_among_the_trials(tmp_path: Path) -> None:
+    study = digest_of(
         tmp_path, OWN_OOM, ok(2, 2, 1, 61_000.0), failed(1, 1, 4, Outcome.OOM, "out of memory", OOM.format("1"))
     )
     (group,) = study["failures"]
-    assert (study["num_failed"], group["who"]) == (1, "your command and 1 trial")
+    assert (study["num_failed"], group["numbers"]) == (1, [0, 2]) and group["who"].endswith(" and 1 trial")
     text = study_markdown(study)
-    assert "(2 trials, 1 failed)" in text and "Your own command went wrong (out of memory): torch.OutOfMem" in text
-    assert "- 2 out of memory (your command, trial 2): " in text
+    assert "(2 trials, 1 failed)" in text
+    assert re.search(r"^Your own command .*\(out of memory\): torch\.OutOfMem", text, re.MULTILINE)
+    assert re.search(rf"^- 2 {OWN_OOM.failure} \(.*command, trial 2\): ", text, re.MULTILINE)
 
 
 def test_a_study_of_nothing_but_a_failed_baseline_has_no_trial_that_failed(tmp_path: Path) -> None:
-    study = told(tmp_path, OWN_OOM)
-    assert study["failures"][0]["who"] == "your command" and study["num_failed"] == 0
-    assert "- 1 out of memory (your command): " in study_markdown(study)
+    study = digest_of(tmp_path, OWN_OOM)
+    assert "trial" not in study["failures"][0]["who"] and study["num_failed"] == 0
+    assert re.search(r"^- 1 out of memory \([^)]*command\): ", study_markdown(study), re.MULTILINE)

@@ -50,8 +50,8 @@ def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_pa
     drawn = run_in_terminal([*arguments, "--", *TRAIN, "--iteration-seconds", "0.1"], tmp_path)
     assert "running" in drawn
     assert "\x1b[2K" in drawn, "nothing was drawn over: it is not live"
-    assert "1 of at most 4, at most" in drawn
-    assert "best 221.1 (your command)" in drawn
+    assert re.search(r"1 of [a-z ]*4,", drawn)
+    assert "best 221.1 (" in drawn
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def printed(tmp_path: Path, command: str, preset: ToyPreset, columns: int = 80) 
     return stream.getvalue()
 
 
-def test_plain_lines_tell_trial_layout_state_value_best_and_time_left(tmp_path: Path) -> None:
+def test_plain_lines_show_trial_layout_state_value_best_and_time_left(tmp_path: Path) -> None:
     lines = printed(tmp_path, "sh -c 'echo value: {x}'", ToyPreset()).splitlines()
     second = next(line for line in lines if line.startswith("trial    1"))
     for part in ("x=2", "ok", " 2 ", "best 2 (trial 1)", "2 of at most 3", "left"):
@@ -97,10 +97,10 @@ def test_the_table_fits_eighty_columns_and_the_best_command_is_one_line(tmp_path
 def test_failures_are_grouped_with_their_cause(tmp_path: Path) -> None:
     text = printed(tmp_path, "sh -c 'echo RuntimeError: no luck; exit 1' {x}", ToyPreset())
     assert "3 crash (trial 0, 1, 2): RuntimeError: no luck" in text
-    assert "no trial went well" in text
+    assert "\nno trial" in text and "\nbest: " not in text
 
 
-def test_the_table_tells_which_trials_were_ended_early_and_why_within_eighty_columns() -> None:
+def test_the_table_shows_which_trials_were_ended_early_and_why_within_eighty_columns() -> None:
     made = Study(Direction.MAXIMIZE)
     reasons = (None, "known within 1% after 15 iterations (90%)", "behind the best by 12% after 31 iterations (99.9%)")
     for number, early in enumerate(reasons):
@@ -140,6 +140,6 @@ def test_hostile_log_content_stays_text(tmp_path: Path, evil: str) -> None:
 @pytest.mark.slow
 def test_a_long_study_shows_its_best_trials(tmp_path: Path) -> None:
     text = printed(tmp_path, "echo value: {x}", ToyPreset(range(1, 72)))
-    assert "71 trials (the best 30 shown): 71 ok" in text
-    table = text[text.index("trial  layout") : text.index("71 trials (")]
+    assert re.search(r"^71 trials .*\b30 .*: 71 ok", text, re.MULTILINE)
+    table = text[text.index("trial  layout") : text.index("\n71 trials ")]
     assert "x=71" in table and "x=42" in table and "x=41 " not in table

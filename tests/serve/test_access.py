@@ -39,7 +39,7 @@ def test_the_names_of_this_machine_are_known_whatever_the_port_of_a_tunnel(root:
         assert client.get("/data.json", Host=host).status == 200
 
 
-def test_every_answer_tells_the_browser_to_be_strict(root: Path) -> None:
+def test_every_answer_asks_the_browser_to_be_strict(root: Path) -> None:
     with served(root) as client:
         for path in ("/", "/data.json", "/nowhere", "/trial/0/log", "/pause"):
             headers = client.get(path).headers
@@ -49,7 +49,7 @@ def test_every_answer_tells_the_browser_to_be_strict(root: Path) -> None:
             assert headers["Access-Control-Allow-Origin"] is None, path
 
 
-def test_with_a_token_nothing_is_told_without_it(root: Path) -> None:
+def test_with_a_token_nothing_is_shown_without_it(root: Path) -> None:
     with served(root, token=TOKEN) as client:
         for path in ("/", "/data.json", "/events", "/studies.json", "/trial/0/log", "/nowhere"):
             refused = client.get(path)
@@ -77,7 +77,7 @@ def test_a_server_that_others_reach_has_a_token_in_any_case() -> None:
     assert made_up is not None and len(made_up) >= 32 and made_up != checked_token(None, "0.0.0.0")
     assert checked_token(None, "127.0.0.1") is None and checked_token(TOKEN, "127.0.0.1") == TOKEN
     for token in ("short", "with blanks in between", "x" * 201, "quote'quote\"quote'"):
-        with pytest.raises(UsageError, match="the token must be 16 to 200"):
+        with pytest.raises(UsageError, match=r"token .*16 to 200"):
             checked_token(token, "127.0.0.1")
 
 
@@ -188,7 +188,7 @@ def _watch(client: Client) -> socket.socket:
 
 
 def test_a_port_in_use_is_one_line(root: Path) -> None:
-    with served(root) as client, pytest.raises(UsageError, match=f"port {client.server.port} of 127.0.0.1 is in use"):
+    with served(root) as client, pytest.raises(UsageError, match=rf"{client.server.port} .*127\.0\.0\.1"):
         LiveServer(StudyIndex.open(None, db=None, output_dir=root), "127.0.0.1", client.server.port, None)
-    with pytest.raises(UsageError, match=r"--host 192\.0\.2\.1 cannot be listened on"):
+    with pytest.raises(UsageError, match=r"--host 192\.0\.2\.1"):
         LiveServer(StudyIndex.open(None, db=None, output_dir=root), "192.0.2.1", 0, None)

@@ -7,7 +7,7 @@ import pytest
 from zenith_tune.serve.live_study import ChangeLog
 
 
-def test_only_what_changed_since_a_marker_is_told() -> None:
+def test_only_what_changed_since_a_marker_is_sent() -> None:
     log = ChangeLog()
     assert log.take({"best": 1, "name": "s"}, {1: {"number": 1}})
     first = log.marker
@@ -35,7 +35,7 @@ def test_a_marker_of_later_than_now_is_answered_with_everything() -> None:
     assert log.since(log.marker.replace("-1", "-2"))["is_all"]
 
 
-def test_when_a_trial_vanishes_everything_is_told_anew() -> None:
+def test_when_a_trial_vanishes_everything_is_sent_anew() -> None:
     log = ChangeLog()
     log.take({"name": "s"}, {1: {"number": 1}, 2: {"number": 2}})
     before = log.marker

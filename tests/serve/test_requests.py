@@ -36,7 +36,7 @@ def client(tuned: Recorded) -> Iterator[Client]:
         yield client
 
 
-def test_a_study_is_paused_and_told_to_go_on(tuned: Recorded, client: Client) -> None:
+def test_a_study_is_paused_and_continued(tuned: Recorded, client: Client) -> None:
     control = StudyControl(tuned.folder.control)
     assert client.post("/pause").status == 202
     assert control.is_paused()
@@ -57,7 +57,7 @@ def test_a_trial_is_cancelled_if_it_runs(tuned: Recorded, client: Client) -> Non
     for number in (1, 77):
         refused = client.post(f"/trial/{number}/cancel")
         assert refused.status == 409
-        assert refused.json()["problem"] == f"trial {number} does not run: only a running trial can be cancelled"
+        assert f"trial {number} " in refused.json()["problem"]
 
 
 def test_a_request_of_another_page_is_refused(tuned: Recorded, client: Client) -> None:
@@ -91,7 +91,7 @@ def test_a_study_whose_folder_is_elsewhere_cannot_be_asked(tuned: Recorded, clie
     assert client.get("/data.json").json()["live"]["can_ask"] is False
     for path in ("/pause", "/trial/2/cancel"):
         refused = client.post(path)
-        assert refused.status == 409 and "cannot be written from here" in refused.json()["problem"]
+        assert refused.status == 409 and str(tuned.folder.path) in refused.json()["problem"]
 
 
 def test_of_a_study_that_has_ended_nothing_can_be_asked(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_of_a_study_that_has_ended_nothing_can_be_asked(tmp_path: Path) -> None:
     with served(tmp_path / "out") as client:
         assert client.get("/data.json").json()["live"]["can_ask"] is False
         refused = client.post("/pause")
-    assert (refused.status, refused.json()["problem"]) == (409, "there is nothing to pause: study 's' has ended")
+    assert refused.status == 409 and "'s' has ended" in refused.json()["problem"]
     assert not study.folder.control.exists()
 
 

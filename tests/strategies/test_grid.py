@@ -51,8 +51,9 @@ def test_a_huge_grid_starts_at_once() -> None:
 
 
 def test_a_grid_of_less_than_one_point_is_refused() -> None:
-    with pytest.raises(UsageError, match="grid_points must be at least 1, but got 0: give 1 or more"):
+    with pytest.raises(UsageError, match=r"grid_points .*got 0") as caught:
         GridStrategy(grid_points=0)
+    assert caught.value.hint
 
 
 def test_a_grid_ends_by_itself_and_is_registered() -> None:

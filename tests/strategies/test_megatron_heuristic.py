@@ -278,10 +278,11 @@ def test_the_bound_on_trials_is_met_where_full_does_all_it_can() -> None:
 
 
 @pytest.mark.parametrize("n_gpus", [0, -8, 3, 6, 12])
-def test_gpus_that_are_no_power_of_two_are_refused_with_a_cure(n_gpus: int) -> None:
-    message = f"needs n_gpus to be a power of two, but got {n_gpus}: use a power of two, or --strategy optuna or grid"
-    with pytest.raises(UsageError, match=message):
+def test_gpus_that_are_no_power_of_two_are_refused_with_a_hint(n_gpus: int) -> None:
+    with pytest.raises(UsageError) as caught:
         MegatronHeuristicStrategy(n_gpus=n_gpus)
+    assert "n_gpus" in caught.value.problem and f"got {n_gpus}" in caught.value.problem
+    assert "power of two" in caught.value.hint and "--strategy" in caught.value.hint
 
 
 def test_other_keywords_are_ignored() -> None:
@@ -292,7 +293,7 @@ def test_other_keywords_are_ignored() -> None:
 @pytest.mark.parametrize("parameter", [IntParameter(1, 8), FloatParameter(1.0, 8.0)])
 def test_a_parameter_that_is_not_categorical_is_named_with_its_type(name: str, parameter: Parameter) -> None:
     error = _refused({**SPACE_OF_8, name: parameter})
-    assert f"needs {name!r} to be a CategoricalParameter, but it is a {type(parameter).__name__}:" in error
+    assert f"{name!r} " in error and "CategoricalParameter" in error and f"{type(parameter).__name__}:" in error
 
 
 @pytest.mark.parametrize(
@@ -311,25 +312,24 @@ def test_a_parameter_that_is_not_categorical_is_named_with_its_type(name: str, p
 )
 def test_a_value_the_strategy_fixes_and_the_space_lacks_is_named(name: str, choices: list[Value], missing: str) -> None:
     error = _refused({**SPACE_OF_8, name: CategoricalParameter(choices)})
-    assert f"needs {name!r} to hold {missing}, but its choices are {choices}:" in error
+    assert f"{name!r} to hold {missing}, " in error and f"{choices}:" in error
 
 
 def test_a_bool_is_not_the_text_that_the_strategy_fixes() -> None:
     error = _refused({**SPACE_OF_8, "vit_gradient_checkpointing": BoolParameter()})
-    assert "'vit_gradient_checkpointing' to hold 'true', but its choices are [False, True]" in error
+    assert "'vit_gradient_checkpointing' to hold 'true', " in error and "[False, True]" in error
 
 
 @pytest.mark.parametrize("name", list(SPACE_OF_8))
 def test_a_key_that_the_space_lacks_is_named(name: str) -> None:
     error = _refused({key: parameter for key, parameter in SPACE_OF_8.items() if key != name})
-    assert f"needs {name!r} to hold " in error
-    assert "but it is not in the search space" in error
+    assert f"{name!r} to hold " in error and "search space" in error and "choices" not in error
 
 
 @pytest.mark.parametrize("name", ["tp", "ep", "mbs"])
 def test_sizes_that_are_no_whole_numbers_are_named(name: str) -> None:
     error = _refused({**SPACE_OF_8, name: CategoricalParameter([1, "2"])})
-    assert f"needs {name!r} to hold whole numbers from 1, but its choices are [1, '2']" in error
+    assert f"{name!r} to hold " in error and "whole numbers" in error and "[1, '2']" in error
 
 
 def _refused(search_space: dict[str, Parameter]) -> str:

@@ -62,7 +62,7 @@ def test_tpe_comes_near_the_optimum_in_either_direction(direction: Direction) ->
     assert sum(map(loss, last)) < 0.5 * sum(map(loss, first))
 
 
-def test_the_same_seed_asks_the_same_points_and_a_larger_budget_goes_on_from_there() -> None:
+def test_the_same_seed_asks_the_same_points_and_a_larger_budget_continues_from_there() -> None:
     long = ask(OptunaStrategy(), 40, fails=True).points
     assert ask(OptunaStrategy(), 25, fails=True).points == long[:25]
     again = OptunaStrategy(seed=0)
@@ -75,7 +75,7 @@ def test_another_seed_asks_other_points() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])
 def test_a_seed_out_of_range_is_refused_before_any_trial(seed: int) -> None:
-    with pytest.raises(UsageError, match=rf"seed must be a whole number from 0 to 2\*\*32 - 1, but got {seed}: "):
+    with pytest.raises(UsageError, match=rf"seed .*2\*\*32 - 1.* got {seed}: "):
         OptunaStrategy(seed=seed)
     ask(OptunaStrategy(seed=2**32 - 1), 2)
 
@@ -146,7 +146,7 @@ def test_a_sampler_is_found_however_its_name_is_written() -> None:
 
 
 def test_an_unknown_sampler_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown Optuna sampler 'tpee'; did you mean 'tpe'. Known: .*random"):
+    with pytest.raises(UnknownNameError, match=r"sampler 'tpee'.*'tpe'.*random"):
         OptunaStrategy(sampler="tpee")
 
 
@@ -177,16 +177,16 @@ def test_optunas_messages_stay_off_the_terminal_and_the_users_settings_stay(capf
 
 def test_an_error_of_the_evaluation_passes_through() -> None:
     def answer(point: Mapping[str, Value]) -> float:
-        raise RuntimeError("the runner is gone")
+        raise RuntimeError("broken runner")
 
-    with pytest.raises(RuntimeError, match="the runner is gone"):
+    with pytest.raises(RuntimeError, match="broken runner"):
         OptunaStrategy().optimize(ScriptedTrials(answer), SPACE, Direction.MINIMIZE)
 
 
 def test_a_parameter_that_optuna_cannot_search_is_named_before_any_trial() -> None:
     evaluation = ScriptedTrials(loss)
     space = {**SPACE, "odd": cast(Parameter, object())}
-    with pytest.raises(UsageError, match=r"Optuna can search IntParameter, .* but got object"):
+    with pytest.raises(UsageError, match=r"Optuna .*IntParameter, .* got object"):
         OptunaStrategy().optimize(evaluation, space, Direction.MINIMIZE)
     assert evaluation.points == []
 

@@ -31,7 +31,7 @@ def draw(strategy: RandomStrategy, budget: int) -> list[Params]:
     return evaluation.points
 
 
-def test_the_same_seed_draws_the_same_points_and_a_larger_budget_goes_on_from_there() -> None:
+def test_the_same_seed_draws_the_same_points_and_a_larger_budget_continues_from_there() -> None:
     assert draw(RandomStrategy(), 40)[:20] == draw(RandomStrategy(), 20)
     again = RandomStrategy(seed=7)
     assert draw(again, 20) == draw(again, 20)
@@ -43,7 +43,7 @@ def test_another_seed_draws_other_points() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])
 def test_a_seed_out_of_range_is_refused_before_any_trial(seed: int) -> None:
-    with pytest.raises(UsageError, match=rf"seed must be a whole number from 0 to 2\*\*32 - 1, but got {seed}: "):
+    with pytest.raises(UsageError, match=rf"seed .*2\*\*32 - 1.* got {seed}: "):
         RandomStrategy(seed=seed)
     RandomStrategy(seed=2**32 - 1)
 

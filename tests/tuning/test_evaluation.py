@@ -26,8 +26,8 @@ def test_the_budget_counts_runs_and_neither_repeats_nor_prunes(tmp_path: Path) -
     tune(tmp_path, PRINT_X, preset, strategy=strategy, listener=witness).optimize(n_trials=3)
     assert [trial.params["x"] for trial in witness.trials] == [1, 2, 3]
     assert [trial.params["x"] for trial in witness.repeated] == [1, 1]
-    assert witness.pruned == ["x must not be 9"]
-    assert witness.end is not None and "budget of 3 trials is spent" in witness.end.why
+    assert witness.pruned == [preset.explain({"x": 9})]
+    assert witness.end is not None and "budget of 3 " in witness.end.why
 
 
 def test_a_repeated_point_is_answered_from_the_record(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_too_many_repeats_in_a_row_stop_the_strategy(tmp_path: Path) -> None:
     strategy = Asks(*[1] * 10)
     tune(tmp_path, strategy=strategy, listener=witness, limits=Limits(consecutive_duplicates=4)).optimize()
     assert len(strategy.answers) == 5
-    assert witness.end is not None and "4 points in a row had been tried" in witness.end.why
+    assert witness.end is not None and "4 points" in witness.end.why and "tried" in witness.end.why
 
 
 def test_too_many_prunes_in_a_row_stop_the_strategy(tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_too_many_prunes_in_a_row_stop_the_strategy(tmp_path: Path) -> None:
     preset, limits = ToyPreset(illegal=[2]), Limits(consecutive_prunes=4)
     tune(tmp_path, preset=preset, strategy=strategy, listener=witness, limits=limits).optimize()
     assert len(strategy.answers) == 4
-    assert witness.end is not None and "4 pruned points in a row" in witness.end.why
+    assert witness.end is not None and "4 pruned points" in witness.end.why
 
 
 def test_a_point_outside_the_space_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="x must lie in"):
+    with pytest.raises(UsageError, match=r"x must .*77"):
         tune(tmp_path, strategy=Asks(77)).optimize()
 
 
@@ -100,7 +100,7 @@ def test_a_spent_budget_does_not_drop_what_was_submitted_before(tmp_path: Path) 
     witness = Witness()
     tune(tmp_path, strategy=Submits(1, 2, 3), listener=witness).optimize(n_trials=2)
     assert [trial.params["x"] for trial in witness.trials] == [1, 2]
-    assert witness.end is not None and "budget of 2 trials is spent" in witness.end.why
+    assert witness.end is not None and "budget of 2 " in witness.end.why
 
 
 def test_an_error_in_a_submitted_trial_ends_the_study(tmp_path: Path) -> None:

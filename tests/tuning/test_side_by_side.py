@@ -82,8 +82,8 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
     tune(tmp_path, preset=ToyPreset(range(1, 6)), **options).optimize()
     assert [trial.params["x"] for trial in witness.trials][-1] == 5
     assert witness.trials[-1].identity.endswith("# alone")
-    [line] = [note for note in witness.notes if "alone" in note]
-    assert "did not slow one another" in line
+    [line] = [note for note in witness.notes if "run again" in note]
+    assert "did not slow" in line
     again = Witness()
     tune(tmp_path, preset=ToyPreset(range(1, 6)), resume=True, **{**options, "listener": again}).optimize()
     assert again.trials == []
@@ -106,8 +106,8 @@ def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_pat
         "strategy": GridStrategy(),
     }
     tune(tmp_path, command, ToyPreset(range(10, 14)), **options).optimize()
-    [line] = [note for note in witness.notes if "alone" in note]
-    assert "slow one another" in line and "it stays the best" in line
+    [line] = [note for note in witness.notes if "run again" in note]
+    assert "slow one another" in line and "stays" in line
     assert witness.end is not None and witness.end.study.best is not None and witness.end.study.best.is_rerun
     alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
     assert alone[0] == 13 and len(alone) > 1
@@ -115,7 +115,7 @@ def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_pat
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_more_trials_than_the_machine_has_gpus_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="5 trials of 2 GPUs need 10"):
+    with pytest.raises(UsageError, match=r"5 trials .*2 GPUs .*10"):
         tune(tmp_path, parallel=5, needs={"gpus_per_node": 2}).optimize()
 
 
@@ -164,8 +164,8 @@ def test_a_value_that_does_not_hold_alone_does_not_count(tmp_path: Path) -> None
         tmp_path, command, ToyPreset([1, 2, 3, 4, 5, 6]), strategy=GridStrategy(), **options
     ).optimize()
     assert (value, params) == (6.0, {"x": 6})
-    [line] = [note for note in witness.notes if "alone" in note]
-    assert "-50.0%: what it measured beside others did not hold; after 1 more run alone trial" in line
+    [line] = [note for note in witness.notes if "run again" in note]
+    assert re.search(r"-50\.0%: .*not hold; .*\b1 more .*\btrial \d", line)
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -226,8 +226,8 @@ def test_after_four_runs_alone_the_best_of_these_is_the_best(tmp_path: Path) -> 
     witness, best = alone_study(tmp_path, halves)
     assert (best.is_rerun, best.params["x"]) == (True, 1)
     assert sum(trial.is_rerun for trial in witness.trials) == 4
-    [line] = [note for note in witness.notes if "alone" in note]
-    assert line.endswith("did not hold; after 3 more run alone it stays the best")
+    [line] = [note for note in witness.notes if "run again" in note]
+    assert re.search(r"not hold; .*\b3 more .*stays .*best$", line)
 
 
 @pytest.mark.usefixtures("eight_gpus")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
+from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.record.control import StudyControl
 from zenith_tune.study.trial import Outcome
 
@@ -21,7 +22,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_trial_is_ended_by_hand_and_the_study_goes_on(tmp_path: Path) -> None:
+def test_a_trial_is_ended_by_hand_and_the_study_continues(tmp_path: Path) -> None:
     witness = Witness()
     tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), listener=witness, baseline=False)
     thread = threading.Thread(target=tuner.optimize)
@@ -32,17 +33,14 @@ def test_a_trial_is_ended_by_hand_and_the_study_goes_on(tmp_path: Path) -> None:
     thread.join(30)
     assert not thread.is_alive()
     first, second = witness.trials
-    assert (first.outcome, first.cause, first.failure) == (
-        Outcome.CANCELLED,
-        "cancelled by hand",
-        "cancelled from outside",
-    )
+    assert (first.outcome, first.failure) == (Outcome.CANCELLED, FailureKind.REVOKED)
+    assert "by hand" in str(first.cause)
     assert second.value == 0.1
     assert witness.end is not None and len(witness.end.study.trials) == 2
 
 
 def test_a_trial_ended_by_hand_runs_again_when_the_study_is_resumed(tmp_path: Path) -> None:
-    test_a_trial_is_ended_by_hand_and_the_study_goes_on(tmp_path)
+    test_a_trial_is_ended_by_hand_and_the_study_continues(tmp_path)
     again = Witness()
     tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), listener=again, baseline=False, resume=True)
     thread = threading.Thread(target=tuner.optimize)
@@ -53,7 +51,7 @@ def test_a_trial_ended_by_hand_runs_again_when_the_study_is_resumed(tmp_path: Pa
     assert [trial.params["x"] for trial in again.trials] == [60]
 
 
-def test_a_paused_study_starts_nothing_until_it_is_told_to_go_on(tmp_path: Path) -> None:
+def test_a_paused_study_starts_nothing_until_it_is_continued(tmp_path: Path) -> None:
     witness = Witness()
     tuner = tune(tmp_path, SLOW, ToyPreset([1, 0.1]), listener=witness, baseline=False)
     thread = threading.Thread(target=tuner.optimize)
@@ -68,10 +66,11 @@ def test_a_paused_study_starts_nothing_until_it_is_told_to_go_on(tmp_path: Path)
     control.pause(False)
     thread.join(30)
     assert [trial.params["x"] for trial in witness.trials] == [1, 0.1]
-    assert [note.partition(":")[0] for note in witness.notes] == ["paused", "the study goes on"]
+    paused, continued = witness.notes
+    assert paused.startswith("paused") and not continued.startswith("paused")
 
 
-def test_a_file_that_holds_anything_is_no_wish(tmp_path: Path) -> None:
+def test_a_file_that_holds_anything_is_no_request(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
     control = StudyControl(path)
     assert not control.is_paused() and not control.is_cancelled(1)

@@ -1,4 +1,4 @@
-"""What the terminal is told of trials that wait, in which order and under which names."""
+"""What the terminal shows of trials that wait, in which order and under which names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trial(number: int, *, is_baseline: bool = False) -> Trial:
     return Trial(params={}, outcome=Outcome.CANCELLED, number=number, is_baseline=is_baseline)
 
 
-def test_what_a_found_job_does_is_told_once_its_trial_has_a_name() -> None:
+def test_what_a_found_job_does_is_reported_once_its_trial_has_a_name() -> None:
     tell, output = telling()
     tell.state(3, "pending (Priority)")
     tell.state(3, "running on n1")

@@ -99,7 +99,7 @@ def watch(tmp_path: Path, evaluator: TuningEvaluator, log: str, best: Trial | No
     return TrialWatch(evaluator, EarlyStop(), {}, best).wait(job)
 
 
-def test_a_job_that_tells_nothing_runs_to_its_end(tmp_path: Path) -> None:
+def test_a_job_that_says_nothing_runs_to_its_end(tmp_path: Path) -> None:
     result, early = watch(tmp_path, MegatronEvaluator(), "hello\n" * 60)
     assert (result.end, result.exit_code, early) == (End.EXITED, 0, None)
 
@@ -116,7 +116,7 @@ def test_a_job_that_is_surely_behind_the_best_is_stopped(tmp_path: Path) -> None
     best = Trial(params={}, outcome=Outcome.OK, value=1000.0, unit="samples/s")
     result, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
     assert result.end is End.STOPPED
-    assert early.reason.startswith("behind the best by 99%")
+    assert early.reason.startswith("behind ") and "99%" in early.reason
 
 
 class Broken(TuningEvaluator):

@@ -24,7 +24,7 @@ from zenith_tune.study.trial import Outcome
 Json = dict[str, Any]
 
 
-def told(study: Recorded) -> Json:
+def digest_of(study: Recorded) -> Json:
     return StudyDigest(StudyReader(study.url, study.folder.path.name)).object()
 
 
@@ -43,7 +43,7 @@ def data(kind: str) -> Json:
 def _running(root: Path) -> Json:
     study = Recorded(root, "s", header(root.parent)).run(TRIALS[:4])
     study.start(TRIALS[4], log="loading\niteration 3/10\n")
-    found = told(study)
+    found = digest_of(study)
     study.record.close()
     return found
 
@@ -51,7 +51,7 @@ def _running(root: Path) -> Json:
 def _thousand(root: Path) -> Json:
     study = recorded(root, TRIALS[:5])
     multiplied(root / "studies.db", 1000)
-    return told(study)
+    return digest_of(study)
 
 
 def _memory(root: Path) -> Json:
@@ -63,13 +63,13 @@ def _memory(root: Path) -> Json:
     silent = failed(1, 1, 8, Outcome.OOM, "out of memory", "CUDA out of memory")
     by_hand = failed(8, 1, 1, Outcome.CANCELLED, "cancelled from outside", "cancelled by hand")
     trials = [BASELINE, ok(1, 1, 1, 48_000.0), *out, ok(2, 1, 1, 55_000.0), silent, by_hand]
-    return told(recorded(root, trials, args={"n_gpus": "8", "gbs": "64"}))
+    return digest_of(recorded(root, trials, args={"n_gpus": "8", "gbs": "64"}))
 
 
 def _compare(root: Path) -> Json:
-    first = told(recorded(root))
+    first = digest_of(recorded(root))
     other = [BASELINE, ok(2, 2, 1, 67_100.0), ok(8, 1, 1, 40_000.0)]
-    return compared(first, told(recorded(root.parent / "two", other, name="t", evaluator="other")))
+    return compared(first, digest_of(recorded(root.parent / "two", other, name="t", evaluator="other")))
 
 
 def _plan(root: Path) -> Json:
@@ -79,13 +79,13 @@ def _plan(root: Path) -> Json:
 
 
 _MAKERS = {
-    "study": lambda root: told(recorded(root)),
+    "study": lambda root: digest_of(recorded(root)),
     "running": _running,
     "memory": _memory,
-    "own": lambda root: told(recorded(root, [BASELINE, ok(1, 1, 1, 11_000.0), ok(2, 1, 1, 12_000.0)])),
-    "one": lambda root: told(recorded(root, [BASELINE, ok(1, 1, 1, 51_000.0)])),
-    "plain": lambda root: told(recorded(root, args={"n_gpus": "8", "gbs": "64"})),
-    "hostile": lambda root: told(write_hostile(root)),
+    "own": lambda root: digest_of(recorded(root, [BASELINE, ok(1, 1, 1, 11_000.0), ok(2, 1, 1, 12_000.0)])),
+    "one": lambda root: digest_of(recorded(root, [BASELINE, ok(1, 1, 1, 51_000.0)])),
+    "plain": lambda root: digest_of(recorded(root, args={"n_gpus": "8", "gbs": "64"})),
+    "hostile": lambda root: digest_of(write_hostile(root)),
     "thousand": _thousand,
     "compare": _compare,
     "plan": _plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,12 @@ def test_the_plots_of_a_plan_are_drawn(browser: Browser, tmp_path: Path) -> None
     assert browser.count("#plot-timeline rect.forward") == len(content["best_layout"]["timeline"]["bars"]) / 2
     assert browser.count("#plot-stages rect.mark") > 4 * content["best_layout"]["timeline"]["num_stages"]
     assert len(browser.texts("#misses .group")) == len(content["near_misses"])
-    assert "layouts considered" in browser.text("#dropped")
+    assert f"{content['num_considered']:,}" in browser.text("#dropped")
 
 
 def test_two_studies_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("compare"))
-    assert browser.text("h1") == "t is 10.0% faster than s at its best"
+    assert re.match(r"t\b.* 10\.0% faster .*\bs\b", browser.text("h1"))
     assert browser.count("#plot-progress .mark.ok") == 3
     assert browser.count("#plot-progress .mark.other") == 2
     assert browser.texts("#differences tbody td") == ["evaluator", "megatron tokens", "other"]

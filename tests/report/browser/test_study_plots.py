@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,12 @@ def test_the_heat_map_has_a_cell_for_each_pair_and_other_axes_can_be_chosen(page
 
 
 def test_memory_can_be_compared_in_place_of_time(page: Browser) -> None:
-    assert "predicted step time" in page.text("#plot-predicted")
+    assert re.search(r"predicted .*time", page.text("#plot-predicted"))
     page.run(
         "const list = document.querySelector('[data-key=predicted]'); list.value = 'memory';"
         "list.dispatchEvent(new Event('change'))"
     )
-    assert "predicted peak memory" in page.text("#plot-predicted")
+    assert re.search(r"predicted .*memory", page.text("#plot-predicted"))
     assert page.count("#plot-predicted .mark") == NUM_OK
 
 
@@ -82,16 +83,16 @@ def test_the_best_layout_has_its_memory_by_stage_and_its_pipeline(page: Browser)
     assert "1F1B" in page.text("#timeline figcaption")
 
 
-def test_what_a_mark_stands_for_is_told_when_it_is_pointed_at(page: Browser) -> None:
+def test_what_a_mark_stands_for_is_shown_when_it_is_pointed_at(page: Browser) -> None:
     assert page.one("#tip").get_attribute("hidden") is not None
     page.run(
         "const mark = document.querySelector('#plot-progress .mark.best'); const box = mark.getBoundingClientRect();"
         "mark.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.x, clientY: box.y}))"
     )
-    assert page.text("#tip").splitlines()[:2] == [
+    assert page.text("#tip").splitlines()[:1] == [
         f"trial {BEST}: TP2 PP2 mbs1 full",
-        "61,000 tokens/s (+22.0% against your command)",
     ]
+    assert re.match(r"61,000 tokens/s .*\+22\.0%", page.text("#tip").splitlines()[1])
 
 
 def test_every_plot_is_also_a_table(page: Browser) -> None:
@@ -106,21 +107,20 @@ def test_every_plot_is_also_a_table(page: Browser) -> None:
 
 def test_without_a_plan_the_page_says_why_in_a_line(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("plain"))
-    assert browser.texts("#unshown dt") == [
-        *("Predicted against measured, Memory of the best layout", "What the doctor says")
-    ]
-    assert "the model is not known" in browser.text("#unshown dd")
+    why = data("plain")["why_no_plan"]
+    assert "model" in why and [why in reason for reason in browser.texts("#unshown dd")] == [True, False]
+    assert "doctor" in browser.texts("#unshown dt")[1]
     assert browser.one("#predicted").get_attribute("hidden") is not None
     assert browser.one("#timeline").get_attribute("hidden") is not None
     assert browser.count("#plot-progress .mark") == NUM_TRIALS + 1
 
 
-def test_failures_and_the_doctor_are_told(page: Browser) -> None:
+def test_failures_and_the_doctor_are_shown(page: Browser) -> None:
     assert page.texts("#failures .group b") == ["out of memory", "configuration", "timeout"]
     assert page.texts("#doctor .doctor")
     page.click("#failures [data-key='fold-failure-out of memory']")
     page.driver.execute_async_script("setTimeout(arguments[0], 50)")
-    assert "CUDA out of memory" in page.text("#failures .log")
+    assert "OutOfMemoryError" in page.text("#failures .log")
 
 
 @pytest.mark.parametrize("width", [375, 1280])

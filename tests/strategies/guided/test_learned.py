@@ -35,14 +35,14 @@ def test_what_is_kept_is_what_the_next_study_begins_with(home: Path) -> None:
     path = keep(SUBJECT, known, runs(0.7), memory_error=0.1)
     assert path is not None and path.is_relative_to(home)
     begun, origin = starting_calibration(SUBJECT, given=None, learns=True, folder=None)
-    assert origin == "calibrated by earlier studies on this machine"
+    assert "this machine" in origin
     now = begun.time.coefficients_for(gpu="h100", precision="bf16", framework="megatron")
     before = known.time.coefficients_for(gpu="h100", precision="bf16", framework="megatron")
     assert now.gemm_efficiency < 0.85 * before.gemm_efficiency
     assert begun.memory.log_errors[0] == pytest.approx(known.memory.log_errors[0] + 0.1, abs=1e-5)
 
 
-def test_a_study_refines_what_another_taught_meanwhile() -> None:
+def test_a_study_refines_what_another_learned_meanwhile() -> None:
     known = default_calibration("megatron")
     keep(SUBJECT, known, runs(0.7), memory_error=0.0)
     path = keep(SUBJECT, known, runs(0.7)[:3], memory_error=0.0)
@@ -57,22 +57,21 @@ def test_too_few_runs_keep_nothing(home: Path) -> None:
     assert not home.exists()
 
 
-def test_a_study_goes_on_with_what_it_began_with(tmp_path: Path) -> None:
+def test_a_study_continues_with_what_it_began_with(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
     first, _ = starting_calibration(SUBJECT, given=None, learns=True, folder=folder)
     keep(SUBJECT, first, runs(0.5), memory_error=0.0)
     again, origin = starting_calibration(SUBJECT, given=None, learns=True, folder=folder)
-    assert (
-        origin == "as when the study began"
-        and again.time.coefficients == load_calibration(folder / FILE_NAME).time.coefficients
-    )
+    assert "began" in origin and "this machine" not in origin
+    assert again.time.coefficients == load_calibration(folder / FILE_NAME).time.coefficients
 
 
-def test_a_beginning_that_cannot_be_read_is_told_with_its_cure(tmp_path: Path) -> None:
+def test_a_prior_that_cannot_be_read_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{")
-    with pytest.raises(UsageError, match=r"delete .*prior\.json, and the study goes on"):
+    with pytest.raises(UsageError) as caught:
         starting_calibration(SUBJECT, given=None, learns=True, folder=tmp_path)
+    assert "delete" in caught.value.hint and str(tmp_path / FILE_NAME) in caught.value.hint
 
 
 def test_a_gpu_named_like_a_path_stays_inside_the_home(home: Path) -> None:
@@ -87,7 +86,7 @@ def test_a_learned_file_that_is_none_is_passed_over(home: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("nonsense")
     _, origin = starting_calibration(SUBJECT, given=None, learns=True, folder=None)
-    assert origin == "calibrated by published runs"
+    assert "published" in origin
 
 
 def test_a_user_without_a_home_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +101,7 @@ def test_a_user_without_a_home_learns_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert keep(SUBJECT, default_calibration("megatron"), runs(0.7), memory_error=0.0) is None
 
 
-def test_trials_that_have_taught_are_remembered(tmp_path: Path) -> None:
+def test_counted_trials_are_remembered(tmp_path: Path) -> None:
     CountedTrials(tmp_path).add([3, 1])
     assert CountedTrials(tmp_path).numbers == {1, 3}
     assert CountedTrials(None).numbers == set()

@@ -75,7 +75,7 @@ def test_the_end_says_why_and_holds_predictions_against_measurements() -> None:
     findings = strategy.findings()
     assert findings is not None and len(findings.rows) == len(trials.points)
     assert all(len(row) == len(findings.columns) for row in findings.rows)
-    assert any("the best layout's step is" in line and "compute" in line for line in findings.lines)
+    assert any("best" in line and "compute" in line for line in findings.lines)
 
 
 def test_the_users_own_command_counts_as_a_trial_of_its_layout() -> None:
@@ -109,8 +109,10 @@ def test_side_by_side_no_point_is_tried_twice_and_the_best_is_found() -> None:
 
 
 def test_a_job_without_a_plan_is_refused_with_what_is_missing() -> None:
-    with pytest.raises(UsageError, match=r"guided needs to know model and cluster, but the model is not known"):
-        GuidedStrategy().prepare(TunedJob(unplanned="the model is not known: give model="))
+    unplanned = "the model is not known: give model="
+    with pytest.raises(UsageError, match="guided") as caught:
+        GuidedStrategy().prepare(TunedJob(unplanned=unplanned))
+    assert unplanned in str(caught.value)
 
 
 def test_a_calibration_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_the_next_study_begins_with_what_this_one_learned(zenithtune: Run, tmp_p
     second = study(zenithtune, tmp_path, name="second")
     assert len(second) <= len(first)
     prior = json.loads((tmp_path / "out" / "second" / "prior.json").read_text())
-    assert "studies on this machine" in prior["origin"]
+    assert "this machine" in prior["origin"]
     assert [trial["outcome"] for trial in first].count("oom") > [trial["outcome"] for trial in second].count("oom")
 
 
@@ -174,7 +176,7 @@ def test_nothing_is_kept_where_that_is_switched_off(zenithtune: Run, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_study_that_was_cut_short_goes_on_as_if_it_had_not_been(zenithtune: Run, tmp_path: Path) -> None:
+def test_a_study_that_was_cut_short_continues_as_if_it_had_not_been(zenithtune: Run, tmp_path: Path) -> None:
     whole = study(zenithtune, tmp_path / "a", "--n-trials", "7")
     study(zenithtune, tmp_path / "b", "--n-trials", "3")
     resumed = study(zenithtune, tmp_path / "b", "--n-trials", "7", "--resume")

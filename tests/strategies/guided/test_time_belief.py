@@ -86,7 +86,7 @@ def test_layouts_that_nothing_explains_are_counted() -> None:
     assert posterior.ordinary < before - 0.2
 
 
-def test_supposing_a_running_trial_takes_its_doubt_away_and_moves_nothing() -> None:
+def test_supposing_a_running_trial_takes_its_uncertainty_away_and_moves_nothing() -> None:
     belief, index = TimePosterior(prior()), at(tp=4, pp=1, mbs=1, recompute="none")
     mean, sd = belief.supposing([index])
     assert np.allclose(mean, belief.mean)
@@ -98,7 +98,7 @@ def test_without_calibration_coefficients_may_be_further_off() -> None:
     assert unknown.coefficient_sd.sum() > 1.5 * known.coefficient_sd.sum()
 
 
-def test_stated_doubt_holds_on_machines_that_differ_as_expected() -> None:
+def test_stated_uncertainty_holds_on_machines_that_differ_as_expected() -> None:
     """Check the 90% interval of the belief over worlds, after five trials each."""
     inside = []
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""Jobs to reckon with, small enough to do it in one's head."""
+"""Jobs small enough to compute by hand."""
 
 from __future__ import annotations
 

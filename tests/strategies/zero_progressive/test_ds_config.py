@@ -29,22 +29,22 @@ def config(**values: Any) -> DsConfig:
     [
         ('{\n  "a": 1,\n  "b" 2\n}', "line 3, column 7"),
         ('{\n  "a": 1,\n}', "line 3"),
-        ('{"a": 1, "a": 2}', 'key "a" is there twice'),
-        ('{"a": 1e999}', "1e999 is too large for a number"),
-        ('{"a": [-1e999]}', "-1e999 is too large for a number"),
+        ('{"a": 1, "a": 2}', 'key "a"'),
+        ('{"a": 1e999}', "(1e999 "),
+        ('{"a": [-1e999]}', "(-1e999 "),
         ('{"a": ["\\ud800"]}', "lone surrogate"),
         ('{"a\\udc00": 1}', "lone surrogate"),
-        (f'{{"a": {"[" * 900}{"]" * 900}}}', "nested more than 64 deep"),
+        (f'{{"a": {"[" * 900}{"]" * 900}}}', " 64 deep"),
         (f'{{"a": {"[" * 90_000}}}', "must be JSON"),
-        ('{"zero_optimization": "x"}', "zero_optimization must be a JSON object"),
-        ('{"zero_optimization": [1, 2]}', 'such as {"stage": 1}, but got [1, 2]: correct it'),
-        ('{"bf16": true}', "bf16 must be a JSON object"),
-        ('{"a": NaN}', "NaN is no number in JSON"),
-        ("[1]", "must be a JSON object, but is a list"),
+        ('{"zero_optimization": "x"}', "zero_optimization must be"),
+        ('{"zero_optimization": [1, 2]}', "got [1, 2]: "),
+        ('{"bf16": true}', "bf16 must be"),
+        ('{"a": NaN}', "NaN "),
+        ("[1]", "list"),
         ("", "line 1"),
     ],
 )
-def test_what_is_no_json_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_json_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "ds.json"
     path.write_text(text)
     with pytest.raises(UsageError) as error:
@@ -52,8 +52,8 @@ def test_what_is_no_json_is_told_with_its_line(tmp_path: Path, text: str, said: 
     assert said in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ds\.json"):
         read_ds_config(tmp_path / "ds.json")
 
 
@@ -89,7 +89,7 @@ def test_lists_are_axes_where_deepspeed_wants_no_list() -> None:
     assert not axes["overlap_comm"].matters(1) and axes["overlap_comm"].matters(2)
 
 
-def test_two_lists_of_one_name_are_told_apart() -> None:
+def test_two_lists_of_one_name_are_kept_apart() -> None:
     own = config(zero_optimization={"offload_param": {"pin": [True, False]}, "offload_optimizer": {"pin": [True]}})
     assert set(listed_axes(own)) == {"zero_optimization.offload_param.pin", "zero_optimization.offload_optimizer.pin"}
 
@@ -101,7 +101,7 @@ def test_the_global_batch_is_one_number(key: str) -> None:
 
 
 def test_a_list_of_what_no_trial_can_take_is_refused() -> None:
-    with pytest.raises(UsageError, match="must list numbers"):
+    with pytest.raises(UsageError, match="overlap_comm"):
         listed_axes(config(zero_optimization={"overlap_comm": [None]}))
 
 
@@ -112,9 +112,9 @@ def test_stages_and_micro_batches_are_listed_in_order() -> None:
     assert listed_micro_batches(config(train_micro_batch_size_per_gpu=[4, 1])) == (1, 4)
     assert listed_micro_batches(config(train_micro_batch_size_per_gpu=4)) is None
     for stage in (4, [0, 7], [], "two"):
-        with pytest.raises(UsageError, match="stage must be 0, 1, 2, 3"):
+        with pytest.raises(UsageError, match=r"stage .*0, 1, 2, 3"):
             listed_stages(config(zero_optimization={"stage": stage}))
-    with pytest.raises(UsageError, match="must list whole numbers"):
+    with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu"):
         listed_micro_batches(config(train_micro_batch_size_per_gpu=[0]))
 
 
@@ -129,7 +129,7 @@ def test_a_key_twice_among_very_many_is_found_at_once(tmp_path: Path) -> None:
     pairs = [f'"k{number}": 1' for number in range(60_000)]
     path.write_text(f"{{{', '.join([*pairs, pairs[-1]])}}}")
     began = time.process_time()
-    with pytest.raises(UsageError, match="is there twice"):
+    with pytest.raises(UsageError, match=r"k59999.*twice"):
         read_ds_config(path)
     assert time.process_time() - began < 5, "a look at all keys for each of them takes minutes"
 
@@ -168,7 +168,7 @@ def test_a_message_shows_no_more_of_a_value_than_a_line_has_room_for(tmp_path: P
         ([0.5, "0.5"], '0.5 and "0.5" are equal'),
     ],
 )
-def test_values_that_no_table_tells_apart_are_refused(values: list[Any], said: str) -> None:
+def test_values_that_no_table_keeps_apart_are_refused(values: list[Any], said: str) -> None:
     with pytest.raises(UsageError, match="gradient_clipping") as error:
         listed_axes(config(gradient_clipping=values))
     assert said in str(error.value)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.strategies.zero_progressive.subjects import subject
@@ -21,8 +23,8 @@ def ran(at: ZeroSubject, stage: int, mbs: int, activations: float, **others: boo
 
 def test_eight_billion_parameters_do_not_fit_a_gpu_of_80_gib_at_stage_0_and_the_arithmetic_says_so() -> None:
     why = why_surely_too_large(subject(), {"stage": 0, "mbs": 1})
-    assert why is not None and why.endswith("activations at least 5.3 GiB at micro-batch 1")
-    assert "8.03e9 parameters x (2 + 2 + 16) bytes at stage 0" in why
+    assert why is not None and re.search(r"activations .*5\.3 GiB .*micro-batch 1$", why)
+    assert re.search(r"8\.03e9 .*\(2 \+ 2 \+ 16\) .*stage 0", why)
     assert why_surely_too_large(subject(), {"stage": 1, "mbs": 1}) is None
 
 
@@ -55,10 +57,10 @@ def test_the_profiling_run_is_scaled_to_other_micro_batches_and_other_stages() -
     assert profile.activations({"stage": 1, "mbs": 8}) == pytest.approx(24 * GIB)
     assert profile.largest({"stage": 3, "mbs": 1}, [1, 2, 4, 8, 16, 32]) == 16
     why = profile.why_not({"stage": 3, "mbs": 32})
-    assert why is not None and "activations measured and scaled to 96.0 GiB at micro-batch 32" in why
+    assert why is not None and re.search(r"activations measured .*96\.0 GiB .*micro-batch 32", why)
 
 
-def test_two_runs_tell_activations_whatever_the_states_really_take() -> None:
+def test_two_runs_show_activations_whatever_the_states_really_take() -> None:
     job = subject()
     profile = ActivationProfile(job)
     for mbs in (1, 4):
@@ -66,7 +68,7 @@ def test_two_runs_tell_activations_whatever_the_states_really_take() -> None:
     assert profile.activations({"stage": 2, "mbs": 10}) == pytest.approx(30 * GIB)
 
 
-def test_states_that_take_less_than_is_reckoned_are_taken_for_that_everywhere() -> None:
+def test_states_that_take_less_than_predicted_are_scaled_everywhere() -> None:
     job = subject()
     profile, at = ActivationProfile(job), {"stage": 2, "mbs": 1}
     for mbs in (1, 2):
@@ -75,7 +77,7 @@ def test_states_that_take_less_than_is_reckoned_are_taken_for_that_everywhere() 
     assert profile.needed({"stage": 3, "mbs": 4}) == pytest.approx(
         0.8 * job.states({"stage": 3, "mbs": 4}).total + 12 * GIB
     )
-    assert "the states take 80% of that" in str(profile.why_not({"stage": 2, "mbs": 32}))
+    assert "80%" in str(profile.why_not({"stage": 2, "mbs": 32}))
 
 
 def test_a_peak_below_the_states_leaves_activations_to_the_planner() -> None:
@@ -104,7 +106,7 @@ def test_recomputed_activations_are_measured_by_themselves() -> None:
     assert profile.activations({"stage": 2, "mbs": 1, "checkpointing": True}) < 4 * GIB
 
 
-def test_where_no_run_tells_the_planners_figure_serves() -> None:
+def test_without_a_run_the_planners_figure_serves() -> None:
     job = subject()
     profile = ActivationProfile(job)
     profile.observe(Trial(params={"stage": 2, "mbs": 1}, outcome=Outcome.OK, value=1.0))

@@ -10,7 +10,7 @@ def pace(mbs: int) -> float:
     return 0.01 + 0.02 / mbs
 
 
-def test_two_runs_tell_what_a_third_will_gain() -> None:
+def test_two_runs_show_what_a_third_will_gain() -> None:
     speeds = Growth({mbs: 1 / pace(mbs) for mbs in (2, 4)}, Direction.MAXIMIZE)
     times = Growth({mbs: pace(mbs) for mbs in (2, 4)}, Direction.MINIMIZE)
     wanted = pace(4) / pace(16) - 1
@@ -18,13 +18,13 @@ def test_two_runs_tell_what_a_third_will_gain() -> None:
     assert times.expected_gain(4, 16) == pytest.approx(wanted)
 
 
-def test_one_run_tells_nothing_of_growth() -> None:
+def test_one_run_says_nothing_of_growth() -> None:
     growth = Growth({4: 10.0}, Direction.MAXIMIZE)
     assert growth.expected_gain(4, 8) is None and growth.last_gain() is None
     assert Growth({}, Direction.MAXIMIZE).best is None
 
 
-def test_growth_beyond_the_law_says_nothing_of_its_end() -> None:
+def test_growth_beyond_the_curve_says_nothing_of_its_end() -> None:
     assert Growth({1: 1.0, 2: 10.0}, Direction.MAXIMIZE).expected_gain(2, 64) is None
 
 

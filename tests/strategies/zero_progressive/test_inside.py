@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.strategies.zero_progressive.subjects import subject
@@ -32,7 +34,7 @@ def test_the_best_keys_are_found_at_the_best_micro_batch(inside: str, num_slots:
     findings = found.strategy.findings()
     assert findings is not None
     assert {row[0]: row[2] for row in findings.rows}["stage 2"] == "922.9 samples/s"
-    assert findings.lines[0].startswith("inside stage 2: 5 runs over overlap_comm, reduce_bucket_size")
+    assert re.match(r".*stage 2: 5 runs .*overlap_comm, reduce_bucket_size", findings.lines[0])
 
 
 def test_keys_without_effect_at_the_best_stage_are_left_alone() -> None:
@@ -50,8 +52,8 @@ def test_a_skipped_stage_with_keys_of_its_own_runs_once_and_close_behind_its_key
     found = search(world, space(overlap_comm=(False, True)))
     assert world.at(1) == [] and world.at(2) == [16, 16]
     assert max(world.runs, key=with_overlap) == {"stage": 2, "mbs": 16, "overlap_comm": True}
-    assert any(line.startswith("stage 2 is skipped but for one run: ") for line in found.told)
-    assert any(line.startswith("stage 1 is skipped: ") for line in found.told)
+    assert any(re.match(r"stage 2 .*skipped .*one run: ", line) for line in found.notes)
+    assert any(re.match(r"stage 1 .*skipped: ", line) for line in found.notes)
 
 
 def test_a_stage_far_behind_has_its_keys_left_alone() -> None:

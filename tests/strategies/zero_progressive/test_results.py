@@ -83,12 +83,12 @@ def test_the_users_own_configuration_is_left_where_it_is_the_best(tmp_path: Path
     }
 
 
-def test_a_study_does_not_go_on_with_another_configuration(tmp_path: Path) -> None:
+def test_a_study_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
     write_config(tmp_path, CONFIG)
     tune(tmp_path, COMMAND).optimize(n_trials=1)
     tune(tmp_path, COMMAND, resume=True).optimize(n_trials=2)
     write_config(tmp_path, {**CONFIG, "gradient_clipping": 0.5})
-    with pytest.raises(StudyError, match=r"with ds.json \(contents \w{12}\).* cannot be compared"):
+    with pytest.raises(StudyError, match=r"ds\.json \(contents \w{12}\)"):
         tune(tmp_path, COMMAND, resume=True).optimize(n_trials=3)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from zenith_tune.strategies.zero_progressive.feasibility import HALF, SINGLE, ZeroSetting, shown, state_bytes
@@ -74,10 +76,13 @@ def test_stage_3_gathers_no_more_weights_than_may_live_at_once() -> None:
 
 
 def test_the_sum_is_shown_with_its_arithmetic() -> None:
-    words = shown(state_bytes(setting(2, reduce_bucket_size=2**29)), "activations 1.0 GiB")
-    assert words == "1e9 parameters x (2 + 2/4 + 16/4) bytes at stage 2; activations 1.0 GiB; buffers 1.0 GiB"
+    states, activations, buffers = shown(
+        state_bytes(setting(2, reduce_bucket_size=2**29)), "activations 1.0 GiB"
+    ).split("; ")
+    assert all(part in states for part in ("1e9", "(2 + 2/4 + 16/4)", "stage 2"))
+    assert activations == "activations 1.0 GiB" and "1.0 GiB" in buffers
 
 
 def test_what_is_in_host_memory_is_said() -> None:
-    words = state_bytes(setting(3, offload_optimizer=True, offload_param=True)).arithmetic
-    assert words.endswith("optimizer and weights in host memory")
+    arithmetic = state_bytes(setting(3, offload_optimizer=True, offload_param=True)).arithmetic
+    assert re.search(r"optimizer .*weights .*host memory$", arithmetic)

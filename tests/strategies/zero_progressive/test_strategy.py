@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -30,7 +31,7 @@ class TestContract(StrategyContract):
 def test_the_first_run_is_a_profile_at_the_smallest_micro_batch() -> None:
     found = search(World(), space((2, 4, 8)))
     assert found.world.runs[0] == {"stage": 0, "mbs": 2}
-    assert found.world.whys[0] == "profiling run: the smallest micro-batch"
+    assert found.world.whys[0].startswith("profiling run")
 
 
 @pytest.mark.parametrize("edge", SIZES)
@@ -87,8 +88,8 @@ def test_a_peak_between_the_runs_is_found_where_growth_ends() -> None:
 def test_a_stage_is_skipped_where_a_lower_one_runs_the_largest_micro_batch() -> None:
     found = search(World())
     assert found.world.at(1) == found.world.at(2) == found.world.at(3) == []
-    assert found.reasons["stage 1"] == "micro-batch 16, the largest there is, runs without it"
-    assert any(line.startswith("stage 3 is skipped: ") for line in found.told)
+    assert "micro-batch 16, " in found.reasons["stage 1"] and "largest" in found.reasons["stage 1"]
+    assert any(line.startswith("stage 3 ") and "skipped: " in line for line in found.notes)
 
 
 def test_a_stage_is_skipped_where_its_micro_batch_cannot_be_larger_and_the_arithmetic_says_so() -> None:
@@ -104,8 +105,8 @@ def test_a_stage_is_skipped_where_its_micro_batch_cannot_be_larger_and_the_arith
     found = search(World(peak=peak, edges={0: 0, **edges}), space(), subject=job)
     assert edges == {1: 3, 2: 4, 3: 6}
     assert found.world.at(1) == [1, 2, 4] and found.world.at(2) == [4] and found.world.at(3) == []
-    assert "its micro-batch is no larger than the 4" in found.reasons["stage 3"]
-    assert "bytes at stage 3; activations measured" in found.reasons["stage 3"]
+    assert "the 4" in found.reasons["stage 3"]
+    assert re.search(r"bytes .*stage 3; activations measured", found.reasons["stage 3"])
 
 
 def test_a_higher_stage_is_tried_with_larger_micro_batches_alone() -> None:
@@ -118,19 +119,20 @@ def test_a_higher_stage_is_tried_from_the_smallest_where_lower_ones_do_not_fit()
     found = search(World(edges={0: 0, 1: 0, 2: 4, 3: 4}))
     assert found.world.at(0) == found.world.at(1) == [1]
     assert found.world.at(2)[0] == 1 and 4 in found.world.at(2)
-    assert found.reasons["stage 0"] == "micro-batch 1 does not run (oom): CUDA out of memory"
+    assert re.match(r"micro-batch 1 .*\(oom\): CUDA out of memory$", found.reasons["stage 0"])
 
 
 def test_a_stage_that_is_pruned_costs_no_run_and_its_reason_is_kept() -> None:
-    found = search(World(pruned=lambda point: "needs 161 GiB of 79 GiB" if point["stage"] == 0 else None))
+    why = "needs 161 GiB of 79 GiB"
+    found = search(World(pruned=lambda point: why if point["stage"] == 0 else None))
     assert found.world.at(0) == []
-    assert found.reasons["stage 0"] == "micro-batch 1 is not run: needs 161 GiB of 79 GiB"
+    assert re.match(rf"micro-batch 1 .*: {why}$", found.reasons["stage 0"])
 
 
 def test_a_stage_that_breaks_does_not_end_the_search() -> None:
     found = search(World(broken=(0, 2), edges={1: 2}))
     assert found.world.at(0) == [1] and 2 in found.world.at(1) and found.world.at(3)
-    assert "does not run (error): RuntimeError: broken" in found.reasons["stage 2"]
+    assert "(error): RuntimeError: broken" in found.reasons["stage 2"]
 
 
 def test_a_stage_that_promises_too_little_is_skipped() -> None:
@@ -138,7 +140,7 @@ def test_a_stage_that_promises_too_little_is_skipped() -> None:
     world = World(speed=lambda point: 1 / (1 + 0.05 / int(point["mbs"])), edges={0: 8})
     found = search(world, space((1, 8, 16), stages=(0, 1)), strategy=ZeroProgressiveStrategy(plateau=0.01))
     assert world.at(1) == []
-    assert found.reasons["stage 1"] == "micro-batch 16 promises no more than +0.3%"
+    assert re.match(r"micro-batch 16 .*\+0\.3%$", found.reasons["stage 1"])
 
 
 def test_a_run_that_is_short_of_memory_is_no_end_of_growth() -> None:
@@ -189,12 +191,12 @@ def test_the_summary_has_one_row_per_stage() -> None:
     assert [row[0] for row in findings.rows] == ["stage 0", "stage 1", "stage 2", "stage 3"]
     assert [int(row[1]) for row in findings.rows] == [len(found.world.at(stage)) for stage in range(4)]
     assert findings.rows[0][2:5] == ("666.7 samples/s", "4", "4")
-    assert found.strategy.why_done() == "no stage is left that can be faster"
+    assert "faster" in str(found.strategy.why_done())
 
 
 def test_where_nothing_runs_the_end_says_so() -> None:
     found = search(World(broken=(0, 1, 2, 3)))
-    assert found.strategy.why_done() == "no stage runs at any micro-batch"
+    assert "micro-batch" in str(found.strategy.why_done()) and "faster" not in str(found.strategy.why_done())
 
 
 def test_a_spent_budget_leaves_a_summary() -> None:
@@ -205,12 +207,12 @@ def test_a_spent_budget_leaves_a_summary() -> None:
     assert findings is not None and findings.rows[0][1] == "2" and strategy.why_done() is None
 
 
-def test_a_space_of_another_preset_is_refused_with_a_cure() -> None:
+def test_a_space_of_another_preset_is_refused_with_a_hint() -> None:
     with pytest.raises(UsageError, match=r"'stage'.*--preset deepspeed"):
         ZeroProgressiveStrategy().optimize(World(), {"mbs": IntParameter(1, 4)}, Direction.MAXIMIZE)
     with pytest.raises(UsageError, match=r"'mbs'.*CategoricalParameter"):
         ZeroProgressiveStrategy().max_trials({**space(), "mbs": IntParameter(1, 4)})
-    with pytest.raises(UsageError, match="whole numbers from 1"):
+    with pytest.raises(UsageError, match=r"'mbs'.*whole numbers"):
         ZeroProgressiveStrategy().max_trials(space((0, 1)))
 
 

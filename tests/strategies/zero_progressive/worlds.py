@@ -82,7 +82,7 @@ class Search:
 
     world: World
     strategy: ZeroProgressiveStrategy
-    told: list[str]
+    notes: list[str]
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -101,8 +101,8 @@ def search(
     num_slots: int = 1,
     strategy: ZeroProgressiveStrategy | None = None,
 ) -> Search:
-    told: list[str] = []
+    notes: list[str] = []
     chosen = strategy or ZeroProgressiveStrategy()
-    chosen.prepare(TunedJob(subject=subject, tell=told.append, num_slots=num_slots))
+    chosen.prepare(TunedJob(subject=subject, tell=notes.append, num_slots=num_slots))
     chosen.optimize(world, search_space or space(), direction)
-    return Search(world=world, strategy=chosen, told=told)
+    return Search(world=world, strategy=chosen, notes=notes)
