@@ -91,24 +91,10 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_path: Path) -> None:
-    # A trial is slower while another one holds its own file.
-    busy = tmp_path / "busy"
-    busy.mkdir()
-    command = (
-        f"sh -c 'touch {busy}/{{x}}; sleep 0.2; n=$(ls {busy} | wc -l); sleep 0.2; rm {busy}/{{x}}; "
-        "echo value: $((100000 * {x} / (10 + n)))'"
-    )
-    witness = Witness()
-    options: dict[str, Any] = {
-        "parallel": 4,
-        "needs": {"gpus_per_node": 2},
-        "listener": witness,
-        "strategy": GridStrategy(),
-    }
-    tune(tmp_path, command, ToyPreset(range(10, 14)), **options).optimize()
+    witness, best = alone_study(tmp_path, {x: (100.0 * x / 14, 100.0 * x / 11) for x in range(10, 14)})
     [line] = [note for note in witness.notes if "alone" in note]
     assert "slow one another" in line and "it stays the best" in line
-    assert witness.end is not None and witness.end.study.best is not None and witness.end.study.best.is_alone
+    assert best.is_alone and best.params["x"] == 13
     alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
     assert alone[0] == 13 and len(alone) > 1
 
@@ -209,7 +195,11 @@ def test_the_best_is_one_that_ran_alone_also_where_another_printed_as_much_besid
     tmp_path: Path, other: float
 ) -> None:
     witness, best = alone_study(tmp_path, {1: (100.0, 99.0), 2: (other, other)})
-    assert (best.is_alone, best.params["x"], best.value) == (True, 1, 99.0)
+    # Of two that printed the same, the one that began first is run again; the two begin together.
+    first = min((trial for trial in witness.trials if not trial.is_alone), key=lambda each: (-each.value, each.number))
+    x = first.params["x"]
+    assert other == 100.0 or x == 1
+    assert (best.is_alone, best.params["x"], best.value) == (True, x, {1: 99.0, 2: other}[x])
     assert sum(trial.is_alone for trial in witness.trials) == 1
 
 
