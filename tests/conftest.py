@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.forked_command import run_forked, start_server
+from tests.forked_command import run_forked
 from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
 from tests.started_processes import end_started
@@ -92,13 +92,8 @@ def nothing_is_left_running() -> Iterator[None]:
     end_started()
 
 
-@pytest.fixture(scope="session")
-def _command_server() -> None:
-    start_server()
-
-
 @pytest.fixture
-def zenithtune(_command_server: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a process and an empty folder of its own."""
 
     def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
