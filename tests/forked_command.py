@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
@@ -45,6 +46,8 @@ class ForkedCommand:
         self._process = _CONTEXT.Process(target=_main, args=given)
         self._process.start()
         self.pid = self._process.pid or 0
+        self.stdout = self
+        self._num_read = 0
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -62,11 +65,24 @@ class ForkedCommand:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
-        return _read(self._out).decode(), _read(self._err).decode()
+        return _read(self._out)[self._num_read :].decode(), _read(self._err).decode()
+
+    def readline(self) -> str:
+        """Return the next line of the output, as soon as it is there."""
+        is_over = False
+        while b"\n" not in (left := _read(self._out)[self._num_read :]) and not is_over:
+            is_over = self.poll() is not None  # what it printed last is looked at once more
+            time.sleep(0.01)
+        line = left[: left.find(b"\n") + 1 or None]
+        self._num_read += len(line)
+        return line.decode()
 
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.runners.fake_nvidia_smi import put_on_path
-from tests.started_processes import start_process
+from tests.started_processes import start_forked
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import PresetTuner, RegexEvaluator
@@ -117,10 +115,10 @@ def test_the_same_best_as_in_sequence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum: signal.Signals) -> None:
-    command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "demo", "--strategy", "grid"]
+    command = ["optimize", "--preset", "demo", "--strategy", "grid"]
     command += ["--parallel", "3", "--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-baseline"]
     command += ["--", "sh", "-c", f"touch {tmp_path}/$$; sleep 60; echo {{tp}} {{mbs}} {{recompute}} {{gbs}}"]
-    process = start_process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start_forked(command, tmp_path, os.environ)
     try:
         deadline = time.monotonic() + 120
         while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 3 and time.monotonic() < deadline:
