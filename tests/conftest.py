@@ -15,6 +15,7 @@ from tests.forked_command import run_forked
 from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
 from tests.started_processes import end_started
+from tests.thoroughness import examples
 
 if TYPE_CHECKING:
     from tests.report.browser.browsers import Browser
@@ -27,6 +28,7 @@ hypothesis.settings.register_profile(
     "steady",
     deadline=None,
     derandomize=True,
+    max_examples=examples(100),
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("steady")
