@@ -43,14 +43,32 @@ def pytest_configure() -> None:
             signal.signal(signum, lambda *_: None)  # still without effect here, but not inherited
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that are given more time begin first: one that begins last leaves the other cores idle."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker begin with tests that are given more time: one that begins last leaves the other cores idle.
+
+    `--dist worksteal` first hands each worker as many tests as another, in their order.
+    """
 
     def timeout_s(item: pytest.Item) -> float:
         mark = item.get_closest_marker("timeout")
         return 0.0 if mark is None else float(mark.args[0])
 
-    items.sort(key=lambda item: timeout_s(item) <= 300)
+    files: dict[Path, list[pytest.Item]] = {}  # tests of one file share what they set up
+    for item in sorted(items, key=timeout_s, reverse=True):
+        if timeout_s(item) > 300:
+            files.setdefault(item.path, []).append(item)
+    long = list(files.values())
+    others = [item for item in items if timeout_s(item) <= 300]
+    num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    ends = [len(items) * worker // num_workers for worker in range(num_workers + 1)]
+    items.clear()
+    for worker, end in enumerate(ends[1:]):
+        items += [item for file in long[worker::num_workers] for item in file]
+        count = max(end - len(items), 0)
+        items += others[:count]
+        del others[:count]
+    items += others
 
 
 @pytest.hookimpl(wrapper=True)

@@ -116,6 +116,7 @@ def test_torchrun_spans_two_hosts(runner: HostfileRunner, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_deepspeed_is_started_once_and_goes_to_the_trials_hosts(
     hosts: SshHosts, runner: HostfileRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
