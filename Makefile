@@ -12,6 +12,7 @@ demo: $(VENV)/.base  ## tune the bundled fake trainer
 # Many tests wait for processes, so that four workers keep two cores busy; compiled modules are kept for all of them.
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
 # `test` still has one real path of every engine that is installed.
+# Of random examples and seeds `test` draws a few; CI, which sets ZENITHTUNE_REQUIRE=all, and `test-all` draw the rest.
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONDONTWRITEBYTECODE= python -m pytest --dist worksteal -n 4
 
 test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores

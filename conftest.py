@@ -1,8 +1,4 @@
-"""What pytest leaves out where an extra is missing."""
+"""What pytest leaves out."""
 
-from __future__ import annotations
-
-import importlib.util
-
-# Doctests are collected by importing, and these import torch.
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["src/zenith_tune/mimo/*"]
+# Doctests are collected by importing, in every worker, and these load torch: tests/mimo/test_doctests.py runs them.
+collect_ignore_glob = ["src/zenith_tune/mimo/*"]

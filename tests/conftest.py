@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.forked_command import run_forked, start_server
+from tests.forked_command import run_forked
 from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
 from tests.started_processes import end_started
+from tests.thoroughness import examples
 
 if TYPE_CHECKING:
     from tests.report.browser.browsers import Browser
@@ -27,6 +28,7 @@ hypothesis.settings.register_profile(
     "steady",
     deadline=None,
     derandomize=True,
+    max_examples=examples(100),
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("steady")
@@ -41,14 +43,32 @@ def pytest_configure() -> None:
             signal.signal(signum, lambda *_: None)  # still without effect here, but not inherited
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that are given more time begin first: one that begins last leaves the other cores idle."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker begin with tests that are given more time: one that begins last leaves the other cores idle.
+
+    `--dist worksteal` first hands each worker as many tests as another, in their order.
+    """
 
     def timeout_s(item: pytest.Item) -> float:
         mark = item.get_closest_marker("timeout")
         return 0.0 if mark is None else float(mark.args[0])
 
-    items.sort(key=lambda item: timeout_s(item) <= 300)
+    files: dict[Path, list[pytest.Item]] = {}  # tests of one file share what they set up
+    for item in sorted(items, key=timeout_s, reverse=True):
+        if timeout_s(item) > 300:
+            files.setdefault(item.path, []).append(item)
+    long = list(files.values())
+    others = [item for item in items if timeout_s(item) <= 300]
+    num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    ends = [len(items) * worker // num_workers for worker in range(num_workers + 1)]
+    items.clear()
+    for worker, end in enumerate(ends[1:]):
+        items += [item for file in long[worker::num_workers] for item in file]
+        count = max(end - len(items), 0)
+        items += others[:count]
+        del others[:count]
+    items += others
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,13 +112,8 @@ def nothing_is_left_running() -> Iterator[None]:
     end_started()
 
 
-@pytest.fixture(scope="session")
-def _command_server() -> None:
-    start_server()
-
-
 @pytest.fixture
-def zenithtune(_command_server: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a process and an empty folder of its own."""
 
     def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 ROOT = Path(__file__).resolve().parent.parent
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
+@functools.cache
 def start_server() -> None:
     """Start the process whose forks run the commands."""
     before = os.environ.get("PYTHONPATH")
@@ -28,24 +33,76 @@ def start_server() -> None:
         os.environ["PYTHONPATH"] = before
 
 
+class ForkedCommand:
+    """Run `zenithtune ARGUMENTS` in a folder; has as much of subprocess.Popen as tests use."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        start_server()
+        streams = Path(mkdtemp(dir=folder.parent))
+        self.args = list(arguments)
+        self.returncode: int | None = None
+        self._out, self._err = streams / "out", streams / "err"
+        given = (arguments, folder, dict(environment), self._out, self._err)
+        self._process = _CONTEXT.Process(target=_main, args=given)
+        self._process.start()
+        self.pid = self._process.pid or 0
+        self.stdout = self
+        self._num_read = 0
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._process.join(timeout)
+            if self._process.exitcode is None:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0, *map(_read, (self._out, self._err)))
+            self.returncode = self._process.exitcode
+            self._process.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return _read(self._out)[self._num_read :].decode(), _read(self._err).decode()
+
+    def readline(self) -> str:
+        """Return the next line of the output, as soon as it is there."""
+        is_over = False
+        while b"\n" not in (left := _read(self._out)[self._num_read :]) and not is_over:
+            is_over = self.poll() is not None  # what it printed last is looked at once more
+            time.sleep(0.01)
+        line = left[: left.find(b"\n") + 1 or None]
+        self._num_read += len(line)
+        return line.decode()
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""  # one that was killed at once has written nothing
+
+
 def run_forked(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """Run `zenithtune ARGUMENTS` in a folder, as subprocess.run would."""
-    with TemporaryDirectory() as streams:
-        out, err = Path(streams, "out"), Path(streams, "err")
-        process = _CONTEXT.Process(target=_main, args=(arguments, folder, dict(environment), out, err))
-        process.start()
-        try:
-            process.join(timeout_s)
-            if process.exitcode is None:
-                raise subprocess.TimeoutExpired(list(arguments), timeout_s, out.read_bytes(), err.read_bytes())
-        finally:
-            process.kill()
-            process.join()
-        done = subprocess.CompletedProcess(list(arguments), process.exitcode, out.read_text(), err.read_text())
-        process.close()
-        return done
+    command = ForkedCommand(arguments, folder, environment)
+    try:
+        out, err = command.communicate(timeout_s)
+    finally:
+        command.kill()
+        code = command.wait()
+    return subprocess.CompletedProcess(command.args, code, out, err)
 
 
 def _main(arguments: Sequence[str], folder: Path, environment: dict[str, str], out: Path, err: Path) -> None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-_STARTED: list[subprocess.Popen[Any]] = []
+from tests.forked_command import ForkedCommand
+
+_STARTED: list[subprocess.Popen[Any] | ForkedCommand] = []
 
 
 def start_process(*args: Any, **options: Any) -> subprocess.Popen[Any]:
     """Start a process as subprocess.Popen does."""
     process = subprocess.Popen(*args, **options)
+    _STARTED.append(process)
+    return process
+
+
+def start_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> ForkedCommand:
+    """Start `zenithtune ARGUMENTS` in a process of its own, without the seconds that a new interpreter takes."""
+    process = ForkedCommand(arguments, folder, environment)
     _STARTED.append(process)
     return process
 
@@ -21,6 +32,7 @@ def end_started() -> None:
         process = _STARTED.pop()
         process.kill()
         process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        if isinstance(process, subprocess.Popen):
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()

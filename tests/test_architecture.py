@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -59,6 +60,7 @@ def _imported(node: ast.ImportFrom) -> Iterator[str]:
         yield home or (within if within in MODULES else str(node.module))
 
 
+@functools.cache
 def imports() -> set[tuple[str, str]]:
     """Return every import between modules of the package, also those inside functions, as (importer, imported)."""
     found = set()

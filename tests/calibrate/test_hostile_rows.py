@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.calibrate.rows import LLAMA, read, table
 from tests.mentions import mentions
+from tests.thoroughness import examples
 from zenith_tune.calibrate.calibration_fit import calibrate
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.time_fit import unusable
@@ -33,7 +34,7 @@ def test_a_missing_column_is_no_traceback(tmp_path: Path, column: str) -> None:
     unusable(run)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(sorted(MEASURED)), st.sampled_from(NASTY), max_size=4))
 def test_odd_values_are_left_out_or_fitted(tmp_path: Path, changes: dict[str, str]) -> None:
     try:

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.probe.full_disk import full_disk, write_full_disk
 from tests.probe.rank_script import SHAPE, is_alive, marked_processes, started, training, write_script
 from tests.start_cost import assert_answers_quickly
-from tests.started_processes import start_process
+from tests.started_processes import start_forked
 from zenith_tune.calibrate.probed_runs import FILE_NAME
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -117,8 +117,7 @@ def test_an_interrupt_ends_the_rank_and_keeps_the_finished_layouts(tmp_path: Pat
     write_script(tmp_path)
     layouts = ("--layout", "TP2", "--layout", "PP2", "--layout", "TP4")
     arguments = ["probe", *CLUSTER, *layouts, "--", *training(STANDIN_4="hang")]
-    command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
-    prober = start_process(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    prober = start_forked(arguments, tmp_path, os.environ)
     try:
         deadline = time.monotonic() + 120
         while not any(rank == 4 for rank, _, _ in started(tmp_path)):
@@ -147,9 +146,7 @@ def test_what_a_killed_probe_left_is_ended_by_the_next_and_its_log_masked(run: R
         "--",
         *training(STANDIN="secret", HF_TOKEN=secret),
     ]
-    command = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]
-    slow = os.environ | {"STANDIN_STEP_S": "100"}
-    killed = start_process(command, cwd=tmp_path, env=slow, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = start_forked(arguments, tmp_path, os.environ | {"STANDIN_STEP_S": "100"})
     deadline = time.monotonic() + 120
     while not any(secret in path.read_text() for path in tmp_path.rglob("log.txt")):
         assert time.monotonic() < deadline and killed.poll() is None, "the rank never said its secret"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import FAKE_TRAINER
+from tests.forked_command import ForkedCommand, run_forked
 from tests.report.studies import TRIALS, recorded
 from tests.serve.served import Client, wait_until
-from tests.started_processes import start_process
+from tests.started_processes import start_forked
 from zenith_tune.serve.access import Access
-
-SERVE = [sys.executable, "-m", "zenith_tune.cli.main", "serve"]
 
 
 class Remote:
@@ -32,20 +30,10 @@ class Remote:
 
 
 @contextmanager
-def serving(
-    folder: Path, *options: str, env: dict[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[tuple[ForkedCommand, str]]:
     """Start the command and return its process and the line with its address."""
-    process = start_process(
-        [*SERVE, *options],
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_forked(["serve", *options], folder, {**os.environ, **(env or {})})
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.communicate()[1]
         yield process, line
@@ -62,10 +50,10 @@ def client_of(line: str) -> Client:
 
 
 def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path) -> None:
-    optimize = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--preset", "megatron", "--study-name", "s"]
+    optimize = ["optimize", "--preset", "megatron", "--study-name", "s"]
     trainer = [sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.2", "--train-iters", "200"]
     options = ["--args", "n_gpus=8,gbs=16", "--n-trials", "3", "--no-baseline", "--no-early-stop"]
-    tuner = start_process([*optimize, *options, "--", *trainer], cwd=tmp_path, stdout=-3, stderr=-3)
+    tuner = start_forked([*optimize, *options, "--", *trainer], tmp_path, os.environ)
     try:
         wait_until(lambda: (tmp_path / "zenithtune-out" / "s" / "trials" / "0000" / "log.txt").exists())
         with serving(tmp_path) as (process, line):
@@ -130,7 +118,7 @@ def test_the_page_is_opened_in_the_browser_that_the_user_has(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_served_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:
-    done = subprocess.run([*SERVE, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_forked(["serve", *options], tmp_path, os.environ, 120)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert line in done.stderr.replace(f"{tmp_path}/", "")
 
@@ -139,6 +127,6 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", TRIALS[:2])
     with serving(tmp_path) as (_, line):
         port = str(client_of(line).server.port)
-        done = subprocess.run([*SERVE, "--port", port], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = run_forked(["serve", "--port", port], tmp_path, os.environ, 120)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and all(part in done.stderr for part in (port, "127.0.0.1", "--port"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.requirements import skip
 
-_START_S = 20.0
+_START_S = 120.0
 _SERVER = """
 {listen}
 HostKey {folder}/host_key

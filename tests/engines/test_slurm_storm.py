@@ -18,7 +18,7 @@ from zenith_tune import Outcome, PresetTuner, Trial
 from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.runners.slurm.runner import SlurmRunner
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TRAINER = """
 case $1 in

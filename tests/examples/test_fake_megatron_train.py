@@ -21,7 +21,7 @@ BEST = (
 
 def run(*options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", str(TRAINER), "--iteration-seconds", "0", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
 
 def tflops(*options: str) -> float:
@@ -45,7 +45,7 @@ def test_a_line_ends_in_its_throughput_and_the_first_one_is_warm_up() -> None:
 
 def test_a_run_takes_a_fraction_of_a_second() -> None:
     started = time.monotonic()
-    assert subprocess.run([sys.executable, "-I", str(TRAINER)], capture_output=True, timeout=30).returncode == 0
+    assert subprocess.run([sys.executable, "-I", str(TRAINER)], capture_output=True, timeout=120).returncode == 0
     assert 0.1 < time.monotonic() - started < 60
 
 

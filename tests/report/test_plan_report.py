@@ -15,7 +15,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
     [
         [*LARGE, "--pareto"],
         ["--model", "qwen3-235b-a22b", "--cluster", "h100x256", "--gbs", "510", "--seq", "4096"],
-        ["--model", "deepseek-v3", "--cluster", "h100x1024", "--gbs", "1024", "--seq", "4096", "--what-if", "mem=+60"],
+        ["--model", "qwen3-30b-a3b", "--cluster", "h100x32", "--gbs", "64", "--seq", "4096", "--what-if", "mem=+60"],
         [
             "--model",
             "llama3-70b",

@@ -23,9 +23,9 @@ def digest(root: Path, *trials: Any, name: str = "t", **changes: Any) -> Json:
     return StudyDigest(StudyReader(study.url, name)).object()
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Json:
-    return digest(tmp_path / "out", name="s")
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Json:
+    return digest(tmp_path_factory.mktemp("study") / "out", name="s")
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,13 @@ class Client:
     def events(self, path: str = "/events", **headers: str) -> Iterator[Iterator[Json]]:
         """Listen; each change is yielded with its id."""
         request = urllib.request.Request(self.base + path, headers={**self.headers, **_named(headers)})
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             yield _changes(response)
 
     def _send(self, request: urllib.request.Request) -> Reply:
         opener = urllib.request.build_opener(_NoRedirect)
         try:
-            with opener.open(request, timeout=30) as response:
+            with opener.open(request, timeout=120) as response:
                 return Reply(response.status, response.headers, response.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -131,7 +131,7 @@ def serving_of(studies: StudyIndex, token: str | None = None, port: int = 0, loo
     finally:
         server.shutdown()
         server.close()
-        thread.join(10)
+        thread.join(120)
 
 
 def wait_until(is_so: Callable[[], bool], limit_s: float = 120.0) -> None:

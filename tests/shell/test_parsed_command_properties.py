@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from zenith_tune.shell import ParsedCommand, plain_value
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import find_secrets
@@ -193,7 +194,7 @@ def read_back(own: list[str], names: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=examples(250), deadline=None, derandomize=True)
 @given(command=commands(), options=INJECTED)
 def test_the_program_gets_the_options_and_otherwise_what_it_got_before(
     shell: Shell, command: str, options: dict[str, Value]
@@ -214,7 +215,7 @@ def test_the_program_gets_the_options_and_otherwise_what_it_got_before(
     assert edited.set(options) == edited
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(command=commands(), name=st.sampled_from(OPTIONS))
 def test_the_program_loses_an_option_and_gains_a_flag_and_keeps_the_rest(shell: Shell, command: str, name: str) -> None:
     filled, _ = fill_placeholders(command, {"mbs": 3})
@@ -233,7 +234,7 @@ def test_the_program_loses_an_option_and_gains_a_flag_and_keeps_the_rest(shell: 
     assert flagged.add_flag(FLAG) is flagged
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(command=commands())
 def test_without_shell_syntax_words_and_assignments_are_those_of_the_shell(shell: Shell, command: str) -> None:
     line = ParsedCommand.of(fill_placeholders(command, {"mbs": 3})[0])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from zenith_tune.presets.megatron_lm.job import find_pretrain_run
 from zenith_tune.shell.script import ProgramRun
 
@@ -194,7 +195,7 @@ SHELL_TEXT = r"""torchrun pretrain_gpt.py if then fi else A=( ) "$@" ${A[@]} $((
     -z case in esac ' " ${A:- } eval bash -c cd shift unset # \ ` $( { ${@:3} == ${#A} local for do done"""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from([*SHELL_TEXT.split(), "\n"])))
 def test_no_text_makes_it_fail(words: list[str]) -> None:
     for text in (" ".join(words), "".join(words)):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from zenith_tune.shell import secrets
 from zenith_tune.shell.secrets import find_secrets, mask, mask_environment, mask_file
 
@@ -199,7 +200,7 @@ def test_a_secret_that_is_no_valid_text_is_masked(tmp_path: Path) -> None:
 NASTY = st.text(alphabet="ab*'\"\\ $é", min_size=1, max_size=6).filter(lambda text: text.strip("*"))
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
 @given(found=st.lists(NASTY, max_size=4), pieces=st.lists(st.one_of(NASTY, st.integers(0, 3)), max_size=8))
 def test_a_masked_text_never_holds_a_secret(found: list[str], pieces: list[str | int]) -> None:
     text = "".join(piece if isinstance(piece, str) else found[piece] if piece < len(found) else "." for piece in pieces)
@@ -209,7 +210,7 @@ def test_a_masked_text_never_holds_a_secret(found: list[str], pieces: list[str |
         assert masked == text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(data=st.data(), size=st.integers(1, 40))
 def test_a_file_is_masked_in_place_whatever_the_size_of_chunks(
     data: st.DataObject, size: int, tmp_path_factory: pytest.TempPathFactory

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.thoroughness import examples
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Operator, Redirection, Word, lex
 from zenith_tune.shell.options import Splice, apply_splices, splices_in_source
@@ -134,7 +135,7 @@ def test_every_token_knows_its_exact_place() -> None:
 SHELL_TEXTS = st.text(alphabet="ab1-=~*?[]{},.#!^%$'\"\\ \t\nxu0:@/é", max_size=24)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(500), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(text=SHELL_TEXTS)
 def test_any_static_text_is_read_as_a_real_shell_reads_it(text: str) -> None:
     try:
@@ -147,7 +148,7 @@ def test_any_static_text_is_read_as_a_real_shell_reads_it(text: str) -> None:
     assert [token.value for token in tokens if isinstance(token, Word)] == ran.stdout.decode().split("\0")[:-1]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(text=SHELL_TEXTS)
 def test_a_text_that_a_real_shell_accepts_is_never_refused(text: str) -> None:
     try:
@@ -172,7 +173,7 @@ QUOTED = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
 @given(source=QUOTED, data=st.data(), new=st.text(alphabet="a 4'\"$\\`", max_size=4))
 def test_an_edit_of_a_words_value_lands_in_the_source_whatever_the_quotes(
     source: str, data: st.DataObject, new: str

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future
+from types import FrameType
 
 import pytest
 
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy, side_by_side, single
+from zenith_tune.strategies.base import EvalFunction, TuningStrategy, await_first, side_by_side, single
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.megatron_heuristic import FIXED, MegatronHeuristicStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
@@ -132,3 +135,31 @@ def test_what_a_trial_raises_comes_out() -> None:
 def test_no_walks_find_nothing() -> None:
     walks: list[Generator[Params, Trial, Trial]] = []
     assert side_by_side(Slots(num_slots=2), walks) == []
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_is_still_acted_on() -> None:
+    class StruckError(Exception):
+        pass
+
+    def strike(signum: int, frame: FrameType | None) -> None:
+        raise StruckError
+
+    is_blocked = threading.Event()
+
+    def send() -> None:
+        is_blocked.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    previous = signal.signal(signal.SIGUSR1, strike)
+    thread = threading.Thread(target=send)
+    thread.start()
+    # Blocked here, the signal is received by the other thread, and no system call of this one is interrupted.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        with pytest.raises(StruckError):
+            is_blocked.set()
+            await_first([Future()])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        signal.signal(signal.SIGUSR1, previous)
+        thread.join()

@@ -18,7 +18,7 @@ from tests import toy_plugin
 from tests.started_processes import start_process
 from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
-from tests.tuning.test_interruption import marked_processes, start, wait_for
+from tests.tuning.test_interruption import marked_processes, start, start_interpreter, wait_for
 from zenith_tune import Outcome, PresetTuner, TuningEvaluator
 from zenith_tune.errors import StudyError, TrialExhausted, UsageError
 from zenith_tune.runners.local.runner import LocalRunner
@@ -123,7 +123,7 @@ def test_a_process_that_shed_its_mark_and_its_session_is_ended_too(tmp_path: Pat
 
 
 def test_sigquit_is_an_orderly_stop(tmp_path: Path) -> None:
-    tuner = start(tmp_path, f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'")
+    tuner = start_interpreter(tmp_path, f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'")
     wait_for((tmp_path / "on").exists)
     tuner.send_signal(signal.SIGQUIT)
     tuner.communicate(timeout=120)

@@ -17,28 +17,40 @@ from pathlib import Path
 import pytest
 
 from tests import toy_plugin
+from tests.forked_command import ForkedCommand
 from tests.requirements import need_root
-from tests.started_processes import start_process
+from tests.started_processes import start_forked, start_process
 from zenith_tune.record.source import find_study
 
 NUM_KILLS = 50
 NUM_POINTS = 240
 
 
-def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> subprocess.Popen[str]:
-    """Start the real command line with the toy preset."""
-    plugins = folder / "plugins"
-    env = toy_plugin.install(plugins) if not plugins.exists() else {}
-    env = env or {"PYTHONPATH": os.pathsep.join([str(plugins), str(Path(__file__).parents[2])])}
-    arguments = ["optimize", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
+def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> ForkedCommand:
+    """Start the command line with the toy preset in a process of its own."""
+    return start_forked(_arguments(command, *options, n=n), folder, _environment(folder))
+
+
+def start_interpreter(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> subprocess.Popen[str]:
+    """Start it as a user does: from nothing, and with pipes."""
     return start_process(
-        [sys.executable, "-m", "zenith_tune.cli.main", *arguments],
+        [sys.executable, "-m", "zenith_tune.cli.main", *_arguments(command, *options, n=n)],
         cwd=folder,
-        env={**os.environ, **env},
+        env=_environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _arguments(command: str, *options: str, n: int) -> list[str]:
+    return ["optimize", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    plugins = folder / "plugins"
+    env = toy_plugin.install(plugins) if not plugins.exists() else {}
+    return {**os.environ, **(env or {"PYTHONPATH": os.pathsep.join([str(plugins), str(Path(__file__).parents[2])])})}
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
@@ -81,7 +93,7 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
 
 @pytest.mark.slow
 def test_a_study_whose_reader_is_gone_ends_and_says_why(tmp_path: Path) -> None:
-    tuner = start(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'")
+    tuner = start_interpreter(tmp_path, "sh -c 'sleep 0.1; echo value: {x}'")
     assert tuner.stdout is not None
     tuner.stdout.readline()
     tuner.stdout.close()

@@ -95,7 +95,7 @@ class Talker:
 def watch(tmp_path: Path, evaluator: TuningEvaluator, log: str, best: Trial | None = None) -> tuple[JobResult, Any]:
     folder = tmp_path / "trial"
     folder.mkdir()
-    job = LocalRunner(grace_s=0.3).submit(Talker(tmp_path, log, 0.02).command, folder, Resources(), timeout_s=20)
+    job = LocalRunner(grace_s=0.3).submit(Talker(tmp_path, log, 0.02).command, folder, Resources(), timeout_s=120)
     return TrialWatch(evaluator, EarlyStop(), {}, best).wait(job)
 
 
@@ -156,4 +156,5 @@ def test_looking_takes_at_most_a_hundredth_of_the_time(tmp_path: Path) -> None:
     evaluator = Slow()
     result, _ = watch(tmp_path, evaluator, "hello\n" * 75)
     assert result.duration_s > 1.5
-    assert evaluator.num_calls == 1, "a look of 20 ms is followed by a pause of 2 s"
+    most = 1 + (result.duration_s - 1) // 2
+    assert 1 <= evaluator.num_calls <= most, "the first look is after 1 s; one of 20 ms is followed by a pause of 2 s"

@@ -159,7 +159,21 @@ class TrialsUnderWay(Generic[T]):
 
     def wait(self) -> None:
         """Block until one of them has ended."""
-        wait(self._running, return_when=FIRST_COMPLETED)
+        await_first(self._running)
+
+
+_SIGNAL_CHECK_S = 1.0
+
+
+def await_first(futures: Iterable[Future[T]]) -> None:
+    """Block until one of some futures is done, ready to act on a signal all the while.
+
+    Python runs a signal's handler between two instructions of the main thread. A signal that comes just before this
+    thread begins to wait, or that another thread receives, ends no wait: without a limit it would be lost.
+    """
+    futures = list(futures)
+    while not wait(futures, _SIGNAL_CHECK_S, FIRST_COMPLETED).done:
+        pass
 
 
 def side_by_side(eval_fn: EvalFunction, walks: Iterable[Generator[Params, Trial, R]]) -> list[R]:

@@ -18,6 +18,7 @@ from zenith_tune.errors import (
 )
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
+from zenith_tune.strategies.base import await_first
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
@@ -80,7 +81,9 @@ class TrialScheduler:
 
     def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
         """Try a point and return its trial."""
-        return self._answer(Point(dict(params), why), run_now=True).result()
+        future = self._answer(Point(dict(params), why), run_now=True)
+        await_first([future])  # another tuner may be running it
+        return future.result()
 
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
         """Start a trial and return at once."""
@@ -95,6 +98,7 @@ class TrialScheduler:
         """Wait for everything that was submitted; raises the first error that came of it."""
         errors = []
         for future in list(self._answered.values()):  # what another tuner runs may yet have to run here
+            await_first([future])
             with contextlib.suppress(CancelledError):
                 errors.append(future.exception())
         self._pool.shutdown(wait=True)

@@ -21,6 +21,7 @@ from zenith_tune.record.storage import database_path, full_disk_is_clear
 from zenith_tune.runners.base import Job, Runner
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
+from zenith_tune.strategies.base import await_first
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
@@ -152,7 +153,10 @@ class StudySession:
         if answer is not None and not answer.done():
             what = "your own command" if is_baseline else "what comes next"
             self._notifier.noted(f"another tuner runs {what}: waiting for it")
-        return None if answer is None else answer.result()
+        if answer is None:
+            return None
+        await_first([answer])
+        return answer.result()
 
     def run_point(self, params: Params, identity: str, why: str = "") -> Trial:
         """Run a point that was never run."""

@@ -114,10 +114,11 @@ def test_a_timeout_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_
     folder = tmp_path / "trial"
     folder.mkdir()
     runner = LocalRunner(grace_s=0.3)
-    job = runner.submit(command, folder, Resources(), timeout_s=3)
+    job = runner.submit(command, folder, Resources(), timeout_s=500)
     wait_until(pids.exists)
     found = read_pids(pids)
-    assert all(is_running(pid) for pid in found)
+    assert all(is_running(pid) for pid in found) and job.began is not None
+    job.began -= 500  # as if it had run for so long
     assert job.wait().end is End.TIMED_OUT
     assert [pid for pid in found if is_running(pid)] == []
 
@@ -216,14 +217,14 @@ def test_another_process_with_the_orphans_pid_is_not_touched(tmp_path: Path) -> 
 
 def test_a_second_interrupt_ends_a_deaf_trial_at_once(tmp_path: Path) -> None:
     command, pids = start_stubborn(tmp_path)
-    runner = LocalRunner(grace_s=60)
+    runner = LocalRunner(grace_s=600)
     job = runner.submit(command, tmp_path, Resources())
     wait_until(pids.exists)
     runner.interrupt()
     threading.Timer(0.5, runner.interrupt).start()
     start = time.monotonic()
     assert job.wait().end is End.CANCELLED
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 200
 
 
 def test_a_failure_in_front_of_a_pipe_is_a_failure(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_assignments_in_front_and_quotes_reach_the_program(tmp_path: Path) -> No
 
 
 def test_a_command_that_reads_its_input_finds_none(tmp_path: Path) -> None:
-    assert LocalRunner().submit("cat", tmp_path, Resources(), timeout_s=10).wait().end is End.EXITED
+    assert LocalRunner().submit("cat", tmp_path, Resources(), timeout_s=120).wait().end is End.EXITED
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmRunner]:
     monkeypatch.setattr(slurm_job, "_FORGOTTEN_S", 0.2)
     monkeypatch.setattr(slurm_job, "_RECORD_GRACE_S", 0.2)
-    made = SlurmRunner(call_timeout_s=1, grace_s=0.2)
+    made = SlurmRunner(call_timeout_s=5, grace_s=0.2)
     yield made
     made.close()
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def ended(runner: SlurmRunner, slurm: FakeSlurm, folder: Path, state: str, reason: str = "None") -> JobResult:
     slurm.answer("squeue", f"41|{state}|{reason}|n[1-2]|0:07|zenithtune\n")
-    result = runner.submit("train", folder, Resources()).wait(20)
+    result = runner.submit("train", folder, Resources()).wait(120)
     assert result is not None
     return result
 
@@ -109,7 +109,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_record(
     slurm.refuse("squeue", "slurm_load_jobs error: Invalid job id specified\n")
     job = runner.submit("train", folder, Resources())
     note_exit(folder, 0)
-    result = job.wait(20)
+    result = job.wait(120)
     assert result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
 
 
@@ -117,7 +117,7 @@ def test_a_job_that_slurm_has_forgotten_without_a_record_is_lost(
     runner: SlurmRunner, slurm: FakeSlurm, folder: Path
 ) -> None:
     slurm.answer("squeue", "")
-    result = runner.submit("train", folder, Resources()).wait(20)
+    result = runner.submit("train", folder, Resources()).wait(120)
     assert result is not None and (result.end, result.place) == (End.LOST, "")
     assert "job 41" in result.reason
 
@@ -126,23 +126,22 @@ def test_a_job_that_is_held_is_shown_and_ends_its_trial(runner: SlurmRunner, slu
     slurm.answer("scancel", "")
     slurm.answer("squeue", "41|PENDING|JobHeldUser||0:00|zenithtune\n")
     states: list[str] = []
-    result = runner.submit("train", folder, Resources(), on_state=states.append).wait(20)
+    result = runner.submit("train", folder, Resources(), on_state=states.append).wait(120)
     assert result is not None and (result.end, result.exit_code) == (End.EXITED, None)
     assert states == ["pending (JobHeldUser)"] and "JobHeldUser" in result.reason
     assert slurm.calls("scancel") == ["41"]
 
 
-def test_a_scheduler_that_hangs_is_waited_for_and_reported_once(
-    runner: SlurmRunner, slurm: FakeSlurm, folder: Path
-) -> None:
+@pytest.mark.usefixtures("runner")
+def test_a_scheduler_that_hangs_is_waited_for_and_reported_once(slurm: FakeSlurm, folder: Path) -> None:
     slurm.hang("squeue", 60)
     states: list[str] = []
-    job = runner.submit("train", folder, Resources(), on_state=states.append)
+    job = SlurmRunner(call_timeout_s=1, grace_s=0.2).submit("train", folder, Resources(), on_state=states.append)
     assert job.wait(3) is None
     assert len(states) == 1 and mentions(states[0], "squeue", "1 s")
     note_exit(folder, 0)
     slurm.answer("squeue", "41|COMPLETED|None|n1|0:07|zenithtune\n")
-    result = job.wait(20)
+    result = job.wait(120)
     assert result is not None and result.exit_code == 0
 
 
@@ -157,7 +156,7 @@ def test_a_job_that_sbatch_took_without_an_answer_is_not_submitted_again(
     )
     slurm.refuse("sbatch", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
     note_exit(folder, 0, job_id="57")
-    result = runner.submit("train", folder, Resources()).wait(20)
+    result = runner.submit("train", folder, Resources()).wait(120)
     assert result is not None and result.exit_code == 0
     assert len(slurm.calls("sbatch")) == 1
     assert json.loads((folder / "job.json").read_text())["job"] == "57"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import shutil
@@ -39,7 +38,8 @@ printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
 exit "$code"
 """
 _MAX_EXIT_CODE = 255
-_MAX_POLL_MS = 2**31 - 1
+_MAX_POLL_S = 1.0
+"""A signal that comes just before the main thread begins to wait does not wake it."""
 
 
 @RunnerRegistry.register("local")
@@ -103,13 +103,13 @@ class LocalRunner(Runner):
             os.close(self._stop_writer)
 
     def wait_for_exit(self, pid: int, limit_s: float) -> None:
-        """Sleep until the process exits, the runner is interrupted, or so many seconds have passed."""
+        """Sleep until the process exits or the runner is interrupted, at most `limit_s` and at most a second."""
         pidfd = os.pidfd_open(pid)
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             poll.register(self._stop_reader, select.POLLIN)
-            poll.poll(None if limit_s == math.inf else min(max(0.0, limit_s) * 1000, _MAX_POLL_MS))
+            poll.poll(min(max(0.0, limit_s), _MAX_POLL_S) * 1000)
         finally:
             os.close(pidfd)
 

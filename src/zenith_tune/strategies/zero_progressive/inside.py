@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.strategies.base import EvalFunction
+from zenith_tune.strategies.base import EvalFunction, await_first
 from zenith_tune.strategies.zero_progressive.axes import MEMORY_MODES, matters
 from zenith_tune.strategies.zero_progressive.rung import NOT_RUN, RungSearch
 from zenith_tune.study.parameters import Direction, Params, Value
@@ -128,6 +128,8 @@ class InsideSearch:
         if self._num_slots == 1:
             return [self._eval_fn.run(point, why) for point in points]
         futures = [self._eval_fn.submit(point, why) for point in points]
+        for future in futures:
+            await_first([future])
         return [future.result() for future in futures]
 
 
