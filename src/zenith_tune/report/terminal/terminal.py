@@ -186,8 +186,9 @@ class TerminalReporter(StudyListener):
                 self._say(f"no trial was run: {stays}" if is_cut else f"nothing was worth a trial: {stays}")
             self._print_warnings(end)
             return
-        who = "your own command" if fastest.is_baseline else f"trial {fastest.number}"
-        label = self._labels.get(fastest.number or 0, "")
+        first = study.first_run(fastest) or fastest
+        who = "your own command" if fastest.is_baseline else f"trial {first.number}"
+        label = self._labels.get(first.number or 0, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
         self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.spread)}")
         if not fastest.is_baseline:
@@ -217,7 +218,7 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_spread(study.noise)}: confirm it with --repeats 3"
+            noise = f", within the noise of{format_spread(study.noise)}"
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise * study.is_within_noise}")
         if note := batch_note(study):
             self.noted(note)
