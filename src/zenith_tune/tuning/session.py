@@ -34,6 +34,8 @@ from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import OrphanedTrials
 
 _PAUSE_S = 0.5
+CONFIRMING = 1.2
+"""How many times as long as at first the runs that confirm a gain are taken to last, where a budget must hold them."""
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -221,29 +223,36 @@ class StudySession:
         capacity = config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
         return verdict_of(self.study, config.budget, num_gpus=config.num_gpus or 1, capacity_bytes=capacity)
 
-    def _left_s(self) -> float | None:
-        """Return how long a trial that starts now may run by the budget; None: as long as it takes."""
+    def _left_s(self, *, keeps: bool) -> float | None:
+        """Return how long a trial that starts now may run by the budget; None: as long as it takes.
+
+        `keeps` leaves room to run the best and the user's own command again.
+        """
         num_gpus, now = self.config.num_gpus or 1, time.monotonic()
         running_s = sum(now - start for start in list(self._running.values()))
-        return self.config.budget.left_s(
+        left_s = self.config.budget.left_s(
             gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=now - self._began, num_gpus=num_gpus
         )
+        again = (self.study.best, self.study.baseline) if keeps and self.config.confirm else ()
+        kept_s = CONFIRMING * sum(trial.duration_s or 0.0 for trial in again if trial is not None)
+        return None if left_s is None else left_s - kept_s
 
-    def _check_budget(self) -> None:
-        left_s = self._left_s()
+    def _check_budget(self, *, keeps: bool) -> None:
+        left_s = self._left_s(keeps=keeps)
         if left_s is not None and left_s <= 0:
             raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent")
 
-    def _limit_s(self, *, is_baseline: bool = False) -> float | None:
+    def _limit_s(self, *, is_baseline: bool = False, keeps: bool = True) -> float | None:
         """Return how long a trial may run: by the timeouts, and by what is left of the budget as it starts."""
         timeouts = self.config.timeouts
-        limits = (timeouts.fixed_s if is_baseline else timeouts.limit_s(self.study), self._left_s())
+        limits = (timeouts.fixed_s if is_baseline else timeouts.limit_s(self.study), self._left_s(keeps=keeps))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
         self._wait_while_paused()
-        self._check_budget()
+        keeps = not identity.endswith(RERUN)
+        self._check_budget(keeps=keeps)
         record = self._require_record()
         started, job = self._orphans.pop(identity)
         if started is None:
@@ -256,7 +265,7 @@ class StudySession:
                 self.others.own(number)
             started = replace(started, number=number, folder=self.config.place.folder.trial(number).path)
         folder = TrialFolder(started.folder or self.config.place.folder.path)
-        limit_s = self._limit_s(is_baseline=is_baseline)
+        limit_s = self._limit_s(is_baseline=is_baseline, keeps=keeps)
         label = self.label(started)
         self._notifier.started(started, label, self._execution.first_log(folder), limit_s)
         self._running[started.number or 0] = time.monotonic()
@@ -288,7 +297,7 @@ class StudySession:
                 on_state=lambda state: self._notifier.state(started.number or 0, state),
                 on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),
                 is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
-                limit_s=lambda: None if started.is_baseline else self._limit_s(),
+                limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
             )
             with full_disk_is_clear(folder.path):
                 if job is not None:
