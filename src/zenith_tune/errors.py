@@ -75,7 +75,7 @@ class TrialExhausted(StudyLimitReached):
 
 
 class EveryRunFailsAlike(StudyLimitReached):
-    """End a study whose runs all fail for one reason that no other point can cure."""
+    """End a study whose runs all fail for one reason that no other point can avoid."""
 
 
 class ConsecutiveDuplicateLimitExceeded(StudyLimitReached):

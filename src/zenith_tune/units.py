@@ -1,4 +1,4 @@
-"""Where numbers become words for people: GiB and ms are made only here."""
+"""How numbers are written for people: GiB and ms are made only here."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def best_so_far(study: Study) -> list[tuple[int, float]]:
         # What ran again alone counts as it ran then.
         if trial.value is None or not math.isfinite(trial.value) or f"{trial.identity}{RERUN}" in again:
             continue
-        # What only ran beside others, and was not believed in the end, does not count either.
+        # What only ran beside others, and did not hold in the end, does not count either.
         if limit is not None and study.direction.better(trial.value, than=limit):
             continue
         if not found or study.direction.better(trial.value, than=found[-1][1]):

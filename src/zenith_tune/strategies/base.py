@@ -135,7 +135,7 @@ R = TypeVar("R")
 class TrialsUnderWay(Generic[T]):
     """Run trials side by side, each with what the strategy knows it by.
 
-    A strategy looks first, learns what it is told, and only then picks: on a runner with room for one it so knows
+    A strategy looks first, learns the results, and only then picks: on a runner with room for one it so knows
     every result before the next pick, and asks the same points each time.
     """
 

@@ -34,8 +34,8 @@ NEEDS_PACKAGES = {"CmaEsSampler": ("cmaes",), "GPSampler": ("torch", "scipy"), "
 class OptunaStrategy(TuningStrategy):
     """Ask an Optuna sampler for points and tell it their values.
 
-    The study that the sampler sees lives in memory and depends on nothing but the seed and the values told. A resumed
-    study is therefore asked the same points again, answers them from its record, and goes on where it stopped.
+    The study that the sampler sees lives in memory and depends on nothing but the seed and the values. A resumed
+    study is therefore asked the same points again, answers them from its record, and continues where it stopped.
 
     >>> OptunaStrategy(sampler="NSGA-II", seed=1).sampler
     'NSGA-II'
@@ -48,7 +48,7 @@ class OptunaStrategy(TuningStrategy):
         _check_packages(_class_name(sampler) if isinstance(sampler, str) else type(sampler).__name__)
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        import optuna  # not at the top: a mistake in an argument is told long before this is loaded
+        import optuna  # not at the top: a mistake in an argument is reported long before this is loaded
 
         distributions = {name: to_distribution(parameter) for name, parameter in search_space.items()}
         with _quiet():

@@ -14,7 +14,7 @@ from zenith_tune.study.parameters import Direction, Parameter
 
 @StrategyRegistry.register("random")
 class RandomStrategy(TuningStrategy):
-    """Draw points until the budget is spent; a resumed study draws the same ones again and goes on from there."""
+    """Draw points until the budget is spent; a resumed study draws the same ones again and continues from there."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = checked_seed(seed)

@@ -70,6 +70,6 @@ class OrphanedTrials:
         job = self._execution.find(folder, self._timeout_s, tell)
         if job is not None:
             waits = bool(states) and states[0].startswith("pending")
-            status = "still waits in the queue: it keeps its place" if waits else "still runs: it goes on"
+            status = "still waits in the queue: it keeps its place" if waits else "still runs: it continues"
             self._notifier.noted(f"trial {number}, left by a tuner that was killed, {status}")
         return job

@@ -317,11 +317,11 @@ class StudySession:
         """Start no trial while somebody asked for a pause; those that run continue."""
         if not self._control.is_paused():
             return
-        self._notifier.noted("paused: no further trial starts until the study is told to go on")
+        self._notifier.noted("paused: no further trial starts until it is continued")
         while self._control.is_paused():
             self._interruption.check()
             time.sleep(_PAUSE_S)
-        self._notifier.noted("the study goes on")
+        self._notifier.noted("continued")
 
     def _in_one_unit(self, trial: Trial) -> Trial:
         """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""

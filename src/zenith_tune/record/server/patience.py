@@ -16,7 +16,7 @@ T = TypeVar("T")
 DEFAULT_PATIENCE_S = 120.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 3.0
 _STAYS = ("28", "3D", "53100", "53200")
-"""Beginnings of SQLSTATE codes that waiting does not cure: who asks, for which database, no space, no memory."""
+"""Beginnings of SQLSTATE codes that waiting does not fix: who asks, for which database, no space, no memory."""
 _MOMENTARY = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many")
 
 

@@ -16,7 +16,7 @@ from zenith_tune.study.parameters import Params, Value
 
 Places = npt.NDArray[np.intp]
 MAX_CANDIDATES = 200_000
-"""More are not told apart by a handful of trials, and take seconds to weigh after each."""
+"""A handful of trials cannot tell more apart, and take seconds to weigh after each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from zenith_tune.study.trial import Outcome, Trial
 
 STUDIES = " + studies on this machine"
 FILE_NAME = "prior.json"
-"""In the study's folder: what it began with, so that a resumed study goes on as it would have."""
+"""In the study's folder: what it began with, so that a resumed study continues as it would have."""
 
 MAX_NAME = 100
 
@@ -59,7 +59,7 @@ def kept_calibration(folder: Path) -> Calibration | None:
     try:
         return load_calibration(path) if path.is_file() else None
     except UsageError as error:
-        raise UsageError(error.problem, hint=f"delete {path}, and the study goes on with what is known now") from None
+        raise UsageError(error.problem, hint=f"delete {path}, and the study continues with what is known now") from None
 
 
 def keep(
@@ -67,14 +67,14 @@ def keep(
 ) -> Path | None:
     """Refine `calibration` by the runs of a study and keep it for the next one; None where they are too few.
 
-    The runs are those that have taught nothing yet; `memory_error` is what was found of the error that all estimates of
+    The runs are those that were not learned from yet; `memory_error` is the error that all estimates of
     memory share.
     """
     path = learned_path(subject)
     if path is None:
         return None
     try:
-        # Another study may have taught meanwhile: what it found is refined, not forgotten.
+        # Another study may have been kept meanwhile: what it found is refined, not forgotten.
         start = _learned(path) or calibration
         learned = calibrate(
             runs,

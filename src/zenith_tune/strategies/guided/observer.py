@@ -23,7 +23,7 @@ FILE_NAME = "taught.json"
 
 
 class CountedTrials:
-    """Hold the numbers of trials that have taught; without a folder there are none."""
+    """Hold the numbers of trials that were learned from; without a folder there are none."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / FILE_NAME if folder is not None else None

@@ -247,7 +247,7 @@ class MemoryPosterior:
 
     @property
     def common_error(self) -> float:
-        """What is believed of the error that all layouts share, as the logarithm of needed over estimated."""
+        """The expected error that all layouts share, as the logarithm of needed over estimated."""
         return float(self._weights() @ self._common)
 
     def observe_fits(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""What is believed of every layout before the first trial: the planner's estimate, and how it may be wrong.
+"""What is predicted of every layout before the first trial: the planner's estimate, and how it may be wrong.
 
 A step time may be off in four ways, each a normal error of its logarithm: all layouts alike (the machine is faster or
 slower than thought), by a coefficient (matrix products, links, launches: layouts that lean on it are off together),

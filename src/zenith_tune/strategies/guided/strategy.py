@@ -123,7 +123,7 @@ class _Search:
         self._is_over = False
         self._learn_baseline()
         name, cluster = job.subject.model.name, job.subject.cluster.name
-        self.opening = f"guided: {len(self.candidates)} layouts of {name} on {cluster} weighed on paper, {origin}"
+        self.opening = f"guided: {len(self.candidates)} layouts of {name} on {cluster}, {origin}"
 
     def run(self, eval_fn: EvalFunction) -> None:
         """Pick and learn until nothing is worth a trial."""
@@ -147,12 +147,12 @@ class _Search:
         from zenith_tune.strategies.guided.learned import keep, measured_run
         from zenith_tune.strategies.guided.observer import CountedTrials
 
-        taught, layouts = CountedTrials(self._job.folder), self.picker.prior.layouts
-        new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in taught.numbers]
+        counted, layouts = CountedTrials(self._job.folder), self.picker.prior.layouts
+        new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in counted.numbers]
         runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
         path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
         if path is not None:
-            taught.add([trial.number for _, trial in new if trial.number is not None])
+            counted.add([trial.number for _, trial in new if trial.number is not None])
             self._job.tell(f"learned: kept for the next study in {path}")
 
     def why_done(self) -> str | None:
@@ -209,17 +209,17 @@ class _Search:
 
 LEAST_SHARE = 0.05
 """Smaller shares of a step limit nothing."""
-COLUMNS = ("trial", "paper s", "expected s", "took s", "off", "paper GiB", "peak GiB", "layout")
+COLUMNS = ("trial", "planned s", "expected s", "measured s", "off", "planned GiB", "peak GiB", "layout")
 
 
 def review_row(prior: Prior, index: int, expected_s: float, log_step: float | None, trial: Trial) -> tuple[str, ...]:
     """Return a row of the table: a layout as it was estimated, as it was expected when picked, and as it was."""
-    paper_s, memory = math.exp(prior.log_step[index]), float(prior.estimate.memory_bytes[index])
+    planned_s, memory = math.exp(prior.log_step[index]), float(prior.estimate.memory_bytes[index])
     measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
     off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
     peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
     number = "base" if trial.is_baseline else str(trial.number if trial.number is not None else "")
-    figures = (f"{paper_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
+    figures = (f"{planned_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
     return (number, *figures, layout_name(layout_at(prior.layouts, index)))
 
 
@@ -229,7 +229,7 @@ def limits_of_best(prior: Prior, index: int) -> str:
     shares = {name: float(part[index]) / step_s for name, part in prior.estimate.time_parts.items()}
     large = sorted((item for item in shares.items() if item[1] >= LEAST_SHARE), key=lambda item: -item[1])
     summary = ", ".join(f"{CAUSES.get(name, name)} {share:.0%}" for name, share in large)
-    return f"the best layout's step is, on paper, {summary}"
+    return f"the best layout's predicted step is {summary}"
 
 
 def mean_error(errors: Sequence[float]) -> str:
