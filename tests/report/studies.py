@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from zenith_tune.record.folder import DATABASE_NAME, StudyFolder
@@ -125,10 +130,35 @@ class Recorded:
 
 
 def recorded(root: Path, trials: Iterable[Trial] = TRIALS, *, name: str = "s", **changes: Any) -> Recorded:
-    """Write a whole study."""
+    """Write a whole study; the usual one is written once in a process and copied, which takes a tenth of the time."""
+    if trials is TRIALS and not changes and not root.exists():
+        original = _usual(name)
+        study = copy(original)
+        header(root.parent)
+        shutil.copytree(original.folder.output_dir, root)
+        _move(root / DATABASE_NAME, original.folder.output_dir.parent, root.parent)
+        study.folder, study.url = StudyFolder(root, name), database_url(root / DATABASE_NAME)
+        return study
     study = Recorded(root, name, header(root.parent, **changes)).run(trials)
     study.record.close()
     return study
+
+
+@functools.cache
+def _usual(name: str) -> Recorded:
+    folder = Path(mkdtemp(prefix="zenithtune-usual-study-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    study = Recorded(folder / "out", name, header(folder)).run(TRIALS)
+    study.record.close()
+    return study
+
+
+def _move(database: Path, old: Path, new: Path) -> None:
+    """Let a copied study name its own folder."""
+    with sqlite3.connect(database) as connection:
+        for table in ("study_user_attributes", "trial_user_attributes"):
+            connection.execute(f"update {table} set value_json = replace(value_json, ?, ?)", (str(old), str(new)))
+    connection.close()
 
 
 def multiplied(database: Path, count: int) -> None:

@@ -82,7 +82,7 @@ def cost_stage_layers(
 ) -> FloatArray:
     """Return the layers of a stage where blocks are dealt by cost, as nanotron's `build_model` does.
 
-    Blocks are taken in order; a stage ends when its cost exceeds (L*c + H)*(r+1)/p, and keeps the block that
+    Blocks are taken in order; a stage ends when the cost so far exceeds (L*c + H)*(r+1)/p, and keeps the block that
     exceeds it. Stages 0..r hold min(L, floor((L*c + H)*(r+1)/(p*c)) + 1) layers; late stages may hold none.
 
     >>> cost_stage_layers(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
