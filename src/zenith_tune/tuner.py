@@ -306,7 +306,7 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         num_finished=len(session.recorded),
         notes=config.notes([*runner.notes(), *runner.command_notes(config.command)]),
         num_slots=runner.num_slots,
-        budget=config.budget,
+        budget=config.priced_budget,
         num_gpus=config.num_gpus or 1,
         first_state=FIRST_STATE if runner.shares_machine else "starting",  # there it may have to wait
         labels={trial.number or 0: session.label(trial) for trial in session.recorded.values()},

@@ -54,6 +54,16 @@ def gpu_spec(name: str) -> GpuSpec:
     return GpuSpec(name=name, memory_bytes=round(entry["memory_gib"] * GIB), **rates)
 
 
+def public_price(name: str) -> float | None:
+    """Return what a GPU costs for an hour, in dollars, by the catalog's dated list; None where it has none.
+
+    >>> public_price("h100"), public_price("v100-32")
+    (3.85, None)
+    """
+    price = _entries().get(name, {}).get("usd_per_hour")
+    return None if price is None else float(price)
+
+
 def has_bf16(name: str) -> bool:
     """Tell whether a GPU computes in bfloat16; one that the catalog does not know is taken for a new one.
 

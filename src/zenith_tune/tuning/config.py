@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.gpu_catalog import public_price
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
@@ -106,6 +107,13 @@ class StudyConfig:
         return None if self._cluster is None else self._cluster.num_gpus
 
     @property
+    def priced_budget(self) -> Budget:
+        """The budget, with the public price of the cluster's GPUs where the user gives none."""
+        if self.budget.price is not None or self._cluster is None:
+            return self.budget
+        return replace(self.budget, price=public_price(self._cluster.gpu.name))
+
+    @property
     def header(self) -> StudyHeader:
         """What the study's record is compared by."""
         return StudyHeader(
@@ -167,6 +175,8 @@ class StudyConfig:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             notes.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
+        if self.budget.price is None and (price := self.priced_budget.price) is not None:
+            notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, 2026-08-22): see --price")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
 

@@ -221,7 +221,7 @@ class StudySession:
         """Return what the study comes to."""
         config = self.config
         capacity = config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
-        return verdict_of(self.study, config.budget, num_gpus=config.num_gpus or 1, capacity_bytes=capacity)
+        return verdict_of(self.study, config.priced_budget, num_gpus=config.num_gpus or 1, capacity_bytes=capacity)
 
     def _left_s(self, *, keeps: bool) -> float | None:
         """Return how long a trial that starts now may run by the budget; None: as long as it takes.
