@@ -52,7 +52,7 @@ def job_model(name: str | None) -> ModelSpec:
 
     if name is None:
         hint = "give --args model=NAME, a Hugging Face id or the path of a config.json"
-        raise UsageError("the model is not known", hint=hint)
+        raise UsageError("the model is not known: the command has no --model_name_or_path", hint=hint)
     return load_model(name)
 
 

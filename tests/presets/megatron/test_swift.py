@@ -251,6 +251,7 @@ def test_trials_of_ms_swift_are_measured_by_the_file_that_all_of_them_append_to(
         output_dir=tmp_path / "study",
         tune_args=args,
         listener=witness,
+        confirm=False,
     )
     best, _ = tuner.optimize()
     assert best == pytest.approx(16 * 4096 / 2.0)
