@@ -15,9 +15,9 @@ RUN_NOISE, RUN_NOISE_RUNS = 0.003, 2
 """Relative standard deviation between two runs of one command on an H200, and how many pairs of runs that is worth."""
 SURE = 1.645
 """Standard deviations to either side of an interval of 90%."""
-NEARLY_FULL = 0.97
+NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
-SAFER = 0.93
+SAFER = 0.90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

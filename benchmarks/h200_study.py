@@ -1,0 +1,92 @@
+"""One guided study of real Megatron-LM on one GPU, from a user's ordinary command to a confirmed gain.
+
+    python benchmarks/h200_study.py --tree Megatron-LM --output early.json
+    python benchmarks/h200_study.py --tree Megatron-LM --output whole.json --no-early-stop
+
+Megatron-LM without Transformer Engine needs its tree on PYTHONPATH and CUDA_DEVICE_MAX_CONNECTIONS=1. Whatever else is
+given goes to `zenithtune optimize` as it is. The rows are the events of `--json`: every trial with its duration, the
+iterations that it ran and why it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+SHAPE = (
+    "--num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --swiglu --disable-bias-linear "
+    "--normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights "
+    "--attention-dropout 0 --hidden-dropout 0"
+)
+PLAIN = (
+    "--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
+    "--no-rope-fusion --mock-data --tokenizer-type NullTokenizer --vocab-size 128256 --bf16"
+)
+RUN = (
+    "--micro-batch-size 1 --global-batch-size 16 --log-throughput --log-interval 1 --eval-iters 0 "
+    "--eval-interval 1000 --lr 1e-4 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+)
+KEPT = (
+    *("number", "label", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes"),
+    *("duration_s", "early", "why", "is_baseline", "cause"),
+)
+
+
+def main() -> None:
+    """Run the study and write its rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, required=True, help="the source tree of Megatron-LM")
+    parser.add_argument("--iterations", type=int, default=15, help="of the user's own command")
+    parser.add_argument("--output", type=Path, required=True)
+    options, more = parser.parse_known_args()
+    command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {SHAPE} {RUN}"
+    rows = study(f"{command} --train-iters {options.iterations}", more)
+    options.output.write_text(json.dumps({**rows, "command": command, "argv": sys.argv[1:]}, indent=1) + "\n")
+    print(json.dumps(rows["summary"], indent=1))
+
+
+def study(command: str, more: list[str]) -> dict[str, Any]:
+    """Return every run of the study, and what they cost together."""
+    with tempfile.TemporaryDirectory() as folder:
+        tune = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--output-dir", folder, "--json"]
+        learn = ["--strategy", "guided", "--strategy-args", "learn=false"]
+        start = time.monotonic()
+        done = subprocess.run(
+            [*tune, *learn, *more, "--", *command.split()], stdout=subprocess.PIPE, text=True, check=False
+        )
+        seconds = time.monotonic() - start
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    runs = [{name: event[name] for name in KEPT} for event in events if event["event"] == "trial_finished"]
+    end = events[-1]
+    return {
+        "summary": {
+            "seconds": round(seconds, 1),
+            "gpu_seconds": round(sum(run["duration_s"] or 0.0 for run in runs), 1),
+            "runs": len(runs),
+            "why": end.get("why"),
+            "verdict": end.get("verdict"),
+        },
+        "runs": runs,
+        "notes": [event["text"] for event in events if event["event"] == "note"],
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, str]:
+    """Return what it ran on."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = subprocess.run(query, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    return {"gpu": gpu, "python": platform.python_version(), "torch": version("torch")}
+
+
+if __name__ == "__main__":
+    main()
