@@ -12,25 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-SHAPE = (
-    "--num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 --group-query-attention "
-    "--num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --swiglu --disable-bias-linear "
-    "--normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights "
-    "--attention-dropout 0 --hidden-dropout 0"
-)
-PLAIN = (
-    "--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
-    "--no-rope-fusion --mock-data --tokenizer-type NullTokenizer --vocab-size 128256 --bf16"
-)
+from h200_guided import PLAIN, SHAPE, machine
+
 RUN = (
     "--micro-batch-size 1 --global-batch-size 16 --log-throughput --log-interval 1 --eval-iters 0 "
     "--eval-interval 1000 --lr 1e-4 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
@@ -79,13 +69,6 @@ def study(command: str, more: list[str]) -> dict[str, Any]:
         "notes": [event["text"] for event in events if event["event"] == "note"],
         "machine": machine(),
     }
-
-
-def machine() -> dict[str, str]:
-    """Return what it ran on."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu = subprocess.run(query, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
-    return {"gpu": gpu, "python": platform.python_version(), "torch": version("torch")}
 
 
 if __name__ == "__main__":
