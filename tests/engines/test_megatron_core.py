@@ -73,7 +73,7 @@ def study(zenithtune: Tune, command: list[str], *options: str) -> list[dict[str,
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
-    events = study(zenithtune, launch(2, "--micro-batch-size", "1"), "--n-trials", "2")
+    events = study(zenithtune, launch(2, "--micro-batch-size", "1"), "--n-trials", "2", "--no-confirm")
     trials = [event for event in events if event["event"] == "trial_finished"]
     assert [trial["outcome"] for trial in trials] == ["ok"] * 3, trials  # with the user's own command
     searched = {tuple(trial["parameters"][name] for name in ("tp", "pp", "mbs")) for trial in trials[1:]}

@@ -107,5 +107,5 @@ def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
         "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
         "num_pruned": study.num_pruned,
         "num_repeated": study.num_repeated,
-        "trials": [trial_as_json(trial) for trial in study.runs],
+        "trials": [{**trial_as_json(trial), "identity": trial.identity} for trial in study.runs],
     }

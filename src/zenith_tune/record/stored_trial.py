@@ -25,7 +25,19 @@ TWIN_OF = "twin_of"
 """The attribute of a trial that was written once too often; it cannot be deleted, for Optuna numbers by counting."""
 _TEXTS = ("cause", "failure", "early", "unit")
 _NUMBERS = ("duration_s", "spread", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
-_EXPORTED = {*_TEXTS, *_NUMBERS, "number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters"}
+_EXPORTED = {
+    *_TEXTS,
+    *_NUMBERS,
+    "number",
+    "outcome",
+    "value",
+    "command",
+    "folder",
+    "is_baseline",
+    "why",
+    "parameters",
+    "identity",
+}
 _MOST_BITS = 1000
 """Whole numbers of more than these have no float."""
 
