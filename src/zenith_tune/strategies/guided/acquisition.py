@@ -72,6 +72,8 @@ class TrialCost:
         return result
 
 
+LEAST_GAIN = 0.01
+"""A smaller one counts for nothing: two runs of one command differ by nearly as much."""
 HOPELESS = 0.02
 """What has a smaller chance to run is not tried, also where nothing ran yet."""
 
@@ -162,7 +164,7 @@ class Acquisition:
 
     def _worth(self, mean: FloatArray, sd: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the seconds of training that a trial of each layout is expected to save, and those that it takes."""
-        fits, ahead = self.memory.fits, (self.best_log_step - mean) / sd
+        fits, ahead = self.memory.fits, (self.best_log_step - LEAST_GAIN - mean) / sd
         improvement = sd * (ahead * normal_cdf(ahead) + normal_density(ahead))
         saved: FloatArray = self.training_s() * fits * self.time.ordinary * improvement
         return saved, self.cost.expected_s(mean, fits)

@@ -51,8 +51,8 @@ SHARES = {"scale": 1.0, "neighbour": 0.4, "own": 0.7}
 """Standard deviations of the errors as shares of the calibration's spread on runs that it has not seen."""
 LEAST_SPREAD, MOST_SPREAD = 0.03, 0.3
 """Between which that spread is taken to be: no model is better, and one worse has a tail that is no news here."""
-ALL_WORK = {KNOWN: 0.15, UNKNOWN: 0.3}
-ALL_WAITING = 3.0
+ALL_WORK = {KNOWN: 0.15, UNKNOWN: 0.6}
+ALL_WAITING = 4.0
 """Factors of the errors of layouts by themselves: where a step is nothing but the GPU's own work, and where it is all
 launches and messages. Held-out residuals of the measured landscapes, less each landscape's median, have a standard
 deviation (1.48 times their median) of 0.05 above 70% of work, 0.15 from 30% to 70%, and 0.3 to 0.9 below."""
