@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 WARM_UP_S = [2.4, 1.4]
@@ -41,12 +41,13 @@ def first_reason(
     evaluator: TuningEvaluator | None = None,
     best: float | None = None,
     early_stop: EarlyStop | None = None,
+    noise: float = DEFAULT_NOISE,
 ) -> tuple[int, str, str] | None:
     """Return after how many iterations a trial with this log is ended, why, and its log then; None: it is not."""
     evaluator = evaluator or MegatronEvaluator("step_time")
     for piece in pieces(log):
         progress = evaluator.progress(piece, {})
-        reason = progress and (early_stop or EarlyStop()).judge(progress, best, evaluator.direction)
+        reason = progress and (early_stop or EarlyStop()).judge(progress, best, evaluator.direction, noise)
         if progress and reason:
             return progress.num_iterations, reason, piece
     return None

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from zenith_tune import Direction
+from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.evaluators.base import Progress
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, MIN_BEHIND, EarlyStop, study_noise
+from zenith_tune.evaluators.steady import num_warm_up, relative_spread
 
 NUM_TRIALS = 300
 NUM_ITERATIONS = 150
@@ -42,17 +43,36 @@ def _heavy_tailed(rng: random.Random) -> float:
     return 1 + 0.015 * rng.gauss(0, 1) / math.sqrt(rng.gammavariate(1.5, 2) / 3)
 
 
-def _end(values: list[float]) -> int | None:
-    """Return after how many samples the trial is ended."""
-    for num in range(RULE.min_samples, len(values) + 1):
-        if RULE.judge(Progress(values=values[:num], num_iterations=num), None, Direction.MINIMIZE):
-            return num
+class _Correlated:
+    """Draw iterations that take after one another, with a correlation of 0.6."""
+
+    def __init__(self, noise: float) -> None:
+        self._noise, self._level = noise, 0.0
+
+    def __call__(self, rng: random.Random) -> float:
+        self._level = 0.6 * self._level + 0.8 * rng.gauss(0, 1)
+        return 1 + self._noise * self._level
+
+
+def _periodic(rng: random.Random) -> float:
+    """Draw quiet iterations of which one in ten is half as slow again."""
+    return 1 + 0.003 * rng.gauss(0, 1) + (0.5 if rng.random() < 0.1 else 0.0)
+
+
+def _end(values: list[float], noise: float, best: float | None = None) -> tuple[int, str] | None:
+    """Return after how many samples the trial is ended, and why in a word."""
+    for num in range(MIN_BEHIND, len(values) + 1):
+        reason = RULE.judge(Progress(values=values[:num], num_iterations=num), best, Direction.MINIMIZE, noise)
+        if reason:
+            return num, reason.split()[0]
     return None
 
 
+@pytest.mark.parametrize("expected", [0.003, DEFAULT_NOISE], ids=["quiet study", "first trial"])
 @pytest.mark.parametrize(
     ("draw", "share_ended"),
     [
+        pytest.param(_normal(0.003), 1.0, id="normal 0.3%"),
         pytest.param(_normal(0.01), 1.0, id="normal 1%"),
         pytest.param(_normal(0.02), 0.95, id="normal 2%"),
         pytest.param(_normal(0.025), 0.9, id="normal 2.5%"),
@@ -60,20 +80,21 @@ def _end(values: list[float]) -> int | None:
         pytest.param(_skewed(0.03), 0.9, id="exponential 3%"),
         pytest.param(_heavy_tailed, 0.9, id="heavy tails"),
         pytest.param(_contaminated, 0.95, id="as measured"),
+        pytest.param(_Correlated(0.01), 0.95, id="correlated 1%"),
+        pytest.param(_periodic, 0.9, id="periodic"),
     ],
 )
 def test_at_most_one_trial_in_ten_is_ended_with_a_value_more_than_one_percent_off(
-    draw: Callable[[random.Random], float], share_ended: float
+    draw: Callable[[random.Random], float], share_ended: float, expected: float
 ) -> None:
     rng = random.Random(1)
     truth = statistics.median(draw(rng) for _ in range(50_000))
     num_ended = num_off = 0
     for _ in range(NUM_TRIALS):
         values = [draw(rng) for _ in range(NUM_ITERATIONS)]
-        num = _end(values)
-        if num is not None:
+        if (end := _end(values, expected)) is not None:
             num_ended += 1
-            num_off += abs(statistics.median(values[:num]) / truth - 1) > RULE.precision
+            num_off += abs(statistics.median(values[: end[0]]) / truth - 1) > RULE.precision
     assert num_ended >= share_ended * NUM_TRIALS, "it waits for ever: this shows nothing"
     assert 1 - num_off / num_ended >= RULE.confidence - TOLERANCE
     assert num_off / NUM_TRIALS <= 1 - RULE.confidence + TOLERANCE
@@ -82,9 +103,52 @@ def test_at_most_one_trial_in_ten_is_ended_with_a_value_more_than_one_percent_of
 @pytest.mark.parametrize("noise", [0.03, 0.04, 0.06])
 def test_in_a_run_too_short_for_its_noise_few_values_are_off_because_few_trials_are_ended(noise: float) -> None:
     rng = random.Random(2)
-    num_trials, off = NUM_TRIALS // 3, 0
+    num_trials, off = NUM_TRIALS, 0
     for _ in range(num_trials):
         values = [1 + noise * rng.gauss(0, 1) for _ in range(60)]
-        num = _end(values)
-        off += num is not None and abs(statistics.median(values[:num]) - 1) > RULE.precision
+        end = _end(values, 0.003)
+        off += end is not None and abs(statistics.median(values[: end[0]]) - 1) > RULE.precision
     assert off / num_trials <= 1 - RULE.confidence + TOLERANCE
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.02, 0.05, 0.1])
+def test_hardly_a_trial_as_fast_as_the_best_is_called_behind_however_noisy_it_is(noise: float) -> None:
+    rng = random.Random(3)
+    runs = ([math.exp(noise * rng.gauss(0, 1)) for _ in range(40)] for _ in range(2 * NUM_TRIALS))
+    ends = [_end(values, 0.003, best=1.0) for values in runs]
+    assert sum(end is not None and end[1] == "behind" for end in ends) <= 2, "0.6 are expected at 99.9%"
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.05], ids=["as before", "noisier"])
+@pytest.mark.parametrize("decay", [2.0, 5.0, 10.0])
+def test_a_warm_up_that_begins_at_twice_the_time_and_decays_slowly_is_not_taken_for_behind(
+    decay: float, noise: float
+) -> None:
+    rng = random.Random(4)
+    num_behind = 0
+    for _ in range(NUM_TRIALS // 3):
+        values = [(1 + math.exp(-index / decay)) * math.exp(noise * rng.gauss(0, 1)) for index in range(40)]
+        end = None
+        for num in range(MIN_BEHIND, len(values) + 1):
+            steady = values[num_warm_up(values[:num]) : num]
+            progress = Progress(values=steady, num_iterations=num)
+            if end := RULE.judge(progress, 1.0, Direction.MINIMIZE, 0.003):
+                break
+        num_behind += end is not None and end.startswith("behind")
+    assert num_behind <= 0.05 * NUM_TRIALS // 3
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.01])
+def test_the_confidence_is_kept_along_a_study_whose_trials_give_each_other_the_noise(noise: float) -> None:
+    rng = random.Random(5)
+    later: list[tuple[int, bool]] = []
+    for _ in range(NUM_TRIALS // 15):
+        seen: list[Trial] = []
+        for _ in range(8):
+            values = [math.exp(noise * rng.gauss(0, 1)) for _ in range(NUM_ITERATIONS)]
+            num, _ = _end(values, study_noise(seen)) or (len(values), "")
+            spread, middle = relative_spread(values[:num]), statistics.median(values[:num])
+            later += [(num, abs(middle - 1) > RULE.precision)] if seen else []
+            seen.append(Trial(params={}, outcome=Outcome.OK, value=middle, spread=spread, num_samples=num))
+    assert sum(is_off for _, is_off in later) / len(later) <= 1 - RULE.confidence + TOLERANCE
+    assert statistics.median(num for num, _ in later) <= (5 if noise == 0.003 else 10)

@@ -28,13 +28,25 @@ def test_critical_values_match_abramowitz_and_stegun_table_26_10(error: float, d
 
 
 def test_the_standard_error_is_tukeys_and_mclaughlins() -> None:
-    # A third of nine is three: 4, 5 and 6 are kept, and three of each end become 4 and 6.
-    values = [5.0, 1.0, 9.0, 2.0, 6.0, 3.0, 8.0, 4.0, 70.0]
+    # A third of twelve is four: 5 to 8 are kept, and four of each end become 5 and 8.
+    values = [5.0, 1.0, 9.0, 2.0, 6.0, 3.0, 8.0, 4.0, 70.0, 7.0, 11.0, 12.0]
     found = locate(values)
-    spread = statistics.stdev([4.0] * 4 + [5.0] + [6.0] * 4)
-    assert found.centre == 5.0
-    assert found.dof == 2
-    assert found.standard_error == pytest.approx(spread / (3 / 9 * 3))
+    spread = statistics.stdev([5.0] * 5 + [6.0, 7.0] + [8.0] * 5)
+    assert (found.centre, found.dof) == (6.5, 3)
+    assert math.sqrt(found.variance) == pytest.approx(spread / (4 / 12))
+
+
+def test_of_few_samples_all_count() -> None:
+    found = locate([1.0, 1.2, 0.9, 1.3])
+    assert found.dof == 3
+    assert found.variance == pytest.approx(statistics.variance([1.0, 1.2, 0.9, 1.3]))
+
+
+def test_what_is_known_of_the_noise_widens_the_interval_of_samples_that_agree_by_chance() -> None:
+    alike = locate([1.0, 1.001, 1.0, 0.999])
+    assert alike.with_prior(0.02).half_width(0.1) > 3 * alike.half_width(0.1)
+    apart = locate([1.0, 1.1, 0.9, 1.0])
+    assert apart.with_prior(0.001).variance == apart.variance
 
 
 def test_an_outlier_moves_nothing() -> None:
@@ -63,8 +75,8 @@ def test_the_interval_of_a_single_look_holds_its_own_error() -> None:
 
 
 def test_too_few_samples_have_no_middle() -> None:
-    with pytest.raises(ValueError, match="at least 6"):
-        locate([1.0] * 5)
+    with pytest.raises(ValueError, match="at least 2"):
+        locate([1.0])
 
 
 def test_equal_samples_are_known_exactly() -> None:

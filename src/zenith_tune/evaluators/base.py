@@ -34,6 +34,8 @@ class Progress:
 
     values: Sequence[float]
     """The value of each steady iteration, in order: what `measure` would take the median of."""
+    value: float | None = None
+    """What `measure` would return by now, where that is not their median."""
     num_iterations: int
     """How many iterations were run, warm-up included."""
     unit: str = ""

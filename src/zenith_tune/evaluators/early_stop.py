@@ -1,35 +1,52 @@
 """When a trial has shown enough: its value is known, or it surely cannot beat the best.
 
-Known. The middle of the steady iterations has a confidence interval (`location.py`) of at most 1% to either side: the
-fixed-width sequential interval of Chow and Robbins 1965, Ann. Math. Stat. 36. Looking after every iteration gives
-chance as many chances, so the error that a single look may make falls with the samples, as 8 (1 - confidence) / n.
-The 8 was found by simulation and holds the stated confidence of 90%: of a hundred trials at most ten are ended with a
-median more than 1% off the true one, whatever the noise: normal, log-normal, exponential, heavy-tailed, contaminated,
-of 0.5% to 15% (`tests/evaluators/test_early_stop_coverage.py`). Of the trials that were ended, 90 in 100 are within 1%
+What is known before its first iteration is the noise of the study: the median of the spreads that the earlier trials
+showed, weighted by their samples, with a default of 1.5% that counts for as much as five samples (`study_noise`). It
+stands beside the samples of this trial as if it were four degrees of freedom more of them, so that few iterations that
+happen to agree are not taken for a quiet run, and a quiet study needs few. Ten samples speak for themselves.
+
+Known. The middle of the steady iterations has a confidence interval of at most 1% to either side: the fixed-width
+sequential interval of Chow and Robbins 1965, Ann. Math. Stat. 36. Of fewer than ten samples both must be that narrow:
+the interval with the study's noise, and the one of this trial's samples alone, since it may be noisier than those
+before it. Looking after every iteration gives chance as many chances: the error that a single look may make falls with
+the samples, as 8 (1 - confidence) / n, and is less by (n / 10)^2 where there are fewer than ten. Both were found by
+simulation and hold the stated confidence of 90%: of a hundred trials at most ten are ended with a median more than 1%
+off the true one, whatever the noise and whatever the study's noise was: normal, log-normal, exponential, heavy-tailed,
+contaminated (`tests/evaluators/test_early_stop_coverage.py`). Of the trials that were ended, 90 in 100 are within 1%
 where the run is long enough for its noise; where it is not, few are ended, and those more by chance. Iterations that
-take after one another are allowed for up to a point: with a correlation of 0.6 and noise of 2%, 80 in 100 are.
+take after one another are allowed for up to a point: with a correlation of 0.6, 90 in 100 are within 1% at a noise of
+1%, but 70 in 100 at 2% in a study that was quiet before.
 
 It waits all the same
 - while the iterations show a trend: the halves differ by more than one and a half times the precision; or by more than
   a tenth of it, and Spearman's rank correlation with time (Daniels 1950, J. R. Stat. Soc. B 12) is larger than what
   chance gives one time in five;
 - while a single iteration moves the mean by more than the precision, such as one that waited for an evaluation or a
-  checkpoint: with every tenth iteration three times as slow, that takes 200 iterations.
+  checkpoint.
 
-Behind. The optimistic end of a one-sided interval of 99.9% is behind the best by more than the precision, and the trial
-shows no sign of getting better. Such a value is truthful, but less exact.
+A stall, a drift or a step that begins after the trial was ended is not seen.
+
+Behind. The optimistic end of a one-sided interval of 99.9% is behind the best by more than the precision; the noise of
+the study is taken to be at least 5% there, since a single noisy trial in a quiet study must not be thrown away. And it
+is no warm-up: the iterations show no trend to the better, and one that would close the gap with a time constant of 20
+iterations, a twentieth of it in each, is excluded with the same 99.9%. Such a value is truthful, but less exact.
 
 Where the middle of noisy iterations lies, and how well that is known.
 
 The middle third of the samples is averaged: the mean of what is left when a third is cut off at each end. It lies close
-to the median, whose few slow outliers it ignores as well, but has a standard error that a dozen samples can tell.
+to the median, whose few slow outliers it ignores as well, but has a standard error that a dozen samples can tell. Of
+fewer than ten samples less is cut off, so that they tell of a noise that the study has not seen before.
 
     n       samples
-    g       samples cut off at each end, a third of n
+    g       samples cut off at each end: a third; of fewer than ten samples, a third of those beyond three
     s_w     standard deviation of the samples with the cut ones set to their nearest kept neighbour
     r       correlation of one iteration with the next, never below 0
+    s_n     relative noise of the study, nu_0 degrees of freedom
     se      s_w / ((1 - 2 g / n) sqrt(n)), at n - 2 g - 1 degrees of freedom
             Tukey and McLaughlin 1963, Less vulnerable confidence and significance procedures, Sankhya A 25
+    se_n    sqrt(pi / 2) s_n / sqrt(n), of the median of normal samples: the value that a trial is recorded with
+    pooled  sqrt((nu_0 se_n^2 + nu se^2) / (nu_0 + nu)), the scaled inverse chi-squared posterior of a normal variance
+            Gelman et al. 2013, Bayesian Data Analysis, 2.6
     n_eff   n (1 - r) / (1 + r), independent samples worth as much as n that follow one another
             Bayley and Hammersley 1946, The effective number of independent observations, J. R. Stat. Soc. Suppl. 8
 
@@ -40,17 +57,19 @@ The probability is the finite series of Abramowitz and Stegun, Handbook of Mathe
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.study.parameters import Direction
+from zenith_tune.study.trial import Trial
 
 _IS_NORMAL = 1000
 """Degrees of freedom from which the distribution is taken for the normal one: they differ by less than 0.1%."""
@@ -86,44 +105,61 @@ def _inside(t: float, dof: int) -> float:
     return 2 / math.pi * (angle + math.sin(angle) * total) if is_odd else math.sin(angle) * total
 
 
-MIN_SAMPLES = 6
 _MAX_CORRELATION = 0.9
+_MEDIAN_VARIANCE = math.pi / 2
+"""Of the median of many normal samples, in variances of their mean."""
+_FEW = 10
+"""Samples below which their middle third is too few to tell a spread by, and chance makes them agree too often."""
+PRIOR_DOF = 4
+"""How many degrees of freedom the study's noise is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Hold the middle of some samples and its standard error."""
+    """Hold the middle of some samples, and how well they tell it."""
 
     centre: float
-    standard_error: float
+    variance: float
+    """Of the centre, times the number of independent samples."""
     dof: int
+    num_independent: float
+
+    @property
+    def standard_error(self) -> float:
+        """The standard deviation of the centre."""
+        return math.sqrt(self.variance / self.num_independent)
 
     def half_width(self, error: float) -> float:
         """Return how far the truth lies from the centre at most, but for a probability of `error`."""
         return critical_t(error, self.dof) * self.standard_error
 
+    def with_prior(self, noise: float) -> Location:
+        """Return the same with a relative noise known beforehand; never less noise than the samples show."""
+        prior = _MEDIAN_VARIANCE * (noise * self.centre) ** 2
+        pooled = (PRIOR_DOF * prior + self.dof * self.variance) / (PRIOR_DOF + self.dof)
+        return replace(self, variance=max(pooled, self.variance), dof=PRIOR_DOF + self.dof)
+
 
 def locate(values: Sequence[float]) -> Location:
-    """Return the mean of the middle third of at least six samples, with its standard error.
+    """Return the mean of the middle of at least two samples, with its standard error.
 
     >>> found = locate([10.0, 10.2, 9.8, 10.1, 9.9, 10.0, 30.0, 10.0, 9.9, 10.1])
-    >>> round(found.centre, 2), found.dof
-    (10.03, 3)
+    >>> round(found.centre, 2), round(found.standard_error, 2), found.dof
+    (10.03, 0.04, 3)
     """
     num = len(values)
-    if num < MIN_SAMPLES:
-        raise ValueError(f"at least {MIN_SAMPLES} samples are needed to locate their middle, but got {num}")
-    ordered, cut = sorted(values), num // 3
+    if num < 2:
+        raise ValueError(f"at least 2 samples are needed to locate their middle, but got {num}")
+    ordered, cut = sorted(values), num // 3 if num >= _FEW else max(num - 3, 0) // 3
     kept = ordered[cut : num - cut]
     nearest = [min(max(value, kept[0]), kept[-1]) for value in ordered]
-    mean = statistics.fmean(nearest)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in nearest) / (num - 1))
-    plain = spread / ((1 - 2 * cut / num) * math.sqrt(num))
-    correlation = _correlation(values)
+    mean, correlation = statistics.fmean(nearest), _correlation(values)
+    variance = sum((value - mean) ** 2 for value in nearest) / (num - 1)
     return Location(
         centre=statistics.fmean(kept),
-        standard_error=plain * math.sqrt((1 + correlation) / (1 - correlation)),
+        variance=variance / (1 - 2 * cut / num) ** 2,
         dof=len(kept) - 1,
+        num_independent=num * (1 - correlation) / (1 + correlation),
     )
 
 
@@ -168,12 +204,50 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
+DEFAULT_NOISE = 0.015
+"""What a trial is taken to be as noisy as, before the study has seen any."""
+_DEFAULT_WEIGHT = PRIOR_DOF
+# Croux and Rousseeuw 1992, Time-efficient algorithms for two highly robust estimators of scale, Compstat 1.
+_SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+"""By how much the median absolute deviation of so many samples falls short."""
+
+
+def study_noise(trials: Iterable[Trial]) -> float:
+    """Return the relative noise to expect of the next trial: the weighted median of what the earlier ones showed.
+
+    >>> from zenith_tune import Outcome
+    >>> seen = [Trial(params={}, outcome=Outcome.OK, spread=0.003, num_samples=12)] * 2
+    >>> study_noise([]), round(study_noise(seen), 4)
+    (0.015, 0.0032)
+    """
+    seen = [(DEFAULT_NOISE, _DEFAULT_WEIGHT)]
+    for trial in trials:
+        num = trial.num_samples or 0
+        # Of several runs, the spread is the one between them.
+        if trial.spread is not None and num > 1 and trial.num_runs == 1:
+            seen.append((trial.spread * _SMALL_SAMPLE.get(num, num / (num - 0.8)), num - 1))
+    seen.sort()
+    below = list(itertools.accumulate(weight for _, weight in seen))
+    return seen[bisect.bisect_left(below, below[-1] / 2)][0]
+
+
+MIN_KNOWN = 4
+"""Of fewer samples a trend cannot be seen."""
+MIN_BEHIND = 2
 _LOOKS = 8
 """How many times the error of the whole, divided by the number of samples, a single look may make."""
+_NOISY_TRIAL = 0.05
+"""How noisy a trial may be without being thrown away for it, in however quiet a study."""
 _TREND = 1.28
 """Standard deviations of a rank correlation that chance exceeds one time in five."""
+_GETS_BETTER = 1.0
+"""The same where a trial may be behind, one time in six: of two samples, any change to the better."""
 _HALVES_AGREE = 0.1
 _HALVES_DIFFER = 1.5
+_WARM_UP_ITERATIONS = 20
+"""The time constant of the slowest warm-up that a slow trial is not to be mistaken for."""
+_QUIETEST = 0.005
+"""How quiet a trial is taken to be at most when a warm-up is excluded: two or three samples may agree by chance."""
 MAX_PRECISION = 0.5
 
 
@@ -181,11 +255,11 @@ MAX_PRECISION = 0.5
 class EarlyStop:
     """Decide from the steady iterations so far whether a trial may end.
 
-    >>> steady = Progress(values=[100.0, 100.2, 99.9, 100.1] * 3, num_iterations=14)
-    >>> EarlyStop().judge(steady, best=None, direction=Direction.MINIMIZE)
-    'known within 1% after 14 iterations (90%)'
-    >>> EarlyStop(precision=0.0005).judge(steady, best=80.0, direction=Direction.MINIMIZE)
-    'behind the best by 25% after 14 iterations (99.9%)'
+    >>> steady = Progress(values=[100.0, 100.2, 99.9, 100.1, 100.0], num_iterations=7)
+    >>> EarlyStop().judge(steady, best=None, direction=Direction.MINIMIZE, noise=0.002)
+    'known within 1% after 7 iterations (90%)'
+    >>> EarlyStop(precision=0.0005).judge(steady, best=50.0, direction=Direction.MINIMIZE, noise=0.002)
+    'behind the best by 100% after 7 iterations (99.9%)'
     """
 
     precision: float = 0.01
@@ -194,7 +268,6 @@ class EarlyStop:
     """How many trials are not ended with a value that is further off than the precision, at least."""
     sure: float = 0.999
     """How sure it must be that a trial is behind the best."""
-    min_samples: int = 10
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused too.
@@ -204,19 +277,22 @@ class EarlyStop:
         for name in ("confidence", "sure"):
             if not 0.5 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} must be from 0.5 to less than 1, but got {getattr(self, name)}")
-        if self.min_samples < MIN_SAMPLES:
-            raise UsageError(f"min_samples must be at least {MIN_SAMPLES}, but got {self.min_samples}")
 
-    def judge(self, progress: Progress, best: float | None, direction: Direction) -> str | None:
-        """Return why the trial may end, its first word being "known" or "behind"; None: it continues."""
+    def judge(
+        self, progress: Progress, best: float | None, direction: Direction, noise: float = DEFAULT_NOISE
+    ) -> str | None:
+        """Return why the trial may end, its first word being "known" or "behind"; None: it continues.
+
+        `noise` is the one that the study leads to expect, as `study_noise` returns it.
+        """
         values = progress.values
-        if len(values) < self.min_samples or min(values) <= 0:
+        if len(values) < MIN_BEHIND or min(values) <= 0:
             return None
         location = locate(values)
         after = f"after {progress.num_iterations} iterations"
-        if self._is_known(values, location):
+        if self._is_known(progress, location, noise):
             return f"known within {_percent(self.precision)} {after} ({_percent(self.confidence)})"
-        if best is not None and best > 0 and self._is_behind(values, location, best, direction):
+        if best is not None and best > 0 and self._is_behind(values, location, best, direction, noise):
             gap = abs(statistics.median(values) / best - 1)
             return f"behind the best by {gap:.0%} {after} ({_percent(self.sure)})"
         return None
@@ -226,12 +302,17 @@ class EarlyStop:
         known = f"known within {_percent(self.precision)} ({_percent(self.confidence)})"
         return f"a trial ends once its value is {known}, or surely behind the best ({_percent(self.sure)})"
 
-    def _is_known(self, values: Sequence[float], location: Location) -> bool:
-        middle = statistics.median(values)
-        error = min(_LOOKS / len(values), 1) * (1 - self.confidence)
-        if location.half_width(error) > self.precision * middle:
+    def _is_known(self, progress: Progress, location: Location, noise: float) -> bool:
+        values, num = progress.values, len(progress.values)
+        if num < MIN_KNOWN:
             return False
-        return not self._drifts(values) and _largest_pull(values) <= self.precision
+        error, limit = 1 - self.confidence, self.precision * location.centre
+        half_width = location.half_width(error * min(_LOOKS / num, _LOOKS / _FEW * (num / _FEW) ** 2))
+        if num < _FEW:
+            half_width = max(half_width, location.with_prior(noise).half_width(error * min(_LOOKS / num, 1)))
+        if half_width > limit or self._drifts(values) or _largest_pull(values) > self.precision:
+            return False
+        return progress.value is None or abs(progress.value - statistics.median(values)) <= limit / 2
 
     def _drifts(self, values: Sequence[float]) -> bool:
         half = len(values) // 2
@@ -239,13 +320,32 @@ class EarlyStop:
         apart = abs(second / first - 1) / self.precision
         return apart > _HALVES_DIFFER or (apart > _HALVES_AGREE and abs(rank_trend(values)) > _TREND)
 
-    def _is_behind(self, values: Sequence[float], location: Location, best: float, direction: Direction) -> bool:
-        # Of looks after each of 10, 11, 12 ... samples, these errors add up to less than 1 - sure.
-        error = _LOOKS / len(values) ** 2 * (1 - self.sure)
-        reach = location.half_width(2 * error)
-        if direction is Direction.MINIMIZE:
-            return location.centre - reach > best * (1 + self.precision) and rank_trend(values) > -_TREND
-        return location.centre + reach < best * (1 - self.precision) and rank_trend(values) < _TREND
+    def _is_behind(
+        self, values: Sequence[float], location: Location, best: float, direction: Direction, noise: float
+    ) -> bool:
+        # The errors of looks after 2, 3, 4 ... samples add up to more than 1 - sure, but the first are hardly made: few
+        # trials are as noisy as is assumed here.
+        error = min(_LOOKS / len(values) ** 2, 1) * (1 - self.sure)
+        reach = location.with_prior(max(noise, _NOISY_TRIAL)).half_width(2 * error)
+        sign = 1 if direction is Direction.MINIMIZE else -1
+        gap = sign * (location.centre - best)
+        if gap - reach <= self.precision * best or sign * rank_trend(values) <= -_GETS_BETTER:
+            return False
+        fall = -sign * _slope(values)
+        prior = location.with_prior(max(noise, _QUIETEST))
+        unsure = critical_t(2 * (1 - self.sure), prior.dof) * _slope_error(prior, len(values))
+        return fall + unsure < gap / _WARM_UP_ITERATIONS
+
+
+def _slope(values: Sequence[float]) -> float:
+    """Return by how much the samples grow from one to the next, by least squares."""
+    times = range(len(values))
+    return statistics.linear_regression(times, values).slope
+
+
+def _slope_error(location: Location, num: int) -> float:
+    """Return the standard error of that slope, for noise whose median has this variance."""
+    return math.sqrt(location.variance / _MEDIAN_VARIANCE * 12 / (num**3 - num))
 
 
 def _largest_pull(values: Sequence[float]) -> float:

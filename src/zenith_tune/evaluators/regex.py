@@ -12,8 +12,9 @@ from itertools import islice
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
+from zenith_tune.evaluators.steady import num_warm_up, relative_spread
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
@@ -32,6 +33,10 @@ SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "median": statistics.median,
 }
+SETTLING = ("last", "median")
+"""Those whose value no longer moves once the numbers are steady: a mean keeps its warm-up, extremes only grow."""
+_QUALITY = re.compile(r"loss|acc|perplexity|ppl|error|score|reward|auc|f1|bleu|rouge|eval|valid", re.IGNORECASE)
+"""What is better the longer a program trains; its value after some iterations is not the one at the end."""
 
 
 @EvaluatorRegistry.register("regex")
@@ -41,6 +46,9 @@ class RegexEvaluator(TuningEvaluator):
     The pattern is searched line by line: `^` and `$` are the ends of a line, a match never spans two lines, and a line
     may hold several. Carriage returns end a line too. A line above 64 KiB is searched in its first and last 32 KiB. A
     search that takes more than ten seconds of work is given up.
+
+    Trials end early by numbers that are printed once an iteration, where the last or their median counts; not where the
+    pattern names a loss or another quality, which training improves.
 
     >>> RegexEvaluator(r"loss=(\\S+)", selector="min").evaluate("loss=0.5 loss=0.25\\nloss=0.75", {})
     0.25
@@ -60,6 +68,37 @@ class RegexEvaluator(TuningEvaluator):
         if not numbers:
             raise ValueError(f"pattern {self.pattern!r} is not in the log")
         return float(SELECTORS[self.selector](numbers))
+
+    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+        """Return the value; where numbers are printed once an iteration, with the spread of the steady ones."""
+        value = self.evaluate(stdout, metadata)
+        progress = self.progress(stdout, metadata)
+        if progress is None:
+            return Measurement(value=value)
+        return Measurement(value=value, spread=relative_spread(progress.values), num_samples=len(progress.values))
+
+    def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
+        """Return the steady numbers so far; None where there are fewer than two, or one is no speed."""
+        if not self.shows_progress:
+            return None
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
+        try:
+            numbers = [self._number(text) for text in self._found(lines_of(whole_lines))]
+        except (ValueError, TimeoutError):
+            return None
+        if len(numbers) < 2 or min(numbers) <= 0:
+            return None
+        paces = numbers if self.direction is Direction.MINIMIZE else [1 / number for number in numbers]
+        return Progress(
+            values=numbers[num_warm_up(paces) :],
+            value=float(SELECTORS[self.selector](numbers)),
+            num_iterations=len(numbers),
+        )
+
+    @property
+    def shows_progress(self) -> bool:
+        """Tell whether trials may be ended early."""
+        return self.selector in SETTLING and _QUALITY.search(self.pattern) is None
 
     def describe(self) -> str:
         """Say what is measured."""

@@ -191,6 +191,10 @@ class TuningPreset(ABC):
         """Return the user's own command as it runs first: as it is, but for what makes it print what is measured."""
         return command
 
+    def trial_command(self, command: str) -> str:
+        """Return the command of any run as it is launched: as it is, but printing every iteration."""
+        return command
+
     def baseline_files(self) -> dict[str, str]:
         """Return the files that this run needs beside its command, as relative path and text."""
         return {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Measurement, Progress
+from zenith_tune.evaluators.early_stop import DEFAULT_NOISE
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full, is_disk_full
@@ -43,12 +44,16 @@ class TrialRequest:
     number: int
     params: Mapping[str, Value]
     command: str
+    launched: str | None = None
+    """The same as it runs, where it has more to print than the command itself asks for."""
     identity: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     is_baseline: bool = False
     why: str = ""
     best: Trial | None = None
     """The best run so far; one that surely cannot beat it is ended early."""
+    noise: float = DEFAULT_NOISE
+    """The relative noise of an iteration that the study leads to expect."""
     resources: Resources = field(default_factory=Resources)
     on_state: OnState = nobody_listens
     on_progress: Callable[[Progress], None] = lambda progress: None
@@ -90,7 +95,11 @@ class TrialExecution:
 
     def _submit(self, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Job:
         return self._runner.submit(
-            request.command, files.path, request.resources, timeout_s=timeout_s, on_state=request.on_state
+            request.launched or request.command,
+            files.path,
+            request.resources,
+            timeout_s=timeout_s,
+            on_state=request.on_state,
         )
 
     def _followed(self, job: Job, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Trial:
@@ -112,6 +121,7 @@ class TrialExecution:
             self._early_stop,
             _metadata(request),
             request.best,
+            noise=request.noise,
             on_progress=request.on_progress,
             is_cancelled=request.is_cancelled,
             # Where jobs wait for their machine first, the limit is the one that they were submitted with.
@@ -144,7 +154,8 @@ class TrialExecution:
 
     def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder.command, f"#!/usr/bin/env bash\n{mask(request.command, self._secrets)}\n")
+        launched = mask(request.launched or request.command, self._secrets)
+        write_atomically(folder.command, f"#!/usr/bin/env bash\n{launched}\n")
         write_json(folder.trial, {"number": request.number, "parameters": dict(request.params), "outcome": "running"})
         for name, text in request.files.items():
             path = folder.path / name

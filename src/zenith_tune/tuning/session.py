@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
+from zenith_tune.evaluators.early_stop import study_noise
 from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeless, reported_capacity
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
@@ -284,15 +285,18 @@ class StudySession:
     ) -> Trial:
         """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
         try:
+            command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
             request = TrialRequest(
                 number=started.number or 0,
                 params=started.params,
-                command=fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0],
+                command=command,
+                launched=self._preset.trial_command(command),
                 identity=started.identity,
                 files=self._preset.files(started.params) if started.params else self._preset.baseline_files(),
                 is_baseline=started.is_baseline,
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
+                noise=study_noise([*filter(None, [self.study.baseline]), *self.study.trials]),
                 resources=self.config.resources,
                 on_state=lambda state: self._notifier.state(started.number or 0, state),
                 on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),

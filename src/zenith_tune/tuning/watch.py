@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Progress, TuningEvaluator
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop
 from zenith_tune.runners.base import End, Job, JobResult
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
@@ -18,11 +19,11 @@ from zenith_tune.study.trial_log import TrialLog
 FIRST_LOOK_S = 1.0
 """A trial of a fraction of a second is over before anything is saved by ending it."""
 CANCELLED_BY_HAND = "cancelled by hand"
-_SLICE_S = 1.0
 _MIN_PAUSE_S = 0.2
-_MAX_PAUSE_S = 10.0
+_MAX_PAUSE_S = 1.0
+"""How long a trial runs on at most after it has said enough; and until it ends when it is asked to."""
 _PAUSE_SHARE = 0.01
-"""The pause, as a share of the time the trial has run: what a late look may waste."""
+"""The pause, as a share of the time the trial has run."""
 _LOOK_SHARE = 0.01
 """The most of a trial's time that is spent on looking."""
 
@@ -45,6 +46,7 @@ class TrialWatch:
         metadata: Mapping[str, Any],
         best: Trial | None = None,
         *,
+        noise: float = DEFAULT_NOISE,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         is_cancelled: Callable[[], bool] = lambda: False,
         limit_s: Callable[[], float | None] = lambda: None,
@@ -56,37 +58,42 @@ class TrialWatch:
         self._evaluator = evaluator
         self._early_stop = early_stop
         self._metadata = metadata
-        self._best = best
+        self._best, self._noise = best, noise
         self._clock = clock
 
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
         """Block as `Job.wait` does; a job whose value is known is ended, and why is returned with its result."""
         start, pause_s, looks = self._clock(), FIRST_LOOK_S, self._evaluator.shows_progress
+        looked_s, seen = 0.0, 0
         while (result := self._pause(job, pause_s, start)) is None:
             began = self._clock()
+            pause_s = min(max((began - start) * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
+            size = _size(job.log_path) if looks else seen
+            # What was spent on looking counts against the whole time: a long start-up pays for many looks at its end.
+            if size == seen or looked_s > (began - start) * _LOOK_SHARE:
+                continue
+            seen = size
             try:
-                early = self._look(job, began - start) if looks else None
+                early = self._look(job, began - start)
             except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are reported
                 early, looks = None, False
             if early is not None:
                 job.stop()
                 result = job.wait()
                 return result, early if result.end is End.STOPPED else None
-            pause_s = _pause_s(began - start, self._clock() - began)
+            looked_s += self._clock() - began
         return result, None
 
     def _pause(self, job: Job, pause_s: float, start: float) -> JobResult | None:
-        """Wait between two looks, ready to end the job within a second of being asked to, or of a limit that shrank."""
-        until = self._clock() + pause_s
-        while (left_s := until - self._clock()) > 0:
-            result = job.wait(min(left_s, _SLICE_S))
-            if result is None and self._is_cancelled():
-                return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
-            limit_s = self._limit_s() if result is None else None
-            if limit_s is not None and self._clock() - start >= limit_s:
-                return _stopped(job, End.TIMED_OUT)
-            if result is not None:
-                return result
+        """Wait between two looks, and end the job where somebody asked for that, or at a limit that shrank."""
+        result = job.wait(pause_s)
+        if result is not None:
+            return result
+        if self._is_cancelled():
+            return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
+        limit_s = self._limit_s()
+        if limit_s is not None and self._clock() - start >= limit_s:
+            return _stopped(job, End.TIMED_OUT)
         return None
 
     def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
@@ -99,7 +106,7 @@ class TrialWatch:
         if self._early_stop is None:
             return None
         best = self._best if self._best is not None and self._best.unit == progress.unit else None
-        reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction)
+        reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction, self._noise)
         return None if reason is None else EarlyEnd(reason=reason, log=log)
 
 
@@ -110,10 +117,12 @@ def _stopped(job: Job, end: End, reason: str = "") -> JobResult:
     return replace(result, end=end, reason=reason) if result.end is End.STOPPED else result
 
 
-def _pause_s(elapsed_s: float, look_s: float) -> float:
-    """Return the seconds until the next look: longer as the trial runs, and where looking is dear."""
-    usual_s = min(max(elapsed_s * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
-    return max(usual_s, look_s / _LOOK_SHARE)
+def _size(path: Path) -> int:
+    """Return the bytes of a log so far; 0 where there is none yet."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 MAX_TIMEOUT_S = 1e7

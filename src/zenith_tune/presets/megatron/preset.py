@@ -20,6 +20,7 @@ from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
 from zenith_tune.presets.megatron.swift import (
     batch_notes,
     interleaving,
+    log_option,
     megatron_subject,
     says_false,
     swift_version,
@@ -29,6 +30,7 @@ from zenith_tune.presets.megatron.swift import (
 )
 from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
@@ -173,6 +175,14 @@ class MegatronPreset(TuningPreset):
         if not is_swift:
             return edited
         return with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
+
+    def trial_command(self, command: str) -> str:
+        """Return the command with a line of the log for every iteration; a template may have no place for options."""
+        option = log_option(command)
+        is_template = bool(placeholder_names(self._command, self.placeholder_names()))
+        if option is None or (is_template and not ParsedCommand.of(command).has(option)):
+            return command
+        return with_underscores(ParsedCommand.of(command).set({option: 1}).text, command, [option])
 
     def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
         if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):

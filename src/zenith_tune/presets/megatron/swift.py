@@ -10,9 +10,15 @@ from dataclasses import dataclass, replace
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.command import runs_ms_swift
+from zenith_tune.presets.megatron.command import runs_ms_swift, runs_pretrain_script
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
-from zenith_tune.presets.megatron_lm.options import PER_CHUNK, SEQUENCE_PARALLEL, VIRTUAL, pipeline_options
+from zenith_tune.presets.megatron_lm.options import (
+    LOG_INTERVAL,
+    PER_CHUNK,
+    SEQUENCE_PARALLEL,
+    VIRTUAL,
+    pipeline_options,
+)
 from zenith_tune.presets.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
@@ -20,7 +26,7 @@ from zenith_tune.study.parameters import Value
 
 RENAMED = {
     "--save-interval": "--save-steps",
-    "--log-interval": "--logging-steps",
+    LOG_INTERVAL: "--logging-steps",
     "--train-type": "--tuner-type",
     "--max-epochs": "--num-train-epochs",
 }
@@ -36,6 +42,7 @@ class SwiftVersion:
 
     major: int
     source: str
+    is_certain: bool = True
 
 
 def swift_version(command: str) -> SwiftVersion:
@@ -53,7 +60,25 @@ def swift_version(command: str) -> SwiftVersion:
         installed = importlib.metadata.version("ms-swift")
         return SwiftVersion(major=3 if int(installed.partition(".")[0]) <= 3 else 4, source=f"{installed} is installed")
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        return SwiftVersion(major=4, source="neither the command nor an installed package tells")
+        source = "neither the command nor an installed package tells"
+        return SwiftVersion(major=4, source=source, is_certain=False)
+
+
+def log_option(command: str) -> str | None:
+    """Return the option by which a command prints every iteration, where it is certain to be known there.
+
+    >>> log_option("megatron sft --save_steps 100"), log_option("python pretrain_gpt.py"), log_option("python mine.py")
+    ('--logging-steps', '--log-interval', None)
+    """
+    line, steps = ParsedCommand.of(command), RENAMED[LOG_INTERVAL]
+    if (given := next(filter(line.has, (LOG_INTERVAL, steps)), None)) is not None:
+        return given
+    if runs_pretrain_script(command):
+        return LOG_INTERVAL
+    version = swift_version(command)
+    if not runs_ms_swift(command) or not version.is_certain:
+        return None
+    return LOG_INTERVAL if version.major == 3 else steps
 
 
 def interleaving(layout: Layout, *, num_layers: int | None, major: int | None) -> dict[str, Value | None]:

@@ -55,12 +55,17 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     """
     values = {**params, "gbs": layout.global_batch, "n_gpus": layout.num_gpus}
     filled = placeholder_names(command, values)
-    if job.run is not None and job.run.script and job.run.added_at is None:
+    if not takes_options(job):
         return fill_placeholders(command, values)[0]
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
     wanted = _wanted(job, layout, params, filled)
     unfilled = {name: value for name, value in params.items() if name not in filled}
     return with_options(line, wanted | wanted_overlap(unfilled)).text
+
+
+def takes_options(job: MegatronJob) -> bool:
+    """Tell whether options that are added to the command reach the program: a script must pass them on."""
+    return job.run is None or not job.run.script or job.run.added_at is not None
 
 
 def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:

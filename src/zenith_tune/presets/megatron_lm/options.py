@@ -53,6 +53,10 @@ Wanted = dict[str, Value | None]
 """Options with their values; True for a switch that is on, None for what must not be there."""
 
 
+LOG_INTERVAL = "--log-interval"
+"""After how many iterations Megatron prints a line; 100 unless it is given."""
+
+
 def with_options(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:
     """Return the command with these options and switches, and without those that must not be there."""
     for option, value in wanted.items():

@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron_lm.command import refuse_unwritable, written_command
+from zenith_tune.presets.megatron_lm.command import refuse_unwritable, takes_options, written_command
 from zenith_tune.presets.megatron_lm.job import (
     MAX_GPUS,
     MegatronJob,
@@ -23,9 +23,11 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
+from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.units import whole
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")
-LOG_INTERVAL = "--log-interval"
-MANY_ITERATIONS = 10
-"""Between two lines of the log; a trial is over sooner where they come more often."""
 
 
 def job_notes(space: MegatronLmSpace) -> list[str]:
@@ -87,8 +86,10 @@ def _hidden(job: MegatronJob) -> list[str]:
 
 def _log(job: MegatronJob) -> list[str]:
     interval = job.args.text(LOG_INTERVAL)
-    if interval is not None and (number := whole(interval)) is not None and number <= MANY_ITERATIONS:
+    if interval is not None and whole(interval) == 1:
         return []
+    if takes_options(job):
+        return [f"trials run with {LOG_INTERVAL} 1, so that they can end early; the best command keeps your own"]
     said = f"every {interval[:20]} iterations" if interval is not None else "every 100 iterations"
     return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
 
@@ -198,6 +199,10 @@ class MegatronLmPreset(TuningPreset):
         """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
         space = self._space(command)
         return written_command(command, space.job, space.layout(params), params)
+
+    def trial_command(self, command: str) -> str:
+        """Return the command with a line of the log for every iteration, where options can be added to it."""
+        return ParsedCommand.of(command).set({LOG_INTERVAL: 1}).text if takes_options(self._space().job) else command
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""

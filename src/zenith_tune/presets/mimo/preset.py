@@ -8,6 +8,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_lm.job import find_pretrain_run, pretrain_kind
+from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
@@ -113,6 +114,11 @@ class MimoPreset(TuningPreset):
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
         return line.text
+
+    def trial_command(self, command: str) -> str:
+        """Return the command with a line of the log for every iteration, where it says how often there is one."""
+        line = ParsedCommand.of(command)
+        return line.set({LOG_INTERVAL: 1}).text if line.has(LOG_INTERVAL) else command
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return the layout in short; a point whose ranks cannot be filled by its values."""

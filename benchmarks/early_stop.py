@@ -1,0 +1,207 @@
+"""After how many iterations are trials ended, and how often wrongly?
+
+    python benchmarks/early_stop.py                                   prints tables and writes a dated file beside it
+    python benchmarks/early_stop.py --golden ../Megatron-LM           reads the step times of its functional tests too
+
+Simulated: studies of one noise, whose first trial knows nothing and whose others know what those before them showed;
+the trials are as fast as the best, or slower by some percent. Recorded: Megatron-LM logs of ../shared/data (or
+ZENITHTUNE_DATA), and the golden values of a Megatron-LM checkout, where each test case is a study of the runs that are
+kept of it, cut to their first 20 and 50 iterations. Iterations are the steady ones. Wrong is a trial that is ended with
+a value more than 1% off the true one (of a recorded run: the one of the whole run), or as behind a best that it equals
+or beats. The old rule is the one before a study's noise was used: at least ten samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.evaluators.base import Progress
+from zenith_tune.evaluators.early_stop import EarlyStop, locate, rank_trend, study_noise
+from zenith_tune.evaluators.iterations import read_megatron_lines
+from zenith_tune.evaluators.steady import num_warm_up, relative_spread
+
+OUTPUT = Path(__file__).with_name(f"early-stop-{date.today().isoformat()}.json")
+DATA = Path(os.environ.get("ZENITHTUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+NOISES = (0.001, 0.003, 0.01, 0.02, 0.05)
+SLOWER = (0.0, 0.03, 0.1, 0.3, 1.0)
+NUM_STUDIES = 40
+NUM_LATER = 5
+"""Trials of a simulated study after its first."""
+LENGTH = 60
+"""Iterations of a run that is not ended."""
+MIN_RECORDED = 20
+RULE = EarlyStop()
+Judge = Callable[[Progress, float | None, float], str | None]
+
+
+def new_rule(progress: Progress, best: float | None, noise: float) -> str | None:
+    """Judge as trials are judged."""
+    return RULE.judge(progress, best, Direction.MINIMIZE, noise)
+
+
+def old_rule(progress: Progress, best: float | None, noise: float) -> str | None:
+    """Judge by the samples alone, of which there must be ten."""
+    values = progress.values
+    if len(values) < 10:
+        return None
+    if (reason := RULE.judge(progress, None, Direction.MINIMIZE, noise)) is not None:
+        return reason
+    found = locate(values)
+    reach = found.half_width(16 / len(values) ** 2 * (1 - RULE.sure))
+    is_behind = best is not None and found.centre - reach > best * (1 + RULE.precision) and rank_trend(values) > -1.28
+    return "behind" if is_behind else None
+
+
+RULES: dict[str, Judge] = {"new": new_rule, "old": old_rule}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Hold how one trial went."""
+
+    why: str | None
+    """The first word of the reason; None of one that ran to its end."""
+    values: Sequence[float]
+
+    @property
+    def value(self) -> float:
+        """What the trial is recorded with."""
+        return statistics.median(self.values)
+
+    def as_trial(self) -> Trial:
+        """Return what the study keeps of it."""
+        spread, num = relative_spread(self.values), len(self.values)
+        return Trial(params={}, outcome=Outcome.OK, value=self.value, spread=spread, num_samples=num)
+
+    def is_wrong(self, truth: float, best: float | None) -> bool:
+        """Tell whether it should not have been ended, or not so soon."""
+        if self.why == "behind":
+            return best is None or truth <= best
+        return self.why == "known" and abs(self.value / truth - 1) > RULE.precision
+
+
+def run_trial(judge: Judge, seconds: Sequence[float], best: float | None, noise: float) -> Ended:
+    """Look after every iteration until the rule ends the run."""
+    for num in range(2, len(seconds) + 1):
+        steady = seconds[num_warm_up(seconds[:num]) : num]
+        reason = judge(Progress(values=steady, num_iterations=num), best, noise)
+        if reason is not None:
+            return Ended(why=reason.split()[0], values=steady)
+    return Ended(why=None, values=seconds[num_warm_up(seconds) :])
+
+
+def simulated_run(rng: random.Random, level: float, noise: float) -> list[float]:
+    """Return the step times of a run with two iterations of warm-up."""
+    return [5 * level, 2 * level, *(level * math.exp(noise * rng.gauss(0, 1)) for _ in range(LENGTH))]
+
+
+def simulated_rows(num_studies: int = NUM_STUDIES) -> list[dict[str, float | str]]:
+    """Return a row for each noise, distance from the best and rule."""
+    rows = []
+    for name, judge in RULES.items():
+        for noise in NOISES:
+            firsts = []
+            laters: dict[float, list[tuple[Ended, bool]]] = defaultdict(list)
+            for seed in range(num_studies):
+                rng = random.Random(seed)
+                first = run_trial(judge, simulated_run(rng, 1.0, noise), None, study_noise([]))
+                firsts.append((first, first.is_wrong(1.0, None)))
+                for slower in SLOWER:
+                    seen, level = [first.as_trial()], 1 + slower
+                    for _ in range(NUM_LATER):
+                        ended = run_trial(judge, simulated_run(rng, level, noise), 1.0, study_noise(seen))
+                        seen.append(ended.as_trial())
+                        laters[slower].append((ended, ended.is_wrong(level, 1.0)))
+            rows.append({"rule": name, "noise_pct": noise * 100, "trial": "first", **_summary(firsts)})
+            rows += [
+                {"rule": name, "noise_pct": noise * 100, "trial": f"{slower:.0%} slower", **_summary(trials)}
+                for slower, trials in laters.items()
+            ]
+    return rows
+
+
+def recorded_rows(name: str, studies: Iterable[Sequence[Sequence[float]]]) -> list[dict[str, float | str]]:
+    """Return a row for each rule and for first and later trials of the recorded studies."""
+    rows, all_runs = [], [list(runs) for runs in studies]
+    for rule, judge in RULES.items():
+        groups: dict[str, list[tuple[Ended, bool]]] = defaultdict(list)
+        for runs in all_runs:
+            seen: list[Trial] = []
+            for index, seconds in enumerate(runs):
+                ended = run_trial(judge, seconds, None, study_noise(seen))
+                seen.append(ended.as_trial())
+                truth = statistics.median(seconds[num_warm_up(seconds) :])
+                groups["later" if index else "first"].append((ended, ended.is_wrong(truth, None)))
+        rows += [{"rule": rule, "recorded": name, "trial": key, **_summary(each)} for key, each in groups.items()]
+    return rows
+
+
+def _summary(trials: Sequence[tuple[Ended, bool]]) -> dict[str, float | str]:
+    nums = [len(ended.values) for ended, _ in trials]
+    num_ended = sum(ended.why is not None for ended, _ in trials)
+    num_wrong = sum(is_wrong for _, is_wrong in trials)
+    return {
+        "trials": len(trials),
+        "ended": num_ended,
+        "behind": sum(ended.why == "behind" for ended, _ in trials),
+        "iterations_median": statistics.median(nums),
+        "iterations_mean": round(statistics.fmean(nums), 1),
+        "wrong_pct": round(100 * num_wrong / len(trials), 2),
+        "wrong_of_ended_pct": round(100 * num_wrong / max(num_ended, 1), 2),
+    }
+
+
+def recorded_logs(folder: Path) -> list[list[list[float]]]:
+    """Return the step times of each Megatron-LM log that is long enough, each a study of its own."""
+    runs = [[line.seconds for line in read_megatron_lines(path.read_text())] for path in sorted(folder.glob("*.log"))]
+    return [[run] for run in runs if len(run) >= MIN_RECORDED]
+
+
+def golden_runs(checkout: Path) -> dict[str, list[list[float]]]:
+    """Return the step times of Megatron-LM's functional tests, by test case."""
+    cases: dict[str, list[list[float]]] = defaultdict(list)
+    for path in sorted(checkout.glob("tests/functional_tests/test_cases/*/*/golden_values_*.json")):
+        text = path.read_text().strip()
+        times = json.loads(text).get("iteration-time", {}) if text else {}  # some are empty there
+        if times.get("step_interval") != 1:
+            continue
+        values = [times["values"][step] for step in sorted(times["values"], key=int)]
+        seconds = [value for value in values if isinstance(value, float)]
+        if len(seconds) >= MIN_RECORDED:
+            cases[path.parent.name].append(seconds)
+    return cases
+
+
+def main() -> None:
+    """Print the tables and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--golden", type=Path, help="a Megatron-LM checkout")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    rows = simulated_rows() + recorded_rows("logs", recorded_logs(DATA / "logs"))
+    if options.golden is not None:
+        cases = golden_runs(options.golden)
+        for num in (20, 50):
+            rows += recorded_rows(f"golden, {num} iterations", ([run[:num] for run in runs] for runs in cases.values()))
+    columns = ("trials", "ended", "behind", "iterations_median", "iterations_mean", "wrong_pct", "wrong_of_ended_pct")
+    print(f"{'':44}" + "".join(f"{name:>19}" for name in columns))
+    for row in rows:
+        what = f"noise {row['noise_pct']:g}%" if "noise_pct" in row else str(row["recorded"])
+        head = f"{row['rule']:5}{what:26}{row['trial']:13}"
+        print(head + "".join(f"{row[name]:>19g}" for name in columns))
+    options.output.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
