@@ -186,7 +186,7 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         "bf16",
         no_tree,
         "searched: tp, pp, vp, ep, etp, mbs, recompute",
-        "your command logs every 100 iterations: with --log-interval 1 a trial is sooner over",
+        "trials run with --log-interval 1, so that they can end early; the best command keeps your own",
         "--rampup-batch-size in your command changes the batch as it trains: a trial measures its beginning alone",
         "Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1 with tp or cp above 1 before Blackwell: set it for the "
         "command",
