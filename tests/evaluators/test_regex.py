@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.evaluators.regex import RegexEvaluator
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
@@ -105,3 +106,58 @@ def test_studies_with_different_patterns_are_not_comparable() -> None:
         RegexEvaluator("a(.)", direction=Direction.MAXIMIZE).describe(),
     }
     assert len(descriptions) == 4
+
+
+STEPS = [9.0, 2.01, 2.0, 1.99, 2.0, 2.01, 1.99]
+
+
+def steps_log(steps: list[float] | None = None) -> str:
+    return "".join(f"step {number} time: {step}\n" for number, step in enumerate(steps or STEPS))
+
+
+@pytest.mark.parametrize("selector", ["last", "median"])
+def test_numbers_that_are_printed_once_an_iteration_show_progress_without_their_warm_up(selector: str) -> None:
+    evaluator = RegexEvaluator(r"time: (\S+)", selector)
+    progress = evaluator.progress(steps_log() + "step 8 time: 1.", {})
+    assert progress is not None and evaluator.shows_progress
+    assert progress.values == STEPS[1:] and progress.num_iterations == len(STEPS)
+    assert progress.value == evaluator.evaluate(steps_log(), {})
+
+
+def test_of_a_rate_the_slow_numbers_are_the_small_ones() -> None:
+    evaluator = RegexEvaluator(r"time: (\S+)", "median", Direction.MAXIMIZE)
+    progress = evaluator.progress(steps_log([9.0, 1.0, 2.0, 2.01, 1.99, 2.0]), {})
+    assert progress is not None and progress.values == [2.0, 2.01, 1.99, 2.0]
+
+
+@pytest.mark.parametrize("selector", ["first", "min", "max", "mean"])
+def test_a_value_that_more_iterations_would_move_runs_to_its_end(selector: str) -> None:
+    evaluator = RegexEvaluator(r"time: (\S+)", selector)
+    assert not evaluator.shows_progress and evaluator.progress(steps_log(), {}) is None
+
+
+@pytest.mark.parametrize("pattern", [r"lm loss: (\S+)", r"val_acc=(\S+)", r"Perplexity (\S+)"])
+def test_a_quality_that_training_improves_runs_to_its_end(pattern: str) -> None:
+    assert not RegexEvaluator(pattern).shows_progress
+
+
+@pytest.mark.parametrize("log", ["", "time: 2.0\n", "time: 2.0\ntime: nan\n", "time: 2.0\ntime: -1\n"])
+def test_what_is_printed_once_or_is_no_speed_tells_nothing_before_the_end(log: str) -> None:
+    assert RegexEvaluator(r"time: (\S+)").progress(log, {}) is None
+
+
+def test_the_spread_is_that_of_the_steady_numbers() -> None:
+    measured = RegexEvaluator(r"time: (\S+)").measure(steps_log(), {})
+    assert measured.value == 1.99 and measured.num_samples == len(STEPS) - 1
+    assert measured.spread == pytest.approx(1.4826 * 0.01 / 2)
+    assert RegexEvaluator(r"time: (\S+)").measure("time: 2.0\n", {}).spread is None
+
+
+def test_a_median_that_still_holds_its_warm_up_is_waited_for() -> None:
+    evaluator = RegexEvaluator(r"time: (\S+)", "median")
+    for num_steady in (4, 40):
+        steps = [9.0, 8.0, 7.0, 6.0, *[2.0, 2.002, 1.998, 2.001] * (num_steady // 4)]
+        progress = evaluator.progress(steps_log(steps), {})
+        assert progress is not None
+        reason = EarlyStop().judge(progress, None, Direction.MINIMIZE, noise=0.001)
+        assert (reason is not None) == (num_steady == 40)

@@ -17,6 +17,7 @@ from tests.evaluators.iteration_logs import log_of
 from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
 from tests.tuning.test_interruption import marked_processes, start, wait_for
+from zenith_tune.evaluators.regex import RegexEvaluator
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 TALK = """
@@ -27,21 +28,27 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 for line in open(sys.argv[1]):
     print(line, end="", flush=True)
-    time.sleep(0.01)
+    time.sleep(float(sys.argv[3]))
 print(sys.argv[2], flush=True)
 time.sleep(1000)
 """
 
 
 def study_of(
-    tmp_path: Path, logs: dict[int, str], last_words: str = "still training", *, extra: str = "", **options: object
+    tmp_path: Path,
+    logs: dict[int, str],
+    last_words: str = "still training",
+    *,
+    extra: str = "",
+    line_s: float = 0.01,
+    **options: object,
 ) -> Witness:
     """Run a study whose trial x prints logs[x] and then hangs."""
     (tmp_path / "talk.py").write_text(TALK)
     for x, log in logs.items():
         (tmp_path / f"lines-{x}").write_text(log)
     witness = Witness()
-    command = f"{sys.executable} {tmp_path}/talk.py {tmp_path}/lines-{{x}} '{last_words}' {extra}"
+    command = f"{sys.executable} {tmp_path}/talk.py {tmp_path}/lines-{{x}} '{last_words}' {line_s} {extra}"
     preset, evaluator = ToyPreset(list(logs)), MegatronEvaluator("step_time")
     tune(tmp_path, command, preset, evaluator=evaluator, listener=witness, **options).optimize()
     assert marked_processes(tmp_path) == []
@@ -82,6 +89,45 @@ def test_a_trial_behind_the_best_is_ended_and_keeps_its_value(tmp_path: Path) ->
     assert behind.early is not None and behind.early.startswith("behind ")
     assert behind.outcome == "ok" and behind.value == pytest.approx(0.8, rel=0.1)
     assert witness.end is not None and witness.end.study.best == best
+
+
+def test_later_trials_are_known_sooner_by_what_the_first_one_showed(tmp_path: Path) -> None:
+    logs = {x: log_of([1.2, *(0.4 * (1 + 0.003 * random.Random(x).gauss(0, 1)) for _ in range(60))]) for x in (1, 2, 3)}
+    witness = study_of(tmp_path, logs, strategy=Asks(1, 2, 3), line_s=0.4)
+    first, *later = (trial.num_samples or 60 for trial in witness.trials)
+    assert max(later) <= first <= 12
+
+
+def test_a_regex_ends_trials_early_too(tmp_path: Path) -> None:
+    log = "".join(f"step time: {2 + 0.001 * (number % 3)}\n" for number in range(60))
+    (tmp_path / "talk.py").write_text(TALK)
+    (tmp_path / "lines").write_text(log)
+    witness = Witness()
+    command = f"{sys.executable} {tmp_path}/talk.py {tmp_path}/lines 'still training' 0.01 {{x}}"
+    evaluator = RegexEvaluator(r"step time: (\S+)", "median")
+    tune(tmp_path, command, ToyPreset([1]), evaluator=evaluator, listener=witness).optimize()
+    (trial,) = witness.trials
+    assert trial.early is not None and trial.early.startswith("known within 1% after ")
+    assert trial.value == pytest.approx(2.0, rel=0.01) and trial.spread is not None
+
+
+class Verbose(ToyPreset):
+    """Have trials print more than the command itself asks for."""
+
+    def trial_command(self, command: str) -> str:
+        return f"{command} --verbose"
+
+
+def test_what_makes_a_trial_print_is_in_its_command_file_alone(tmp_path: Path) -> None:
+    witness = Witness()
+    command = f"{sys.executable} -c \"import sys; print('VALUE=1', sys.argv)\" {{x}}"
+    evaluator = RegexEvaluator(r"VALUE=(\S+)")
+    tune(tmp_path, command, Verbose([1]), evaluator=evaluator, listener=witness).optimize()
+    (trial,) = witness.trials
+    assert trial.folder is not None and "--verbose" not in trial.command
+    assert "'--verbose'" in (trial.folder / "log.txt").read_text()
+    assert (trial.folder / "command.sh").read_text().rstrip().endswith("--verbose")
+    assert "--verbose" not in (tmp_path / "out" / "s" / "best_command.sh").read_text()
 
 
 def test_every_repeat_is_ended_early(tmp_path: Path) -> None:
@@ -146,7 +192,7 @@ def test_without_early_stop_in_python_a_trial_runs_to_its_end(tmp_path: Path) ->
 def test_ctrl_c_ends_a_trial_that_is_being_watched(tmp_path: Path) -> None:
     (tmp_path / "talk.py").write_text(TALK)
     (tmp_path / "lines").write_text(steady(0.4, num=120, noise=0.3))
-    command = f"sh -c '{sys.executable} {tmp_path}/talk.py {tmp_path}/lines on {{x}} || touch {tmp_path}/left'"
+    command = f"sh -c '{sys.executable} {tmp_path}/talk.py {tmp_path}/lines on 0.01 {{x}} || touch {tmp_path}/left'"
     tuner = start(tmp_path, command, "--evaluator", "megatron", n=2)
     # Past the first look, which comes after a second.
     wait_for(lambda: any("120/" in log.read_text() for log in tmp_path.glob("zenithtune-out/s/trials/*/log.txt")))

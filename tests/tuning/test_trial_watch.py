@@ -4,7 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, overload
 
@@ -75,6 +75,25 @@ def test_a_measured_run_fed_as_it_was_timed_ends_by_its_fifteenth_iteration(tmp_
     assert len(_STAMP.findall(early.log)) <= 15 and early.log.endswith("|\n")
     assert result.duration_s < start_up_s + 8, "the whole run takes 26 s after its first line"
     assert evaluator.evaluate(early.log, {}) == pytest.approx(evaluator.evaluate(log, {}), rel=0.01)
+
+
+@pytest.mark.parametrize("start_up_s", [30.0, 700.0])
+def test_a_trial_of_long_iterations_ends_within_a_second_of_the_line_that_decides(
+    tmp_path: Path, start_up_s: float
+) -> None:
+    begin, line = datetime(2026, 1, 1), " [{}] iteration {:8d}/ 60 | elapsed time per iteration (ms): {:.1f} |\n"
+    steps = [9000.0, *(4000 + 3 * (number % 3) for number in range(59))]
+    log = "".join(line.format(begin + timedelta(seconds=4 * at), at + 1, step) for at, step in enumerate(steps))
+    job, progress = Replay(log, tmp_path / "log.txt", start_up_s), list[Progress]()
+    watch = TrialWatch(
+        MegatronEvaluator("step_time"), EarlyStop(), {}, noise=0.002, on_progress=progress.append, clock=job.clock
+    )
+    result, early = watch.wait(job)
+    assert early is not None and early.reason.startswith("known")
+    num_lines = len(_STAMP.findall(early.log))
+    assert num_lines == len(progress[-1].values) + 1 <= 8
+    assert result.duration_s < start_up_s + 4 * (num_lines - 1) + 1.1
+    assert len(progress) <= num_lines, "a log that has not grown is not read again"
 
 
 class Talker:

@@ -127,6 +127,29 @@ def test_and_else_it_is_4(monkeypatch: pytest.MonkeyPatch, installed: str | None
     assert mentions(note, "vp", "ms-swift 4")
 
 
+@pytest.mark.parametrize(
+    ("command", "launched"),
+    [
+        ("megatron sft --log_interval 5 --lr 1", "megatron sft --log_interval 1 --lr 1"),
+        ("megatron sft --logging_steps=5", "megatron sft --logging_steps=1"),
+        ("megatron sft --save_steps 9", "megatron sft --save_steps 9 --logging_steps 1"),
+        ("megatron sft --save_interval 9", "megatron sft --save_interval 9 --log_interval 1"),
+        ("torchrun pretrain_gpt.py --lr 1", "torchrun pretrain_gpt.py --lr 1 --log-interval 1"),
+        ("python mine.py --lr 1", "python mine.py --lr 1"),
+    ],
+)
+def test_trials_log_every_iteration_where_the_option_is_certain_to_be_known(command: str, launched: str) -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    preset.bind(command)
+    assert preset.trial_command(command) == launched
+
+
+def test_a_template_gets_no_option_that_it_has_no_place_for() -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    preset.bind("torchrun pretrain_gpt.py {tp}")
+    assert preset.trial_command("torchrun pretrain_gpt.py 2") == "torchrun pretrain_gpt.py 2"
+
+
 def test_interleaving_is_searched_on_request_and_only_with_folding() -> None:
     assert "vp" not in FOLDING.get_search_space()
     assert interleaved().get_search_space()["vp"].grid(1) == [1, 2, 4]

@@ -145,6 +145,23 @@ def test_a_script_that_passes_its_arguments_on_gets_the_options(script: Path) ->
     assert line.get("--recompute-granularity") == "selective" and line.has("--sequence-parallel")
 
 
+def test_a_trial_logs_every_iteration_and_the_point_itself_does_not() -> None:
+    command = f"{SMALL} --log_interval 50"
+    preset = bound(command)
+    assert ParsedCommand.of(preset.trial_command(command)).get("--log-interval") == "1"
+    assert (
+        ParsedCommand.of(preset.apply_parameters(command, preset.own_point(command) or {})).get("--log-interval")
+        == "50"
+    )
+
+
+def test_a_script_that_does_not_pass_its_arguments_on_logs_as_it_does(script: Path) -> None:
+    script.write_text(f"{SMALL} --tensor-model-parallel-size $1\n")
+    command = "bash train.sh {tp}"
+    preset = bound(command, search="tp")
+    assert preset.trial_command("bash train.sh 2") == "bash train.sh 2"
+
+
 def test_one_that_does_not_is_refused_with_a_hint(script: Path) -> None:
     script.write_text(f"{SMALL}\n")
     with pytest.raises(UsageError) as caught:

@@ -180,7 +180,7 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         ("mixtral-8x7b", "32 layers", "hidden 4096", "8 experts", 4096, "batch 256", "64 GPUs", "bf16"),
         ("PYTHONPATH", "0.20"),
         ("tp, pp, vp, ep, etp, mbs, recompute",),
-        (100, "--log-interval 1"),
+        ("--log-interval 1",),
         ("--rampup-batch-size",),
         ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
     ]

@@ -182,7 +182,8 @@ class MegatronPreset(TuningPreset):
         is_template = bool(placeholder_names(self._command, self.placeholder_names()))
         if option is None or (is_template and not ParsedCommand.of(command).has(option)):
             return command
-        return with_underscores(ParsedCommand.of(command).set({option: 1}).text, command, [option])
+        edited = ParsedCommand.of(command).set({option: 1}).text
+        return with_underscores(edited, command, [option]) if runs_ms_swift(command) else edited
 
     def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
         if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
