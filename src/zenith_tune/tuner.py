@@ -154,10 +154,11 @@ class PresetTuner:
                 self._run(session, interruption, runner)
         finally:
             session.close()
-        best, fastest = session.study.best, session.study.fastest
-        if best is None or fastest is None:
+        study = session.study
+        fastest = study.fastest
+        if fastest is None or (study.best is None and not study.own_params):
             return None, None
-        return fastest.value, dict(session.study.own_params or {} if fastest.is_baseline else fastest.params)
+        return fastest.value, dict(study.own_params or {} if fastest.is_baseline else fastest.params)
 
     @property
     def listener(self) -> StudyListener:

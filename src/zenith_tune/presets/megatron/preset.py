@@ -13,11 +13,18 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.launched_gpus import launched_resources
-from zenith_tune.presets.megatron.command import edit_command, runs_megatron, runs_ms_swift, runs_pretrain_script
+from zenith_tune.presets.megatron.command import (
+    edit_command,
+    own_values,
+    runs_megatron,
+    runs_ms_swift,
+    runs_pretrain_script,
+)
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
 from zenith_tune.presets.megatron.rules import MegatronRules
 from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
 from zenith_tune.presets.megatron.swift import (
+    INTERLEAVING,
     batch_notes,
     interleaving,
     megatron_subject,
@@ -29,6 +36,7 @@ from zenith_tune.presets.megatron.swift import (
 )
 from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted
 from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
@@ -155,6 +163,23 @@ class MegatronPreset(TuningPreset):
 
     def points(self) -> Iterator[Params]:
         return self.space.points()
+
+    def own_point(self, command: str) -> Params | None:
+        own, space = own_values(command), self.get_search_space()
+        if own.get("gbs") != self.gbs or placeholder_names(command, self.placeholder_names()):
+            return None
+        if own.get("recompute_granularity") == "selective" and self.folding:
+            own |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # as the one name of it has them
+        if self.model_config is not None and not self.model_config.is_vision_language:
+            own.setdefault("vit_gradient_checkpointing", "true")
+        if not any(map(ParsedCommand.of(command).has, INTERLEAVING)):
+            own["vp"] = 1
+        if any(name not in own or not parameter.contains(own[name]) for name, parameter in space.items()):
+            return None
+        point = {name: own[name] for name in space}
+        has_sp = switched_on(command)[1]
+        adds_sp = self.folding and self._adds_sequence_parallel(command, tp=point["tp"], ep=point["ep"])
+        return None if adds_sp and not has_sp else point
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
