@@ -14,7 +14,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import WORDS, named_axes
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.strategies.guided.acquisition import Acquisition
-from zenith_tune.strategies.guided.posteriors import is_slower
+from zenith_tune.strategies.guided.posteriors import is_sharding_twin, is_slower
+from zenith_tune.strategies.guided.prior import Prior
 from zenith_tune.study.files import write_atomically
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
@@ -76,6 +77,21 @@ CONFIGURATION = "configuration"
 """The kind of failure by which a framework refuses its options."""
 
 
+SAME = 1e-6
+"""Two logarithms that are closer are the same but for rounding."""
+
+
+def dominated_twins(prior: Prior, index: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which layouts have no chance against their twin at `index`, which runs: as much memory, predicted no faster.
+
+    Where sharding is predicted to cost time, as in some frameworks it does, a layout without is no such twin.
+    """
+    no_faster = prior.log_step >= prior.log_step[index] - SAME
+    no_leaner = prior.log_memory >= prior.log_memory[index] - SAME
+    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = is_sharding_twin(prior.layouts, index) & no_faster & no_leaner
+    return result
+
+
 class TrialObserver:
     """Tell a picker of trials."""
 
@@ -125,6 +141,7 @@ class TrialObserver:
             picker.memory.observe_peak(index, log_share)
         if log_share < math.log(ROOMY):
             picker.refuse(is_slower(picker.prior.layouts, index))
+        picker.refuse(dominated_twins(picker.prior, index))
 
     def _beside(self, index: int) -> float:
         """Return what the driver and its libraries hold, which is no part of what a framework reports."""
