@@ -158,10 +158,29 @@ def test_a_mixture_of_experts_without_folding_is_told_of_it_in_one_line(tmp_path
     assert MegatronPreset(n_gpus=8, gbs=16).notes("megatron sft") == []
 
 
-def test_a_dense_model_has_no_note(tmp_path: Path) -> None:
+def test_a_dense_model_gets_no_expert_parallelism_and_one_note_of_it(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft") == []
+    preset = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path))
+    assert len(preset.notes("megatron sft")) == 1
+    assert {(point["ep"], point["etp"]) for point in preset.points()} == {(1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("command", "is_dense"),
+    [
+        ("torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048", True),
+        ("torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-experts 8", False),
+        ("torchrun pretrain_gpt.py --use-checkpoint-args", False),
+        ("bash train.sh", False),
+    ],
+)
+def test_a_command_that_describes_a_dense_model_gets_no_expert_parallelism(command: str, is_dense: bool) -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    num_notes = len(preset.notes(command))
+    preset.bind(command)
+    assert len(preset.notes(command)) - num_notes == is_dense
+    assert preset.prune({**PLAIN, "tp": 2, "ep": 2}) is is_dense
 
 
 def test_the_evaluator_reads_megatrons_throughput() -> None:

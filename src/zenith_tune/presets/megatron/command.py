@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from zenith_tune.describe.megatron.args import MegatronArgs
+from zenith_tune.presets.megatron_lm.job import find_pretrain_run
 from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, with_options
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
@@ -36,6 +38,21 @@ def runs_ms_swift(command: str) -> bool:
 def runs_pretrain_script(command: str) -> bool:
     """Tell whether `command` names one of Megatron-LM's own pretrain scripts."""
     return bool(_PRETRAIN_SCRIPT.search(command))
+
+
+def describes_dense_model(command: str) -> bool:
+    """Tell whether a command describes its whole model by options, and none of them is about experts.
+
+    >>> describes_dense_model("python pretrain_gpt.py --num-layers 16 --hidden-size 2048")
+    True
+    >>> describes_dense_model("bash train.sh")
+    False
+    """
+    run = find_pretrain_run(command)
+    if run is None or run.extended:
+        return False
+    args = MegatronArgs.of(run.arguments)
+    return args.has("--num-layers") and args.has("--hidden-size") and not args.has("--num-experts")
 
 
 _ONES: Mapping[str, Value] = dict.fromkeys(("tp", "pp", "cp", "ep", "etp"), 1)

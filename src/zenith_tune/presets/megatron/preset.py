@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -14,6 +15,7 @@ from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.megatron.command import (
+    describes_dense_model,
     edit_command,
     own_values,
     runs_megatron,
@@ -119,6 +121,9 @@ class MegatronPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._command = command
+        if self.facts.num_experts is None and describes_dense_model(command):
+            self.facts = replace(self.facts, num_experts=0)
+            self.space = replace(self.space, rules=replace(self.space.rules, facts=self.facts))
         if self.vp_max == 1:
             return
         if self._swift_major(command) == 3 and self.facts.num_layers is None:
@@ -242,6 +247,9 @@ class MegatronPreset(TuningPreset):
 
     def notes(self, command: str) -> list[str]:
         notes = [*batch_notes(command, self.gbs), *tokens_notes(command)]
+        if self.facts.num_experts == 0 and self.n_gpus > 1:
+            who = self.model_config.source if self.model_config is not None else "the model of your command"
+            notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
         if self.vp_max > 1 and runs_ms_swift(command):
             version = swift_version(command)
             notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
