@@ -18,7 +18,7 @@ from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
-from zenith_tune.study.trial import Prediction
+from zenith_tune.study.trial import Prediction, Trial
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch
@@ -127,6 +127,9 @@ class TuningPreset(ABC):
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point is not worth a trial in one line, or None if it is."""
         return None
+
+    def observe(self, trial: Trial) -> None:  # noqa: B027 - most presets need nothing of it
+        """Learn from a run of a point, so that what was measured overrules what `explain` predicts."""
 
     def prune(self, params: Mapping[str, Value]) -> bool:
         """Tell whether a point is not worth a trial."""

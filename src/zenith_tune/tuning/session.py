@@ -324,6 +324,7 @@ class StudySession:
             self._notifier.noted(f"{problem}: what it measured is left out")
             raise TakenOver(problem)
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
+        self._tell_preset(trial)
         self._notifier.finished(trial, label, self.study, counts=counts)
 
     def label(self, trial: Trial) -> str:
@@ -338,8 +339,15 @@ class StudySession:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)
+            self._tell_preset(trial)
             if not trial.is_baseline:
                 self.recorded[trial.identity] = trial
+
+    def _tell_preset(self, trial: Trial) -> None:
+        """Let the preset learn from a run; the user's own command is one of the point that it stands for."""
+        params = self.study.own_params if trial.is_baseline else trial.params
+        if params:
+            self._preset.observe(replace(trial, params=params))
 
     def _require_record(self) -> StudyRecord:
         if self._record is None:

@@ -15,7 +15,6 @@ from zenith_tune.layouts.layout import WORDS, named_axes
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.strategies.guided.acquisition import Acquisition
 from zenith_tune.strategies.guided.posteriors import is_sharding_twin, is_slower
-from zenith_tune.strategies.guided.prior import Prior
 from zenith_tune.study.files import write_atomically
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
@@ -81,14 +80,21 @@ SAME = 1e-6
 """Two logarithms that are closer are the same but for rounding."""
 
 
-def dominated_twins(prior: Prior, index: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell which layouts have no chance against their twin at `index`, which runs: as much memory, predicted no faster.
+EXPLAINED = 0.05
+"""Where the estimate may be off by more for a layout by itself, mostly on many GPUs, twins may differ by as much."""
 
-    Where sharding is predicted to cost time, as in some frameworks it does, a layout without is no such twin.
+
+def dominated_twins(picker: Acquisition, index: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which layouts have no chance against their twin at `index`, which ran: as much memory, predicted no faster.
+
+    In some frameworks sharding costs time, as predicted or as the trials so far say: then there is no such twin.
     """
-    no_faster = prior.log_step >= prior.log_step[index] - SAME
+    prior, mean = picker.prior, picker.time.mean
     no_leaner = prior.log_memory >= prior.log_memory[index] - SAME
-    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = is_sharding_twin(prior.layouts, index) & no_faster & no_leaner
+    no_faster = (prior.log_step >= prior.log_step[index] - SAME) & (mean >= mean[index] - EXPLAINED)
+    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+        is_sharding_twin(prior.layouts, index) & no_leaner & no_faster & (prior.own_sd <= EXPLAINED)
+    )
     return result
 
 
@@ -141,7 +147,7 @@ class TrialObserver:
             picker.memory.observe_peak(index, log_share)
         if log_share < math.log(ROOMY):
             picker.refuse(is_slower(picker.prior.layouts, index))
-        picker.refuse(dominated_twins(picker.prior, index))
+        picker.refuse(dominated_twins(picker, index))
 
     def _beside(self, index: int) -> float:
         """Return what the driver and its libraries hold, which is no part of what a framework reports."""
