@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import StudyLimitReached, UsageError
+from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
@@ -214,11 +214,9 @@ class PresetTuner:
             self.listener.study_started(plan)
             if config.dump_env:
                 session.dump_environment()
-            if config.runs_baseline:
-                session.run_baseline()
-            why = _search(config, scheduler)
+            why = _search(config, scheduler, session)
             side_by_side = runner.shares_machine and runner.num_slots > 1
-            if side_by_side or config.confirm:
+            if (side_by_side or config.confirm) and session.study.is_sound:
                 self._confirm(Confirmation(session, side_by_side=side_by_side))
         except BaseException as error:
             why = why_stopped(error) or why
@@ -238,8 +236,6 @@ class PresetTuner:
             self.listener.noted(f"the gain is not confirmed: {limit}")
 
     def _end(self, session: StudySession, why: str) -> None:
-        from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
-
         config, study = session.config, session.study
         folder, findings = config.place.folder, config.strategy.findings()
         is_cut_off = why.startswith("interrupted")
@@ -256,7 +252,7 @@ class PresetTuner:
             warnings=config.line.warnings(),
             findings=findings,
             verdict=session.verdict(),
-            diagnosis=[] if is_cut_off else study_diagnosis(config.preset, config.command, study),
+            diagnosis=_diagnosis(session, why) if not is_cut_off else [],
         )
         try:
             session.end_search(why, findings)
@@ -272,14 +268,24 @@ def _with_steps(budget: Budget, preset: TuningPreset, command: str) -> Budget:
     return replace(budget, training=Training(steps=preset.train_steps(command)))
 
 
-def _search(config: StudyConfig, scheduler: TrialScheduler) -> str:
-    """Run the strategy to its end, wait for what it submitted, and return what ended it."""
+def _diagnosis(session: StudySession, why: str) -> list[str]:
+    """Return what limits the fastest run; where the options take no effect, there is nothing else to say of it."""
+    from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
+
+    config, study = session.config, session.study
+    return study_diagnosis(config.preset, config.command, study) if study.is_sound else [why]
+
+
+def _search(config: StudyConfig, scheduler: TrialScheduler, session: StudySession) -> str:
+    """Run the user's own command, and the strategy to its end; wait for what it submitted, return what ended it."""
     strategy = config.strategy
     try:
+        if config.runs_baseline:
+            session.run_baseline()
         strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
         why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
     except StudyLimitReached as limit:
-        why = str(limit)
+        why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)
     try:
         scheduler.drain()
     except StudyLimitReached as limit:

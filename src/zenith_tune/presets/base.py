@@ -131,6 +131,14 @@ class TuningPreset(ABC):
     def observe(self, trial: Trial) -> None:  # noqa: B027 - most presets need nothing of it
         """Learn from a run of a point, so that what was measured overrules what `explain` predicts."""
 
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a run's own dump of its arguments must say of a point, by the names that they have there."""
+        return {}
+
+    def decisive(self) -> tuple[str, ...]:
+        """Return the parameters that cannot be without effect on both time and memory."""
+        return ()
+
     def prune(self, params: Mapping[str, Value]) -> bool:
         """Tell whether a point is not worth a trial."""
         return self.explain(params) is not None

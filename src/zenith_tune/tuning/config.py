@@ -160,6 +160,9 @@ class StudyConfig:
     def check_command(self) -> None:
         """Refuse a command that holds a placeholder nobody fills, or that options find no place in."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
+        if (self.line.program or "").rpartition("/")[2] == "sbatch":
+            problem = "sbatch hands the job to Slurm and ends at once, so that there is nothing to measure"
+            raise UsageError(problem, hint="give --slurm, and after -- what the job runs, such as bash job.sh")
         if (misspelt := misspelt_placeholder(self.command, self._placeholders())) is not None:
             name, meant = misspelt
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")

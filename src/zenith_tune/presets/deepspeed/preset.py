@@ -113,6 +113,13 @@ class DeepSpeedPreset(TuningPreset):
         if not isinstance(memory, UsageError):
             memory.observe(trial)
 
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        names = {"stage": "zero_optimization_stage", "mbs": "train_micro_batch_size_per_gpu"}
+        return {names[name]: params[name] for name in names if name in params}
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("stage", "mbs")
+
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space.layout(params)
 

@@ -36,7 +36,7 @@ from zenith_tune.presets.megatron.swift import (
     tokens_notes,
     with_underscores,
 )
-from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted
+from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, dumped_sizes
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
@@ -142,6 +142,12 @@ class MegatronPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         return self.space.explain(params)
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        return dumped_sizes(params)
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("tp", "pp", "mbs")
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self.space.layout(params)

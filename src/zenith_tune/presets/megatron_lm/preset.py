@@ -23,6 +23,7 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
+from zenith_tune.presets.megatron_lm.options import dumped_sizes
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
@@ -181,6 +182,12 @@ class MegatronLmPreset(TuningPreset):
 
     def subject(self, command: str) -> PlanSubject:
         return subject_of(self._space(command).job, self.cluster, self.topology)
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        return dumped_sizes(params)
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("tp", "pp", "mbs")
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)
