@@ -31,7 +31,7 @@ def study_of(folder: Path, script: str, strategy: str = "grid", **options: Any) 
     return witness
 
 
-@pytest.mark.parametrize("strategy", ["random", "megatron-heuristic"])
+@pytest.mark.parametrize("strategy", ["grid", "random", "megatron-heuristic"])
 def test_a_script_that_ignores_every_option_stops_the_study(tmp_path: Path, strategy: str) -> None:
     args = {"strategy_args": {"n_gpus": "8"}} if strategy == "megatron-heuristic" else {}
     witness = study_of(tmp_path, FAKE, strategy, **args)

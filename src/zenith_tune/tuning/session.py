@@ -183,7 +183,7 @@ class StudySession:
         """Run a point that was never run."""
         trial = self._elsewhere(identity) or self._run(params, self.config.render(params), identity, why=why)
         refuse_hopeless(self.study)
-        refuse_without_effect(self.study, self._preset.decisive())
+        refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout)
         return trial
 
     def begin_search(self, plan: StudyPlan) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from zenith_tune.errors import OptionsWithoutEffect
 from zenith_tune.evaluators.failures.failures import FailureKind
+from zenith_tune.layouts.layout import Layout
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
@@ -38,20 +40,34 @@ def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
     return None
 
 
-def refuse_without_effect(study: Study, decisive: Collection[str]) -> None:
+LayoutOf = Callable[[Mapping[str, Value]], Layout | None]
+
+
+def refuse_without_effect(study: Study, decisive: Collection[str], layout_of: LayoutOf = lambda params: None) -> None:
     """Stop a study whose runs show that what is tuned does not reach the program.
 
-    `decisive` are the parameters that cannot be without effect on both time and memory.
+    `decisive` are the parameters that cannot be without effect on both time and memory. Other layouts may come close to
+    one another, but not to the byte.
     """
     trials = [trial for trial in study.trials if not trial.is_rerun]
     disagreeing = [trial for trial in trials if trial.failure == FailureKind.NO_EFFECT]
     if len(disagreeing) >= NUM_ALIKE:
         raise OptionsWithoutEffect(f"the options take no effect: {disagreeing[-1].cause}; {HINT}")
-    if len(trials) >= NUM_ALIKE and are_alike(trials) and _differ(trials, decisive):
-        names = [name for name in decisive if len({trial.params.get(name) for trial in trials}) > 1]
-        what = f"{len(trials)} trials that differ in {' and '.join(names)} all take the same time"
+    if len(trials) < NUM_ALIKE or not are_alike(trials):
+        return
+    is_exact = len({trial.peak_memory_bytes for trial in trials}) == 1
+    points = {tuple(trial.params.get(name) for name in decisive) for trial in trials}
+    layouts = {_without_experts(layout_of(trial.params)) for trial in trials} if is_exact else set()
+    if len(points) >= NUM_ALIKE or len(layouts) >= NUM_ALIKE:
+        names = [name for name in trials[0].params if len({trial.params.get(name) for trial in trials}) > 1]
+        what = f"{len(trials)} trials that differ in {', '.join(names)} all take the same time"
         peak = format_bytes(trials[0].peak_memory_bytes or 0)
         raise OptionsWithoutEffect(f"the options take no effect: {what} and memory ({peak}); {HINT}")
+
+
+def _without_experts(layout: Layout | None) -> Layout | None:
+    """Return a layout without the split of experts, which says nothing of a model that has none."""
+    return None if layout is None else replace(layout, ep=1, etp=1)
 
 
 def are_alike(trials: Sequence[Trial], *, by_memory: bool = True) -> bool:
@@ -68,8 +84,3 @@ def _same(a: Trial, b: Trial, *, by_memory: bool) -> bool:
     peaks = [trial.peak_memory_bytes or 0 for trial in (a, b)]
     is_same_memory = min(peaks) > 0 and max(peaks) - min(peaks) <= SAME_MEMORY * max(peaks)
     return is_same_time and (is_same_memory or not by_memory)
-
-
-def _differ(trials: Sequence[Trial], decisive: Collection[str]) -> bool:
-    """Tell whether there are enough runs that differ from one another in one of these parameters at least."""
-    return len({tuple(trial.params.get(name) for name in decisive) for trial in trials}) >= NUM_ALIKE
