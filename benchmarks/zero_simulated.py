@@ -7,7 +7,8 @@ Each job is a model on some GPUs with a memory and a time of its own. They follo
 with: states of 16 bytes per parameter instead of 20, activations that are off from the planner's by a factor and have a
 part that does not grow, an allocator that loses some memory to fragments, a GPU that slows down when it is nearly full
 and dislikes odd sizes, communication that overlaps or not, and noise. The grid is every point whose keys have an effect
-at its stage.
+at its stage. Two further situations: a planner whose activations are six times too large, where the user's own command
+has run at the smallest micro-batch of the highest stage, and a model that nobody knows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from zenith_tune import Direction, JobSpec, load_cluster, load_framework, load_model
 from zenith_tune.describe.job_spec import PlanSubject
@@ -29,7 +31,7 @@ from zenith_tune.layouts.layout import divisors
 from zenith_tune.strategies.base import EvalFunction, TunedJob
 from zenith_tune.strategies.zero_progressive.axes import matters
 from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
-from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
+from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
@@ -69,6 +71,10 @@ class Surface:
     noise: float
     has_keys: bool
     """Whether other keys than stage and micro-batch are searched."""
+    overestimated: float = 1.0
+    """How many times too large the planner's activations are."""
+    is_known: bool = True
+    """Whether the strategy knows the model."""
 
     @property
     def name(self) -> str:
@@ -102,10 +108,12 @@ class Surface:
             (name for name in point if not matters(name, int(point["stage"])) and point[name] != first[name]), None
         )
 
-    def why_pruned(self, point: Point) -> str | None:
-        """Return why the preset prunes a point."""
+    def why_pruned(self, point: Point, memory: ActivationProfile) -> str | None:
+        """Return why the preset prunes a point, by what runs have measured of memory."""
         idle = self.idle_key(point)
-        return f"{idle} has no effect" if idle else why_surely_too_large(self.subject, point)
+        if idle is not None:
+            return f"{idle} has no effect"
+        return memory.why_hopeless(point) if self.is_known else None
 
     def peak_bytes(self, point: Point) -> float:
         """Return the memory that is allocated at the peak."""
@@ -113,7 +121,7 @@ class Surface:
         params, rng = float(self.subject.model.num_params), random.Random(self.seed)
         states = params * (2 / (n if stage == 3 else 1) + 2 / (n if stage >= 2 else 1) + 12 / (n if stage else 1))
         buckets = 0 if not stage else 2.0 * int(point.get("reduce_bucket_size", BUCKETS[0]))
-        per_sample = rng.uniform(0.6, 1.3) * self.subject.planned_activations({"mbs": 1})
+        per_sample = rng.uniform(0.6, 1.3) * self.subject.planned_activations({"mbs": 1}) / self.overestimated
         return states + buckets + rng.uniform(0.2, 1.5) * GIB + per_sample * mbs
 
     def fits(self, point: Point) -> bool:
@@ -147,18 +155,33 @@ class SimulatedTrials(EvalFunction):
     surface: Surface
     trials: dict[str, Trial] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Begin with nothing measured."""
+        self.memory = ActivationProfile(self.surface.subject)
+
     def __call__(self, params: Point) -> float | None:
         """Return the value."""
         return self.run(params).value
 
     def run(self, params: Point, why: str = "") -> Trial:
         """Return the trial of a point."""
-        if (reason := self.surface.why_pruned(params)) is not None:
+        if (reason := self.surface.why_pruned(params, self.memory)) is not None:
             return Trial(params=params, outcome=Outcome.PRUNED, cause=reason)
         key = json.dumps(dict(params))
         if key not in self.trials:
             self.trials[key] = self._trial(params)
+            self.memory.observe(self.trials[key])
         return self.trials[key]
+
+    def job(self) -> TunedJob:
+        """Return what the strategy knows of the job: with a planner that is far off, also a run of the own command."""
+        surface = self.surface
+        own = next(point for point in surface.points() if (point["stage"], point["mbs"]) == (3, 1))
+        if surface.overestimated == 1 or not surface.fits(own):
+            return TunedJob(subject=surface.subject if surface.is_known else None)
+        baseline = self._trial(own)
+        self.memory.observe(baseline)
+        return TunedJob(subject=surface.subject, own_point=lambda: own, baseline=lambda: baseline)
 
     def submit(self, params: Point, why: str = "") -> Future[Trial]:
         """Return the same at once."""
@@ -168,7 +191,8 @@ class SimulatedTrials(EvalFunction):
 
     def _trial(self, params: Point) -> Trial:
         if not self.surface.fits(params):
-            return Trial(params=params, outcome=Outcome.OOM, cause="CUDA out of memory")
+            has = f"GPU 0 has a total capacity of {self.surface.subject.capacity_bytes / GIB:.2f} GiB"
+            return Trial(params=params, outcome=Outcome.OOM, cause=f"CUDA out of memory. {has}")
         rng = random.Random(f"{self.surface.seed} {json.dumps(dict(params))}")
         value = self.surface.samples_per_s(params) * rng.gauss(1.0, self.surface.noise)
         peak = round(self.surface.peak_bytes(params))
@@ -185,6 +209,8 @@ class Verdict:
     num_unpruned: int
     """Points of the grid that the preset's arithmetic leaves."""
     num_runs: int
+    num_out_of_memory: int
+    """Runs that failed for memory."""
     loss: float
     """How far the choice is behind the best of the grid, as a fraction of it."""
 
@@ -201,7 +227,7 @@ def judge(surface: Surface, *, probe: bool = False) -> Verdict | None:
     if best is None:
         return None
     trials, strategy = SimulatedTrials(surface), ZeroProgressiveStrategy(probe=probe)
-    strategy.prepare(TunedJob(subject=surface.subject))
+    strategy.prepare(trials.job())
     strategy.optimize(trials, surface.space(), Direction.MAXIMIZE)
     chosen = max((t for t in trials.trials.values() if t.value is not None), key=lambda t: t.value or 0.0, default=None)
     found = surface.samples_per_s(chosen.params) if chosen is not None else 0.0
@@ -209,13 +235,16 @@ def judge(surface: Surface, *, probe: bool = False) -> Verdict | None:
         name=surface.name,
         noise=surface.noise,
         num_grid=len(points),
-        num_unpruned=sum(surface.why_pruned(point) is None for point in points),
+        num_unpruned=sum(surface.why_pruned(point, ActivationProfile(surface.subject)) is None for point in points),
         num_runs=len(trials.trials),
+        num_out_of_memory=sum(trial.outcome is Outcome.OOM for trial in trials.trials.values()),
         loss=1 - found / best,
     )
 
 
-def surfaces(*, has_keys: bool, is_new: bool = False) -> Iterator[Surface]:
+def surfaces(
+    *, has_keys: bool, is_new: bool = False, overestimated: float = 1.0, is_known: bool = True
+) -> Iterator[Surface]:
     """Yield the jobs: those that the strategy was mended by, or new ones."""
     groups = NEW if is_new else LOOKED_AT
     named = itertools.chain.from_iterable(itertools.product(models, clusters) for models, clusters in groups)
@@ -226,12 +255,20 @@ def surfaces(*, has_keys: bool, is_new: bool = False) -> Iterator[Surface]:
         subject = ZeroSubject(
             model=plan.model, cluster=plan.cluster, job=job, config=DsConfig(values={}), num_ranks=plan.cluster.num_gpus
         )
-        yield Surface(subject=subject, rank_batch=rank_batch, seed=seed, noise=noise, has_keys=has_keys)
+        yield Surface(
+            subject=subject,
+            rank_batch=rank_batch,
+            seed=seed,
+            noise=noise,
+            has_keys=has_keys,
+            overestimated=overestimated,
+            is_known=is_known,
+        )
 
 
-def verdicts(*, has_keys: bool = False, probe: bool = False, is_new: bool = False) -> list[Verdict]:
+def verdicts(*, has_keys: bool = False, probe: bool = False, **how: Any) -> list[Verdict]:
     """Return how every search ended."""
-    found = (judge(surface, probe=probe) for surface in surfaces(has_keys=has_keys, is_new=is_new))
+    found = (judge(surface, probe=probe) for surface in surfaces(has_keys=has_keys, **how))
     return [verdict for verdict in found if verdict is not None]
 
 
@@ -243,6 +280,7 @@ def summary(found: list[Verdict]) -> dict[str, float]:
         "within_1_percent": sum(verdict.loss <= NEAR / 2 for verdict in found),
         "largest_loss": round(max(verdict.loss for verdict in found), 4),
         "runs": sum(verdict.num_runs for verdict in found),
+        "out_of_memory": sum(verdict.num_out_of_memory for verdict in found),
         "grid_runs": sum(verdict.num_grid for verdict in found),
         "unpruned_grid_runs": sum(verdict.num_unpruned for verdict in found),
         "median_share": round(statistics.median(verdict.share for verdict in found), 4),
@@ -254,7 +292,17 @@ def summary(found: list[Verdict]) -> dict[str, float]:
 
 def markdown(figures: Mapping[str, Mapping[str, float]]) -> str:
     """Return the page."""
-    heads = ("searched", "jobs", "within 2%", "within 1%", "largest loss", "runs", "grid", "of which unpruned")
+    heads = (
+        "searched",
+        "jobs",
+        "within 2%",
+        "within 1%",
+        "largest loss",
+        "runs",
+        "out of memory",
+        "grid",
+        "of which unpruned",
+    )
     quarters = ("within a quarter of the grid", "within a quarter of the unpruned")
     lines = [
         "# zero-progressive on simulated jobs",
@@ -271,7 +319,7 @@ def markdown(figures: Mapping[str, Mapping[str, float]]) -> str:
         cells = (
             *(f"{row[key]:.0f}" for key in ("jobs", "best_found", "within_1_percent")),
             f"{row['largest_loss']:.1%}",
-            *(f"{row[key]:.0f}" for key in ("runs", "grid_runs", "unpruned_grid_runs")),
+            *(f"{row[key]:.0f}" for key in ("runs", "out_of_memory", "grid_runs", "unpruned_grid_runs")),
             *(f"{row[key]:.0f}" for key in ("within_a_quarter", "within_a_quarter_of_unpruned")),
         )
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -283,10 +331,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object, and write nothing")
     options = parser.parse_args()
-    searched: dict[str, dict[str, bool]] = {
+    searched: dict[str, dict[str, Any]] = {
         "stage and micro-batch": {},
         "the same, each stage probed": {"probe": True},
         "with overlap_comm and reduce_bucket_size": {"has_keys": True},
+        "planned activations six times too large": {"overestimated": 6.0},
+        "a model that nobody knows": {"is_known": False},
     }
     searched |= {f"new jobs: {name}": {**how, "is_new": True} for name, how in searched.items()}
     figures = {name: summary(verdicts(**how)) for name, how in searched.items()}

@@ -10,6 +10,8 @@ ZenithTuneError
 └── StudyLimitReached                      the study is over, in good order
     ├── TrialExhausted                     the budget of trials is spent
     ├── EveryRunFailsAlike                 neither options nor layout are the reason
+    ├── OptionsWithoutEffect               what is tuned does not reach the program
+    ├── OwnCommandFails                    the user's own command fails for another reason than memory
     ├── ConsecutiveDuplicateLimitExceeded  a strategy repeats itself
     └── ConsecutivePruneLimitExceeded      a strategy proposes nothing but illegal points
 
@@ -76,6 +78,14 @@ class TrialExhausted(StudyLimitReached):
 
 class EveryRunFailsAlike(StudyLimitReached):
     """End a study whose runs all fail for one reason that no other point can avoid."""
+
+
+class OwnCommandFails(StudyLimitReached):
+    """End a study whose very first run, of the user's own command, fails for another reason than memory."""
+
+
+class OptionsWithoutEffect(StudyLimitReached):
+    """End a study whose runs show that its options do not reach the program."""
 
 
 class ConsecutiveDuplicateLimitExceeded(StudyLimitReached):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import StudyLimitReached, UsageError
+from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
@@ -156,10 +156,11 @@ class PresetTuner:
                 self._run(session, interruption, runner)
         finally:
             session.close()
-        best, fastest = session.study.best, session.study.fastest
-        if best is None or fastest is None:
+        study = session.study
+        fastest = study.fastest
+        if fastest is None or (study.best is None and not study.own_params):
             return None, None
-        return fastest.value, dict(session.study.own_params or {} if fastest.is_baseline else fastest.params)
+        return fastest.value, dict(study.own_params or {} if fastest.is_baseline else fastest.params)
 
     @property
     def listener(self) -> StudyListener:
@@ -215,16 +216,10 @@ class PresetTuner:
             self.listener.study_started(plan)
             if config.dump_env:
                 session.dump_environment()
-            if config.runs_baseline:
-                session.run_baseline()
-                if (line := _estimate(session, plan)) is not None:
-                    self.listener.noted(line)
-            why = _search(config, scheduler)
+            why = self._search(scheduler, session, plan)
             side_by_side = runner.shares_machine and runner.num_slots > 1
-            if side_by_side or config.confirm:
+            if (side_by_side or config.confirm) and session.study.is_sound:
                 self._confirm(Confirmation(session, side_by_side=side_by_side))
-        except StudyLimitReached as limit:  # before the search began
-            why = str(limit)
         except BaseException as error:
             why = why_stopped(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for
@@ -235,6 +230,24 @@ class PresetTuner:
             finally:
                 self._end(session, why)
 
+    def _search(self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan) -> str:
+        """Run the user's own command, and the strategy to its end; wait for what it submitted, return what ended it."""
+        config, strategy = session.config, session.config.strategy
+        try:
+            if config.runs_baseline:
+                session.run_baseline()
+                if (line := _estimate(session, plan)) is not None:
+                    self.listener.noted(line)
+            strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
+            why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
+        except StudyLimitReached as limit:
+            why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)
+        try:
+            scheduler.drain()
+        except StudyLimitReached as limit:
+            why = str(limit)
+        return why
+
     def _confirm(self, confirmation: Confirmation) -> None:
         try:
             for line in confirmation.run():
@@ -243,8 +256,6 @@ class PresetTuner:
             self.listener.noted(f"the gain is not confirmed: {limit}")
 
     def _end(self, session: StudySession, why: str) -> None:
-        from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
-
         config, study = session.config, session.study
         folder, findings = config.place.folder, config.strategy.findings()
         is_cut_off = why.startswith("interrupted")
@@ -261,7 +272,7 @@ class PresetTuner:
             warnings=config.line.warnings(),
             findings=findings,
             verdict=session.verdict(),
-            diagnosis=[] if is_cut_off else study_diagnosis(config.preset, config.command, study),
+            diagnosis=_diagnosis(session, why) if not is_cut_off else [],
         )
         try:
             session.end_search(why, findings)
@@ -277,19 +288,12 @@ def _with_steps(budget: Budget, preset: TuningPreset, command: str) -> Budget:
     return replace(budget, training=Training(steps=preset.train_steps(command)))
 
 
-def _search(config: StudyConfig, scheduler: TrialScheduler) -> str:
-    """Run the strategy to its end, wait for what it submitted, and return what ended it."""
-    strategy = config.strategy
-    try:
-        strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
-        why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
-    except StudyLimitReached as limit:
-        why = str(limit)
-    try:
-        scheduler.drain()
-    except StudyLimitReached as limit:
-        why = str(limit)
-    return why
+def _diagnosis(session: StudySession, why: str) -> list[str]:
+    """Return what limits the fastest run; where the options take no effect, there is nothing else to say of it."""
+    from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
+
+    config, study = session.config, session.study
+    return study_diagnosis(config.preset, config.command, study) if study.is_sound else [why]
 
 
 def _plan(session: StudySession, runner: Runner) -> StudyPlan:

@@ -228,6 +228,13 @@ QUERY_GROUPS = rule_of(
     asks="num_query_groups",
 )
 EXPERTS = _experts_only("experts", "num_experts", "ep")
+DENSE = rule_of(
+    "dense",
+    "ep and etp must be 1 for a model without experts",
+    lambda facts, at: bool(facts.num_experts) | ((at.ep == 1) & (at.etp == 1)),
+    lambda facts, at: f"got {at.ep} and {at.etp}",
+    asks="num_experts",
+)
 INTERLEAVING = rule_of(
     "interleaving",
     "vp above 1 needs pp above 1",

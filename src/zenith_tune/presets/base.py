@@ -19,7 +19,7 @@ from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
-from zenith_tune.study.trial import Prediction
+from zenith_tune.study.trial import Prediction, Trial
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
@@ -132,6 +132,17 @@ class TuningPreset(ABC):
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point is not worth a trial in one line, or None if it is."""
         return None
+
+    def observe(self, trial: Trial) -> None:  # noqa: B027 - most presets need nothing of it
+        """Learn from a run of a point, so that what was measured overrules what `explain` predicts."""
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a run's own dump of its arguments must say of a point, by the names that they have there."""
+        return {}
+
+    def decisive(self) -> tuple[str, ...]:
+        """Return the parameters that cannot be without effect on both time and memory."""
+        return ()
 
     def prune(self, params: Mapping[str, Value]) -> bool:
         """Tell whether a point is not worth a trial."""

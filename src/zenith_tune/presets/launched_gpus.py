@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from zenith_tune.describe.hostfile import read_hostfile
@@ -20,6 +22,7 @@ DEFAULT_HOSTFILE = "/job/hostfile"
 """Where DeepSpeed's launcher looks unless an option says otherwise."""
 WORLD_SIZE = "WORLD_SIZE"
 _YAML_PROCESSES = re.compile(r"^num_processes:\s*(\d{1,6})\s*$", re.MULTILINE)
+_SBATCH = re.compile(r"^#SBATCH\s+--?([A-Za-z-]+)[=\s]\s*(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")
 MAX_BYTES = 1 << 20
 
@@ -33,12 +36,61 @@ def started_gpus(command: str) -> int | None:
         return _deepspeed_gpus(words, variables)
     if kind == ACCELERATE:
         return _count(last_option(words, "--num-processes")) or _accelerate_file(words)
-    return _torchrun_gpus(words, variables)
+    return _torchrun_gpus(words, variables) or slurm_request(command).num_gpus
 
 
 def pretrain_gpus(run: ProgramRun) -> int | None:
     """Return the same of a run that a command or its script comes down to."""
-    return _torchrun_gpus(run.launcher, run.variables)
+    asked = slurm_request(f"bash {shlex.quote(run.script)}") if run.script else SlurmRequest()
+    nodes = last_option(run.launcher, "--nnodes")
+    if nodes is not None and _count(nodes) is None and asked.nodes:  # such as $SLURM_NNODES
+        per_node = _count(last_option(run.launcher, "--nproc-per-node")) or asked.gpus_per_node
+        return per_node * asked.nodes if per_node else None
+    return _torchrun_gpus(run.launcher, run.variables) or asked.num_gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRequest:
+    """Hold what a batch script, or the allocation around it, asks of Slurm; None where it does not tell."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+
+    @property
+    def num_gpus(self) -> int | None:
+        """All of them."""
+        return self.gpus_per_node * (self.nodes or 1) if self.gpus_per_node else None
+
+
+def slurm_request(command: str, environment: Mapping[str, str] | None = None) -> SlurmRequest:
+    """Return what the #SBATCH lines of a command's script say, else the allocation that the script runs in.
+
+    A program that is no script, and is not started by srun, stays on its own node whatever is allocated.
+    """
+    target = ParsedCommand.of(command).found_target
+    words = [word.value for word in target.outer_words] if target is not None else []
+    if not words or words[0].rpartition("/")[2] not in ("bash", "sh", "srun"):
+        return SlurmRequest()
+    said = dict(option for word in words[1:] for option in _batch_options(word))
+    known = os.environ if environment is None else environment
+    nodes = _count(said.get("nodes") or said.get("N")) or _count(known.get("SLURM_NNODES"))
+    per_node = _gpus(said.get("gpus-per-node") or said.get("gres")) or _count(said.get("ntasks-per-node"))
+    allocated = _gpus(known.get("SLURM_GPUS_PER_NODE")) or _count(known.get("SLURM_GPUS_ON_NODE"))
+    return SlurmRequest(nodes=nodes, gpus_per_node=per_node or allocated)
+
+
+def _batch_options(path: str) -> list[tuple[str, str]]:
+    """Return the options of a script's #SBATCH lines, without their dashes; none of what is no readable script."""
+    try:
+        with open_regular(Path(os.path.realpath(path))) as file:
+            return _SBATCH.findall(file.read(MAX_BYTES).decode(errors="replace"))
+    except (OSError, ValueError):
+        return []
+
+
+def _gpus(text: str | None) -> int | None:
+    """Return the number in what Slurm takes for GPUs: `8`, `h100:8`, `gpu:h100:8`."""
+    return _count((text or "").rpartition(":")[2])
 
 
 def _torchrun_gpus(words: Sequence[str], variables: Mapping[str, str]) -> int | None:
@@ -120,7 +172,7 @@ def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
         started = num_gpus
     given = last_option(ParsedCommand.of(command).front, *_NODES) or ""
     # torchrun also takes a range: an elastic job runs with its least number as well.
-    nodes = _count(given.partition(":")[0]) or 1
+    nodes = _count(given.partition(":")[0]) or slurm_request(command).nodes or 1
     if started is None or started % nodes:
         return Resources(nodes=nodes)
     return Resources(nodes=nodes, gpus_per_node=started // nodes)

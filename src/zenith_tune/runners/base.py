@@ -31,6 +31,8 @@ class End(StrEnum):
 
     EXITED = "exited"
     TIMED_OUT = "timed out"
+    SILENT = "silent"
+    """Ended because it had printed nothing for too long."""
     CANCELLED = "cancelled"
     STOPPED = "stopped"
     """Ended because its output already suffices; what it printed until then counts."""

@@ -36,6 +36,8 @@ class Study:
         """The best of all others."""
         self._replaced: set[str] = set()
         """The runs that were run again: what they measured then is what counts."""
+        self.is_sound = True
+        """Whether its runs differ by what was tuned; not where options proved to be without effect."""
         self.num_pruned = 0
         self.num_repeated = 0
 

@@ -134,9 +134,22 @@ class StudyConfig:
 
     def identify(self, params: Mapping[str, Any]) -> str:
         """Name the run that a point stands for, its command and its files: one name is one run."""
-        files = self.preset.files(params)
+        return self._identity(self.render(params), self.preset.files(params))
+
+    def _identity(self, command: str, files: Mapping[str, str]) -> str:
         digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16] if files else ""
-        return mask(self.render(params), self.secrets) + (f" # files {digest}" if digest else "")
+        return mask(command, self.secrets) + (f" # files {digest}" if digest else "")
+
+    @functools.cached_property
+    def own_identities(self) -> frozenset[str]:
+        """Name the runs that are no other than the user's own command: the same text, or the point it stands for."""
+        if not self.runs_baseline:
+            return frozenset()
+        same = self._identity(self.preset.baseline_command(self.command), self.preset.baseline_files())
+        with contextlib.suppress(UsageError):
+            own = self.preset.own_point(self.command)
+            return frozenset({same} if own is None else {same, self.identify(own)})
+        return frozenset({same})
 
     def with_budget(self, n_trials: int | None) -> StudyConfig:
         """Return the same study with a budget of `n_trials`, or of the strategy's own length."""
@@ -155,6 +168,9 @@ class StudyConfig:
     def check_command(self) -> None:
         """Refuse a command that holds a placeholder nobody fills, or that options find no place in."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
+        if (self.line.program or "").rpartition("/")[2] == "sbatch":
+            problem = "sbatch hands the job to Slurm and ends at once, so that there is nothing to measure"
+            raise UsageError(problem, hint="give --slurm, and after -- what the job runs, such as bash job.sh")
         if (misspelt := misspelt_placeholder(self.command, self._placeholders())) is not None:
             name, meant = misspelt
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")

@@ -16,6 +16,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Measurement, Progress
 from zenith_tune.evaluators.early_stop import DEFAULT_NOISE
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
+from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full, is_disk_full
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
@@ -26,6 +27,7 @@ from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
+from zenith_tune.tuning.silence import SilenceWatch
 from zenith_tune.tuning.watch import EarlyEnd, TrialWatch
 
 _FULL_DISK_BYTES = 64 * 1024
@@ -60,6 +62,8 @@ class TrialRequest:
     is_cancelled: Callable[[], bool] = lambda: False
     limit_s: Callable[[], float | None] = lambda: None
     """The limit as it is by now: it shrinks as better trials end."""
+    silence: SilenceWatch | None = None
+    """Ends the trial where it prints nothing for too long."""
 
 
 class TrialExecution:
@@ -67,7 +71,7 @@ class TrialExecution:
 
     def __init__(self, runner: Runner, config: StudyConfig) -> None:
         self._runner = runner
-        self._evaluator, self._early_stop = config.evaluator, config.early_stop
+        self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
         self._secrets, self._repeats = config.secrets, config.repeats
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
@@ -126,6 +130,7 @@ class TrialExecution:
             is_cancelled=request.is_cancelled,
             # Where jobs wait for their machine first, the limit is the one that they were submitted with.
             limit_s=request.limit_s if self._runner.shares_machine else lambda: None,
+            silence=request.silence,
         )
         try:
             return watch.wait(job)
@@ -182,7 +187,8 @@ class TrialExecution:
             return self._trial(request, files, result, outcome, cause=cause, failure=str(kind)), None
         text = TrialLog(files.log).text() if early is None else early.log
         exit_code = result.exit_code if early is None else 0
-        failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT)
+        silent = result.reason if result.end is End.SILENT else ""
+        failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT, silent=silent)
         measured = self._measure(text, request, result) if failure is None else failure
         if isinstance(measured, Failure):
             details = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
@@ -200,7 +206,14 @@ class TrialExecution:
         except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
             raised = f"{type(error).__name__}: {error}"
             return _metric_failure(f"evaluator {type(self._evaluator).__name__} raised {raised}")
-        return hidden_failure(text, has_value=True) or measured
+        return hidden_failure(text, has_value=True) or self._without_effect(text, request) or measured
+
+    def _without_effect(self, text: str, request: TrialRequest) -> Failure | None:
+        """Fail a run whose log says that it trained with other arguments than it was given."""
+        asked = self._preset.logged_as(request.params) if request.params else {}
+        if (message := disagreement(text, asked)) is None:
+            return None
+        return Failure(outcome=Outcome.ERROR, kind=FailureKind.NO_EFFECT, message=message)
 
     def _mask_log(self, files: TrialFolder) -> None:
         if not self._secrets:

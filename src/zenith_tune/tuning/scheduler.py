@@ -17,6 +17,7 @@ from zenith_tune.errors import (
     ZenithTuneError,
 )
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.record.export import trained_batch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.strategies.base import await_first
 from zenith_tune.study.parameters import Params, Value
@@ -40,7 +41,8 @@ class TrialScheduler:
     """Answer a strategy: from the rules, from the record, or by a real run.
 
     Two points that the study identifies alike are one run. `recorded` holds the trials of earlier runs of this study by
-    identity; they are answered without running, and their part of the budget is spent already.
+    identity; they are answered without running, and their part of the budget is spent already. A point that has the
+    settings of the user's own command is answered by the run of that command, and costs nothing.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class TrialScheduler:
         check_interrupted: Callable[[], None] = lambda: None,
         others: OtherTuners | None = None,
     ) -> None:
-        self._identify, self._limits = config.identify, config.limits
+        self._config, self._identify, self._limits = config, config.identify, config.limits
         preset = self._preset = config.preset
         self._check_interrupted = check_interrupted
         self._others = others
@@ -127,6 +129,8 @@ class TrialScheduler:
                 return self._repeated(params, self._answered[identity])
             if identity in self._recorded:
                 return self._recalled(identity)
+            if (own := self._own_run(params, identity)) is not None:
+                return self._answered_by_own(own, identity)
             self._prunes = self._duplicates = 0
             if self._others is None:
                 self._take_from_budget()
@@ -243,6 +247,23 @@ class TrialScheduler:
         trial = self._recorded[identity]
         future = self._answered[identity] = _done(trial)
         self._listener.trial_recalled(trial, self._preset.label(trial.params))
+        return future
+
+    def _own_run(self, params: Params, identity: str) -> Trial | None:
+        """Return the run of the user's own command where a point has its very settings, its batch included."""
+        own = self._study.first_baseline
+        if own is None or identity not in self._config.own_identities:
+            return None
+        layout, batch = self._preset.layout(params), trained_batch(own)
+        if layout is not None and batch is not None and layout.global_batch != batch:
+            return None
+        return replace(own, params=params, identity=identity)
+
+    def _answered_by_own(self, own: Trial, identity: str) -> Future[Trial]:
+        self._prunes = self._duplicates = 0
+        self._study.num_repeated += 1
+        future = self._answered[identity] = _done(own)
+        self._listener.point_repeated(own, self._preset.label(own.params))
         return future
 
     def _check_open(self) -> None:

@@ -8,9 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from zenith_tune.errors import DiskFullError, StudyError, TrialExhausted, UsageError
+from zenith_tune.errors import DiskFullError, OwnCommandFails, StudyError, TrialExhausted, UsageError
 from zenith_tune.evaluators.early_stop import study_noise
-from zenith_tune.evaluators.failures.failures import FailureKind, refuse_hopeless, reported_capacity
+from zenith_tune.evaluators.failures.failures import (
+    FailureKind,
+    is_fault_of_the_command,
+    refuse_hopeless,
+    reported_capacity,
+)
+from zenith_tune.evaluators.failures.no_effect import refuse_without_effect
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyLock
@@ -27,16 +33,20 @@ from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import RERUN, YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.study.verdict import Verdict, spent_s, verdict_of
 from zenith_tune.tuning.config import TRIAL_FOLDER, StudyConfig
 from zenith_tune.tuning.events import StudyListener, StudyNotifier, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import OrphanedTrials
+from zenith_tune.tuning.silence import SilenceLimit, SilenceWatch
 
 _PAUSE_S = 0.5
 CONFIRMING = 1.2
 """How many times as long as at first the runs that confirm a gain are taken to last, where a budget must hold them."""
+NUM_SHOWN_LINES = 20
+"""Of the log of the user's own command, where it fails."""
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -67,6 +77,7 @@ class StudySession:
         self._began = time.monotonic()
         self._running: dict[int, float] = {}
         """When the trials that run now were started, by number."""
+        self._silence = SilenceLimit(config.timeouts.fixed_s)
         self._orphans = OrphanedTrials(self._execution, self._notifier, place.folder.path, config.timeouts.fixed_s)
         self.others: OtherTuners | None = None
         """Who else tunes this study; None where a file lock keeps everybody off."""
@@ -135,6 +146,7 @@ class StudySession:
         """Run the user's own command, unless an earlier run of the study did; `again` at the end, to confirm a gain."""
         known = self.study.baseline
         if known is not None and (known.is_rerun or not again):
+            self._refuse_failed_command(known)
             return
         identity, command = self.config.masked_command + RERUN * again, self.config.command
         why = "your own command again, to confirm the gain" if again else ""
@@ -147,6 +159,19 @@ class StudySession:
                 return
         if trial.failure == FailureKind.METRIC and not again:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
+        if not again:
+            self._refuse_failed_command(trial)
+
+    def _refuse_failed_command(self, trial: Trial) -> None:
+        """Stop where the user's own command does not run, and show how it ended: no layout changes that."""
+        if not is_fault_of_the_command(trial):
+            return
+        log_path = self._execution.first_log(TrialFolder(trial.folder or self.config.place.folder.path))
+        self._notifier.noted(f"the end of {log_path}:")
+        for line in TrialLog(log_path).tail_lines(NUM_SHOWN_LINES):
+            self._notifier.noted(f"  {mask(line, self.config.secrets)}")
+        hint = "fix it, or search without it by --no-baseline"
+        raise OwnCommandFails(f"your own command fails: {trial.cause}; {hint}")
 
     def _elsewhere(self, identity: str, *, is_baseline: bool = False) -> Trial | None:
         """Return a run as another tuner made it; None where this one has to."""
@@ -165,6 +190,7 @@ class StudySession:
         """Run a point that was never run."""
         trial = self._elsewhere(identity) or self._run(params, self.config.render(params), identity, why=why)
         refuse_hopeless(self.study)
+        refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout)
         return trial
 
     def begin_search(self, plan: StudyPlan) -> None:
@@ -284,6 +310,8 @@ class StudySession:
         self, started: Trial, command: str, folder: TrialFolder, limit_s: float | None, job: Job | None
     ) -> Trial:
         """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
+        name = YOUR_COMMAND if started.is_baseline else f"trial {started.number}"
+        silence = SilenceWatch(self._silence, lambda line: self._notifier.noted(f"{name}: {line}"))
         try:
             command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
             request = TrialRequest(
@@ -302,11 +330,16 @@ class StudySession:
                 on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),
                 is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
                 limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
+                silence=silence,
             )
             with full_disk_is_clear(folder.path):
                 if job is not None:
-                    return self._execution.follow(job, request, folder, limit_s)
-                return self._execution.run(request, folder, limit_s)
+                    trial = self._execution.follow(job, request, folder, limit_s)
+                else:
+                    trial = self._execution.run(request, folder, limit_s)
+                if trial.ok:
+                    self._silence.observe(silence.longest_s)
+                return trial
         except OSError as error:
             # The system could not start it, for one because its command is too long: that is the trial's failure.
             cause = f"it could not be started: {error}"
@@ -341,6 +374,7 @@ class StudySession:
             self._notifier.noted(f"{problem}: what it measured is left out")
             raise TakenOver(problem)
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
+        self._tell_preset(trial)
         self._notifier.finished(trial, label, self.study, counts=counts)
 
     def label(self, trial: Trial) -> str:
@@ -355,8 +389,15 @@ class StudySession:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)
+            self._tell_preset(trial)
             if not trial.is_baseline:
                 self.recorded[trial.identity] = trial
+
+    def _tell_preset(self, trial: Trial) -> None:
+        """Let the preset learn from a run; the user's own command is one of the point that it stands for."""
+        params = self.study.own_params if trial.is_baseline else trial.params
+        if params:
+            self._preset.observe(replace(trial, params=params))
 
     def _require_record(self) -> StudyRecord:
         if self._record is None:

@@ -15,6 +15,7 @@ from zenith_tune.runners.base import End, Job, JobResult
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
 from zenith_tune.study.trial_log import TrialLog
+from zenith_tune.tuning.silence import SilenceWatch
 
 FIRST_LOOK_S = 1.0
 """A trial of a fraction of a second is over before anything is saved by ending it."""
@@ -50,11 +51,13 @@ class TrialWatch:
         on_progress: Callable[[Progress], None] = lambda progress: None,
         is_cancelled: Callable[[], bool] = lambda: False,
         limit_s: Callable[[], float | None] = lambda: None,
+        silence: SilenceWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
         self._limit_s = limit_s
+        self._silence = silence
         self._evaluator = evaluator
         self._early_stop = early_stop
         self._metadata = metadata
@@ -91,10 +94,15 @@ class TrialWatch:
             return result
         if self._is_cancelled():
             return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
+        if (reason := self._silence_reason(job)) is not None:
+            return _stopped(job, End.SILENT, reason)
         limit_s = self._limit_s()
         if limit_s is not None and self._clock() - start >= limit_s:
             return _stopped(job, End.TIMED_OUT)
         return None
+
+    def _silence_reason(self, job: Job) -> str | None:
+        return self._silence.look(job.log_path, self._clock()) if self._silence is not None else None
 
     def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
         text = TrialLog(job.log_path).text()

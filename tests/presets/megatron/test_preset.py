@@ -159,10 +159,29 @@ def test_a_mixture_of_experts_without_folding_is_noted_in_one_line(tmp_path: Pat
     assert MegatronPreset(n_gpus=8, gbs=16).notes("megatron sft") == []
 
 
-def test_a_dense_model_has_no_note(tmp_path: Path) -> None:
+def test_a_dense_model_gets_no_expert_parallelism_and_one_note_of_it(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft") == []
+    preset = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path))
+    assert len(preset.notes("megatron sft")) == 1
+    assert {(point["ep"], point["etp"]) for point in preset.points()} == {(1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("command", "is_dense"),
+    [
+        ("torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048", True),
+        ("torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-experts 8", False),
+        ("torchrun pretrain_gpt.py --use-checkpoint-args", False),
+        ("bash train.sh", False),
+    ],
+)
+def test_a_command_that_describes_a_dense_model_gets_no_expert_parallelism(command: str, is_dense: bool) -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    num_notes = len(preset.notes(command))
+    preset.bind(command)
+    assert len(preset.notes(command)) - num_notes == is_dense
+    assert preset.prune({**PLAIN, "tp": 2, "ep": 2}) is is_dense
 
 
 def test_the_evaluator_reads_megatrons_throughput() -> None:
@@ -179,3 +198,34 @@ def test_megatrons_own_scripts_are_told_of_folding() -> None:
     [note] = MegatronPreset(n_gpus=8, gbs=16).notes("torchrun --nproc-per-node 8 pretrain_gpt.py")
     assert "folding=true" in note
     assert MegatronPreset(n_gpus=8, gbs=16, folding=True).notes("torchrun pretrain_gpt.py") == []
+
+
+def test_the_own_point_is_read_from_options_and_defaults() -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    own = preset.own_point(
+        "python fake_megatron_train.py --tensor-model-parallel-size 2 --recompute_granularity selective"
+    )
+    assert own is not None
+    assert (own["tp"], own["ep"], own["mbs"], own["recompute_granularity"]) == (2, 1, 1, "selective")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash train.sh",
+        "python fake_megatron_train.py --global-batch-size 32",
+        "python fake_megatron_train.py --micro-batch-size $MBS",
+        "python fake_megatron_train.py --tensor-model-parallel-size {tp}",
+        "python fake_megatron_train.py --recompute-granularity none",
+        "python pretrain_gpt.py --micro-batch-size 1 --global-batch-size 16",
+    ],
+)
+def test_a_command_that_is_no_point_or_does_not_tell_has_no_own_point(command: str) -> None:
+    assert MegatronPreset(n_gpus=8, gbs=16).own_point(command) is None
+
+
+def test_sequence_parallelism_that_a_trial_adds_makes_it_another_run() -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16, folding=True)
+    command = "megatron sft --tensor_model_parallel_size 2 --vit_gradient_checkpointing true"
+    assert preset.own_point(command) is None
+    assert preset.own_point(f"{command} --sequence_parallel true") is not None

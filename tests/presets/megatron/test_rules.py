@@ -78,6 +78,8 @@ def documented(at: Point, n_gpus: int, gbs: int, model: Model | None) -> bool:
         return False
     if (model.layers // at.pp) % at.num_layers != 0:
         return False
+    if model.experts is None and (at.ep, at.etp) != (1, 1):
+        return False
     return not (model.vision and (at.granularity == "selective" or at.method == "block"))
 
 
@@ -96,6 +98,8 @@ def folded(at: Point, n_gpus: int, gbs: int, model: Model | None) -> bool:
     if model.heads % at.tp != 0 or model.layers % at.pp != 0:
         return False
     if at.ep > 1 and (model.experts is None or model.experts % at.ep != 0):
+        return False
+    if model.experts is None and at.etp > 1:
         return False
     return not (model.vision and (at.granularity == "selective" or at.method == "block"))
 

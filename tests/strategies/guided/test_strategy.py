@@ -10,12 +10,13 @@ import pytest
 
 from tests.conftest import FAKE_TRAINER
 from tests.strategies.guided import worlds
-from zenith_tune.errors import TrialExhausted, UsageError
+from zenith_tune.errors import OptionsWithoutEffect, TrialExhausted, UsageError
 from zenith_tune.registry import StrategyRegistry
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
+from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction, Parameter, Value
-from zenith_tune.study.trial import Trial
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
 TRIALS = worlds.World({"gemm_efficiency": 0.85, "fast_efficiency": 0.7}, seed=11).trials()
@@ -182,3 +183,20 @@ def test_a_study_that_was_cut_short_continues_as_if_it_had_not_been(zenithtune: 
     resumed = study(zenithtune, tmp_path / "b", "--n-trials", "7", "--resume")
     picks = [[(trial["parameters"], trial["why"]) for trial in trials] for trials in (whole, resumed)]
     assert picks[0] == picks[1]
+
+
+class SameTrials(WorldTrials):
+    """Answer every point with the same time and memory, as a script does that ignores its options."""
+
+    def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
+        super().run(params, why)
+        outcome, peak = Outcome.OK, 40 * 2**30
+        return Trial(params=params, outcome=outcome, value=2.0, step_s=2.0, spread=0.001, peak_memory_bytes=peak)
+
+
+def test_layouts_that_are_all_alike_against_the_prediction_end_the_study() -> None:
+    trials, strategy = SameTrials(), GuidedStrategy(learn=False)
+    strategy.prepare(replace(worlds.job(), training=Training(hours=5000)))
+    with pytest.raises(OptionsWithoutEffect):
+        strategy.optimize(trials, worlds.SPACE, Direction.MINIMIZE)
+    assert 3 <= len(trials.points) <= 6

@@ -120,3 +120,16 @@ def test_what_just_fits_is_not_refused() -> None:
     room = job.capacity_bytes - job.states(at).total
     assert why_too_large(job, at, room, "measured") is None
     assert why_too_large(job, at, room + GIB, "measured") is not None
+
+
+def test_what_was_measured_overrules_what_is_predicted_too_large() -> None:
+    job = subject(model="llama3.2-1b", seq=16384)
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    pruned = next(mbs for mbs in sizes if why_surely_too_large(job, {"stage": 2, "mbs": mbs}) is not None)
+    memory = ActivationProfile(job)
+    assert memory.why_hopeless({"stage": 2, "mbs": pruned}) is not None
+    small = 0.02 * job.capacity_bytes
+    for mbs in (1, 2):
+        memory.observe(ran(job, 2, mbs, small * mbs))
+    assert memory.why_hopeless({"stage": 2, "mbs": pruned}) is None
+    assert memory.why_hopeless({"stage": 2, "mbs": 128}) is not None, "what was measured rules out, too"

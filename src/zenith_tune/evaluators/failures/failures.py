@@ -29,7 +29,9 @@ class FailureKind(StrEnum):
     DISK_FULL = "disk full"
     KILLED = "killed"
     TIMEOUT = "timeout"
+    SILENT = "no output"
     METRIC = "metric"
+    NO_EFFECT = "no effect"
     CRASH = "crash"
     LOST = "lost machine"
     REVOKED = "cancelled from outside"
@@ -137,19 +139,21 @@ _MAX_REPORTS = 1_000
 """Nodes whose reports are read."""
 
 
-def classify(log: str, exit_code: int | None, *, timed_out: bool = False) -> Failure | None:
-    """Return why a run failed, or None where it did not.
+def classify(log: str, exit_code: int | None, *, timed_out: bool = False, silent: str = "") -> Failure | None:
+    """Return why a run failed, or None where it did not; `silent` says for how long one that was ended printed nothing.
 
     >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 1).kind.name
     'OUT_OF_MEMORY'
     """
-    if exit_code == 0 and not timed_out:
+    if exit_code == 0 and not timed_out and not silent:
         return None
     log = log.replace("\r", "\n")
     if line := _first_line(log, _DEVICE_MEMORY):
         return _failure(FailureKind.OUT_OF_MEMORY, line)
     if line := _first_line(log, _HOST_MEMORY):
         return _failure(FailureKind.HOST_OUT_OF_MEMORY, line)
+    if silent:
+        return _failure(FailureKind.SILENT, f"{silent}; the log ends with: {_last_informative_line(log)}")
     if timed_out:
         return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_informative_line(log)}")
     return _classify_exit(log, exit_code)
@@ -211,6 +215,7 @@ def _failure(kind: FailureKind, message: str) -> Failure:
         FailureKind.OUT_OF_MEMORY: Outcome.OOM,
         FailureKind.HOST_OUT_OF_MEMORY: Outcome.OOM,
         FailureKind.TIMEOUT: Outcome.TIMEOUT,
+        FailureKind.SILENT: Outcome.TIMEOUT,
     }
     return Failure(outcome=outcomes.get(kind, Outcome.ERROR), kind=kind, message=clean_line(message))
 
@@ -353,18 +358,32 @@ def _refuse_alike(study: Study) -> None:
     if len(trials) < MAX_ALIKE_FAILURES:
         return
     # Out of memory, too slow or refused by a rule: another layout may fix each of these, but not a fault of the
-    # program, nor what no layout has a part in.
-    causes = {trial.cause for trial in trials}
-    if len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
-        if base is not None and base.cause in causes:
-            raise EveryRunFailsAlike(f"your own command and {len(trials)} trials failed alike: {base.cause}")
-        if base is None:
-            raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
+    # program, nor what no layout has a part in. The user's own command, where it runs first, shows such a fault alone.
+    causes = {_comparable_cause(trial) for trial in trials}
+    if base is None and len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
+        raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
     if all(names_unknown_option(trial.cause) for trial in trials):
         hint = "choose another --preset, or write {placeholders} where the values belong"
         raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {hint}")
 
 
+def _comparable_cause(trial: Trial) -> str | None:
+    """Return a cause as others are compared with it: ranks, ports and addresses of one broken network differ."""
+    if trial.cause is None or trial.failure != FailureKind.COMMUNICATION:
+        return trial.cause
+    return re.sub(r"^rank \d+: |0x[0-9a-fA-F]+|\d+", "#", trial.cause)
+
+
 def _is_no_fault_of_its_layout(trial: Trial) -> bool:
     refused = trial.failure == FailureKind.CONFIGURATION and not named_axes(trial.cause or "")
-    return refused or trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND)
+    return refused or trial.failure in (FailureKind.CRASH, FailureKind.NOT_FOUND, FailureKind.COMMUNICATION)
+
+
+def is_fault_of_the_command(trial: Trial) -> bool:
+    """Tell whether a run failed for a reason that another layout does not change: anything but memory and time.
+
+    A machine that failed, or a person who ended it, says nothing of the command.
+    """
+    if trial.ok or trial.failure in (FailureKind.LOST, FailureKind.REVOKED, FailureKind.METRIC):
+        return False
+    return trial.outcome is Outcome.ERROR or trial.failure == FailureKind.SILENT

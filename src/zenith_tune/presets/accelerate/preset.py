@@ -43,8 +43,9 @@ from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
-from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
+from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.trial import Trial
 
 
 def accelerate_subject(
@@ -174,6 +175,7 @@ class AcceleratePreset(TuningPreset):
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.check = search, mbs_max, check
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
+        self._profile: ActivationProfile | None = None
         self._bound: Backend | None = None
         self._model: LookedUp[ModelSpec] | None = None
         self._forget()
@@ -202,10 +204,20 @@ class AcceleratePreset(TuningPreset):
         broken = self._backend.explain(params)
         subject = self._subject.get()
         if broken is None and isinstance(subject, ZeroSubject) and "mbs" in params:
-            return why_surely_too_large(subject, params)
+            return self._memory(subject).why_hopeless(params)
         if broken is None and isinstance(self._backend, MegatronBackend):
             return self._explain_megatron(self._backend, params, subject)
         return broken
+
+    def observe(self, trial: Trial) -> None:
+        subject = self._subject.get()
+        if isinstance(subject, ZeroSubject) and "mbs" in trial.params:
+            self._memory(subject).observe(trial)
+
+    def _memory(self, subject: ZeroSubject) -> ActivationProfile:
+        if self._profile is None:
+            self._profile = ActivationProfile(subject)
+        return self._profile
 
     def _explain_megatron(
         self, backend: MegatronBackend, params: Mapping[str, Value], subject: PlanSubject | UsageError
@@ -310,6 +322,7 @@ class AcceleratePreset(TuningPreset):
     def _forget(self) -> None:
         """Look the subject and the machines up anew when they are asked for next."""
         self._subject = LookedUp(self._looked_up)
+        self._profile = None
         self._island = functools.cache(
             lambda: tensor_island(self._backend.job, self.cluster, self.topology, self._subject.get())
         )

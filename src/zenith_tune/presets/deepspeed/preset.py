@@ -19,8 +19,9 @@ from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.ds_config import AUTOTUNING
-from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject, why_surely_too_large
+from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.trial import Trial
 
 
 def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | None = None) -> ZeroSubject:
@@ -82,6 +83,7 @@ class DeepSpeedPreset(TuningPreset):
         self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
         self._subject = LookedUp(self._looked_up)
+        self._memory = LookedUp(lambda: ActivationProfile(self._subject.required()))
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -91,6 +93,7 @@ class DeepSpeedPreset(TuningPreset):
     def bind(self, command: str) -> None:
         self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
         self._subject = LookedUp(self._looked_up)
+        self._memory = LookedUp(lambda: ActivationProfile(self._subject.required()))
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {**self._space.parameters()}
@@ -103,7 +106,19 @@ class DeepSpeedPreset(TuningPreset):
         subject = self._subject.get()
         if broken is not None or isinstance(subject, UsageError):
             return broken
-        return why_surely_too_large(subject, params)
+        return self._memory.required().why_hopeless(params)
+
+    def observe(self, trial: Trial) -> None:
+        memory = self._memory.get()
+        if not isinstance(memory, UsageError):
+            memory.observe(trial)
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        names = {"stage": "zero_optimization_stage", "mbs": "train_micro_batch_size_per_gpu"}
+        return {names[name]: params[name] for name in names if name in params}
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("stage", "mbs")
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space.layout(params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -13,11 +14,19 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.launched_gpus import launched_resources
-from zenith_tune.presets.megatron.command import edit_command, runs_megatron, runs_ms_swift, runs_pretrain_script
+from zenith_tune.presets.megatron.command import (
+    describes_dense_model,
+    edit_command,
+    own_values,
+    runs_megatron,
+    runs_ms_swift,
+    runs_pretrain_script,
+)
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
 from zenith_tune.presets.megatron.rules import MegatronRules
 from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
 from zenith_tune.presets.megatron.swift import (
+    INTERLEAVING,
     batch_notes,
     interleaving,
     log_option,
@@ -28,7 +37,7 @@ from zenith_tune.presets.megatron.swift import (
     tokens_notes,
     with_underscores,
 )
-from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted
+from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, dumped_sizes
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
@@ -113,6 +122,9 @@ class MegatronPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._command = command
+        if self.facts.num_experts is None and describes_dense_model(command):
+            self.facts = replace(self.facts, num_experts=0)
+            self.space = replace(self.space, rules=replace(self.space.rules, facts=self.facts))
         if self.vp_max == 1:
             return
         if self._swift_major(command) == 3 and self.facts.num_layers is None:
@@ -131,6 +143,12 @@ class MegatronPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         return self.space.explain(params)
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        return dumped_sizes(params)
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("tp", "pp", "mbs")
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self.space.layout(params)
@@ -157,6 +175,23 @@ class MegatronPreset(TuningPreset):
 
     def points(self) -> Iterator[Params]:
         return self.space.points()
+
+    def own_point(self, command: str) -> Params | None:
+        own, space = own_values(command), self.get_search_space()
+        if own.get("gbs") != self.gbs or placeholder_names(command, self.placeholder_names()):
+            return None
+        if own.get("recompute_granularity") == "selective" and self.folding:
+            own |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # as the one name of it has them
+        if self.model_config is not None and not self.model_config.is_vision_language:
+            own.setdefault("vit_gradient_checkpointing", "true")
+        if not any(map(ParsedCommand.of(command).has, INTERLEAVING)):
+            own["vp"] = 1
+        if any(name not in own or not parameter.contains(own[name]) for name, parameter in space.items()):
+            return None
+        point = {name: own[name] for name in space}
+        has_sp = switched_on(command)[1]
+        adds_sp = self.folding and self._adds_sequence_parallel(command, tp=point["tp"], ep=point["ep"])
+        return None if adds_sp and not has_sp else point
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
@@ -228,6 +263,9 @@ class MegatronPreset(TuningPreset):
 
     def notes(self, command: str) -> list[str]:
         notes = [*batch_notes(command, self.gbs), *tokens_notes(command)]
+        if self.facts.num_experts == 0 and self.n_gpus > 1:
+            who = self.model_config.source if self.model_config is not None else "the model of your command"
+            notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
         if self.vp_max > 1 and runs_ms_swift(command):
             version = swift_version(command)
             notes.append(f"vp is written for ms-swift {version.major}: {version.source}")

@@ -9,6 +9,7 @@ from typing import Any
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import (
     BATCH,
+    DENSE,
     DOCUMENTED_BATCH,
     DOCUMENTED_EXPERT_TENSOR,
     DOCUMENTED_WORLD,
@@ -33,11 +34,11 @@ RECOMPUTE_METHODS = ("uniform", "block")
 MAX_RECOMPUTE_NUM_LAYERS = 4
 """The documented maximum of recompute_num_layers: every further value multiplies the whole space."""
 
-DOCUMENTED = (DOCUMENTED_WORLD, DOCUMENTED_BATCH, DOCUMENTED_EXPERT_TENSOR, WHOLE_QUERY_GROUPS, LAYERS)
+DOCUMENTED = (DOCUMENTED_WORLD, DOCUMENTED_BATCH, DOCUMENTED_EXPERT_TENSOR, WHOLE_QUERY_GROUPS, LAYERS, DENSE)
 # This preset writes no other split than the even one.
 FOLDING = (
     *(WORLD, EXPERT_WORLD, BATCH, QUERY_GROUPS, HEADS, LAYERS),
-    *(INTERLEAVING, INTERLEAVED_BATCHES, EVEN_CHUNKS, EXPERTS),
+    *(INTERLEAVING, INTERLEAVED_BATCHES, EVEN_CHUNKS, EXPERTS, DENSE),
 )
 
 

@@ -7,7 +7,7 @@ it: one letter, or several in parentheses. Chunk k belongs to pipeline rank k mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from zenith_tune.errors import UsageError
@@ -55,6 +55,16 @@ Wanted = dict[str, Value | None]
 
 LOG_INTERVAL = "--log-interval"
 """After how many iterations Megatron prints a line; 100 unless it is given."""
+
+
+def dumped_sizes(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the sizes of a point by the names that Megatron-LM and ms-swift dump them under.
+
+    >>> dumped_sizes({"tp": 2, "mbs": 4, "recompute": "none"})
+    {'tensor_model_parallel_size': 2, 'micro_batch_size': 4}
+    """
+    names = {name: option[2:].replace("-", "_") for name, option in OPTIONS.items()}
+    return {names[name]: params[name] for name in ("tp", "pp", "cp", "ep", "mbs") if name in params}
 
 
 def with_options(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:

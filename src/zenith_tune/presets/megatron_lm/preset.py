@@ -23,7 +23,7 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
-from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
+from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
@@ -189,6 +189,12 @@ class MegatronLmPreset(TuningPreset):
         if samples and batch and whole(samples) and whole(batch):
             return (whole(samples) or 0) // (whole(batch) or 1)
         return whole(args.text("--train-iters") or "")
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        return dumped_sizes(params)
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("tp", "pp", "mbs")
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)

@@ -14,7 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import WORDS, named_axes
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.strategies.guided.acquisition import Acquisition
-from zenith_tune.strategies.guided.posteriors import is_slower
+from zenith_tune.strategies.guided.posteriors import is_sharding_twin, is_slower
 from zenith_tune.study.files import write_atomically
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
@@ -76,6 +76,28 @@ CONFIGURATION = "configuration"
 """The kind of failure by which a framework refuses its options."""
 
 
+SAME = 1e-6
+"""Two logarithms that are closer are the same but for rounding."""
+
+
+EXPLAINED = 0.05
+"""Where the estimate may be off by more for a layout by itself, mostly on many GPUs, twins may differ by as much."""
+
+
+def dominated_twins(picker: Acquisition, index: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which layouts have no chance against their twin at `index`, which ran: as much memory, predicted no faster.
+
+    In some frameworks sharding costs time, as predicted or as the trials so far say: then there is no such twin.
+    """
+    prior, mean = picker.prior, picker.time.mean
+    no_leaner = prior.log_memory >= prior.log_memory[index] - SAME
+    no_faster = (prior.log_step >= prior.log_step[index] - SAME) & (mean >= mean[index] - EXPLAINED)
+    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+        is_sharding_twin(prior.layouts, index) & no_leaner & no_faster & (prior.own_sd <= EXPLAINED)
+    )
+    return result
+
+
 class TrialObserver:
     """Tell a picker of trials."""
 
@@ -127,6 +149,7 @@ class TrialObserver:
             picker.observe_step(index, log_step, noise, may_be_best=not is_over)
         if log_share < math.log(ROOMY):
             picker.refuse(is_slower(picker.prior.layouts, index))
+        picker.refuse(dominated_twins(picker, index))
 
     def _beside(self, index: int) -> float:
         """Return what the driver and its libraries hold, which is no part of what a framework reports."""

@@ -17,6 +17,8 @@ given all others (ibid., section 5.4.2):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from zenith_tune.estimate.workload import FloatArray
@@ -189,6 +191,15 @@ def is_slower(layouts: LayoutBatch, index: int) -> BoolArray:
     return _others(slower & _comparable(layouts, index), index)
 
 
+def is_sharding_twin(layouts: LayoutBatch, index: int) -> BoolArray:
+    """Tell which layouts differ from that at `index` in sharding the optimizer or not, and in nothing else.
+
+    Both send the same: a reduce-scatter of gradients and an all-gather of weights are what an all-reduce is made of.
+    """
+    alike = _alike(layouts, index, (*(name for name in CUT if name != "zero"), "mbs", "recompute", "recompute_layers"))
+    return _others(alike & (layouts.zero <= 1) & (layouts.zero[index] <= 1), index)
+
+
 def _kept(layouts: LayoutBatch) -> FloatArray:
     """Return how much is kept for the backward pass; of blocks, the fewer are recomputed the more."""
     r = layouts.recompute
@@ -207,7 +218,13 @@ def _comparable(layouts: LayoutBatch, index: int) -> BoolArray:
 
 
 def _cut_alike(layouts: LayoutBatch, index: int) -> BoolArray:
-    alike: BoolArray = np.logical_and.reduce([getattr(layouts, name) == getattr(layouts, name)[index] for name in CUT])
+    return _alike(layouts, index, CUT)
+
+
+def _alike(layouts: LayoutBatch, index: int, names: Iterable[str]) -> BoolArray:
+    alike: BoolArray = np.logical_and.reduce(
+        [getattr(layouts, name) == getattr(layouts, name)[index] for name in names]
+    )
     return alike
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.topology import tensor_reason
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import OptionsWithoutEffect, UsageError
+from zenith_tune.evaluators.failures.no_effect import HINT, NUM_ALIKE, are_alike
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.planner.plan import CAUSES
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from zenith_tune.strategies.guided.observer import TrialObserver
 
 
+STEPS_APART, MEMORY_APART = 0.2, 0.1
+"""Logarithms of predicted step times and memory that differ by so much do not all come out the same."""
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
 EXPECTED_TRIALS = 6
 """Until it ends by itself: the mean over measured landscapes (benchmarks/replay.md)."""
@@ -205,6 +208,20 @@ class _Search:
         self._tried.append((pick, trial, log_step))
         if rule:
             self._job.tell(rule)
+        self._refuse_without_effect()
+
+    def _refuse_without_effect(self) -> None:
+        """Stop where trials take the same time, and the same memory if the log tells, that should differ in both."""
+        trials = [trial for _, trial, _ in self._tried]
+        if len(trials) < NUM_ALIKE:
+            return
+        prior, rows = self.picker.prior, [pick.index for pick, _, _ in self._tried]
+        steps, memory = prior.log_step[rows], prior.log_memory[rows]
+        has_memory = all(trial.peak_memory_bytes for trial in trials)
+        are_apart = max(steps) - min(steps) > STEPS_APART or (has_memory and max(memory) - min(memory) > MEMORY_APART)
+        if are_apart and are_alike(trials, by_memory=has_memory):
+            what = f"{len(trials)} trials all take the same time{' and memory' if has_memory else ''}"
+            raise OptionsWithoutEffect(f"the options take no effect: {what}, against the prediction; {HINT}")
 
 
 LEAST_SHARE = 0.05

@@ -236,6 +236,12 @@ Point = tuple[tuple[str, Value], ...]
 
 SURE = 0.5
 """The share of the planned activations that a point surely needs: before any run, no more is held against it."""
+UNSURE = 1.05
+"""By how much the arithmetic may be off where runs have measured what it rests on."""
+REFUTED = 0.8
+"""A single run, scaled, speaks against what is predicted where it leaves a fifth of the memory."""
+HOPELESS = 1.25
+"""What is beyond the memory by this factor, by what runs have measured, is not tried."""
 SPARE = 1.25
 """How far what is counted may exceed what is there at once: 20 bytes per parameter over 16, without passing copies."""
 
@@ -277,6 +283,9 @@ class ActivationProfile:
         self._peaks: dict[Point, dict[int, int]] = {}
         self._measured: dict[bool, tuple[int, float]] = {}
         self._share = 1.0
+        self._sloped: set[bool] = set()
+        """Ways of keeping activations that two runs have measured."""
+        self._vague: set[bool] = set()
 
     def observe(self, trial: Trial) -> None:
         """Learn from a run whose log tells its peak memory."""
@@ -287,13 +296,38 @@ class ActivationProfile:
         peaks = self._peaks.setdefault(others, {})
         peaks[mbs] = peak
         states = self.subject.states(trial.params).total
-        activations = (_slope(peaks) or 0.0) * mbs or peak - states
+        activations = (slope(peaks) or 0.0) * mbs or peak - states
+        self._vague.discard(mode)
+        if len(peaks) > 1:
+            self._sloped.add(mode)
         if activations <= 0:
+            self._vague |= {mode} - self._sloped
             activations = min(self.subject.planned_activations(trial.params), peak / 2)
         self._share = min((peak - activations) / states, 1.0)
         known = self._measured.get(mode)
         if known is None or mbs >= known[0]:
             self._measured[mode] = mbs, activations / mbs
+
+    @property
+    def capacity_bytes(self) -> float:
+        """What a GPU has for training."""
+        return self.subject.capacity_bytes
+
+    def why_hopeless(self, params: Mapping[str, Value]) -> str | None:
+        """Return why a point is not worth a trial; what is predicted counts only as far as runs do not refute it."""
+        if not self.is_measured(params):
+            return why_surely_too_large(self.subject, params)
+        if self.is_vague(params):
+            return None
+        needed, limit = self.needed(params), self.capacity_bytes
+        doubtful = UNSURE if self.subject.recomputes_at(params) in self._sloped else REFUTED
+        if needed > doubtful * limit and (reason := why_surely_too_large(self.subject, params)) is not None:
+            return reason
+        return self.why_not(params) if needed > HOPELESS * limit else None
+
+    def is_vague(self, params: Mapping[str, Value]) -> bool:
+        """Tell whether a run took less than its states should: then activations are known by two runs alone."""
+        return self.subject.recomputes_at(params) in self._vague
 
     def is_measured(self, params: Mapping[str, Value]) -> bool:
         """Tell whether a run has measured this way of keeping activations."""
@@ -319,7 +353,7 @@ class ActivationProfile:
         return why_too_large(self.subject, params, self.activations(params), origin, self._share)
 
 
-def _slope(peaks: Mapping[int, int]) -> float | None:
+def slope(peaks: Mapping[int, int]) -> float | None:
     """Return the bytes that one more sample takes, of the two largest micro-batches; None of fewer than two."""
     if len(peaks) < 2:
         return None

@@ -222,6 +222,7 @@ class RungSearch:
         direction: Direction,
         plateau: float,
         is_pressed: Callable[[Trial], bool] = lambda trial: False,
+        is_known_to_fail: Callable[[Rung, int], bool] = lambda rung, mbs: False,
     ) -> None:
         self.rung, self.direction, self.plateau = rung, direction, plateau
         self.trials: dict[int, Trial] = {}
@@ -232,11 +233,15 @@ class RungSearch:
         self.num_inside = 0
         """Runs that changed other keys than the micro-batch."""
         self.best_inside: Trial | None = None
-        self._run, self._is_pressed = run, is_pressed
+        self._run, self._is_pressed, self._is_known_to_fail = run, is_pressed, is_known_to_fail
 
     def profile(self, mbs: int) -> Trial:
         """Run the smallest micro-batch, which tells the memory of activations and whether the rung runs at all."""
         return self._try(mbs, "profiling run: the smallest micro-batch")
+
+    def try_next(self, mbs: int) -> Trial:
+        """Run a second micro-batch, which tells what one more sample takes."""
+        return self._try(mbs, "the next micro-batch: what it takes tells the memory of a sample")
 
     def probe(self, mbs: int) -> None:
         """Run a rung that promises nothing once, where the best so far is."""
@@ -247,6 +252,9 @@ class RungSearch:
         at = None if guess is None else max(sum(mbs <= guess for mbs in micro_batches) - 1, 0)
         search = EdgeSearch(len(micro_batches), at)
         while (index := search.next()) is not None and not self.is_flat:
+            if self._is_known_to_fail(self.rung, micro_batches[index]):
+                search.observe(index, fits=False)
+                continue
             trial = self._try(micro_batches[index], why)
             search.observe(index, trial.ok)
             self.is_flat = trial.ok and self._ends_growth()

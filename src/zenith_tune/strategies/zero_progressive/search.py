@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zenith_tune.strategies.base import EvalFunction, TunedJob
-from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
+from zenith_tune.strategies.zero_progressive.feasibility import HOPELESS, UNSURE, ActivationProfile, ZeroSubject
 from zenith_tune.strategies.zero_progressive.inside import InsideRules, InsideSearch, own_keys
+from zenith_tune.strategies.zero_progressive.measured_memory import MeasuredMemory
 from zenith_tune.strategies.zero_progressive.rung import Rung, RungSearch, rungs
 from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_gain, format_value
 
-HOPELESS = 1.25
-"""What is beyond the memory by this factor, by what runs have measured, is not tried."""
 PRESSED = 0.9
 """A run that takes more of the memory than this is slowed down by want of it, and says nothing of larger ones."""
-UNSURE = 1.05
-"""By how much the arithmetic may be off: no stage is skipped for less."""
 CLOSE = 0.1
 """A stage so close behind the best may be faster with other keys than those that it was tried with."""
 
@@ -48,8 +45,13 @@ class ProgressiveSearch:
         self._eval_fn, self._choices, self._direction, self._job, self._rules = eval_fn, choices, direction, job, rules
         self._micro_batches = sorted(int(mbs) for mbs in choices["mbs"])
         subject = job.subject
-        self._profile = ActivationProfile(subject) if isinstance(subject, ZeroSubject) else None
+        self._memory: ActivationProfile | MeasuredMemory = (
+            ActivationProfile(subject) if isinstance(subject, ZeroSubject) else MeasuredMemory()
+        )
         self._is_over = False
+        own, baseline = job.own_point(), job.baseline()
+        if own is not None and baseline is not None:
+            self._memory.observe(replace(baseline, params=own))
 
     def run(self) -> None:
         """Search until no stage is left that can be faster."""
@@ -79,7 +81,9 @@ class ProgressiveSearch:
         return max((search.roomy_edge or 0 for search in self.rungs), default=0)
 
     def _try(self, rung: Rung) -> None:
-        search = RungSearch(rung, self._run_point, self._direction, self._rules.plateau, self._is_pressed)
+        search = RungSearch(
+            rung, self._run_point, self._direction, self._rules.plateau, self._is_pressed, self._is_known_to_fail
+        )
         search.skipped = self._why_skip(rung)
         if rung.is_lean and search.skipped is not None:
             return  # it is no stage of its own, and worth a word only where it helps
@@ -116,6 +120,13 @@ class ProgressiveSearch:
             return
         floor = self._reach if search.edge is None else max(self._reach, smallest)
         larger = [mbs for mbs in self._micro_batches if mbs > floor and not self._exceeds(search.rung, mbs, HOPELESS)]
+        if not larger and self._memory.is_vague(search.rung.base):
+            # One run more tells what a sample takes, which the arithmetic has wrong by then.
+            following = next((mbs for mbs in self._micro_batches if mbs > floor), None)
+            if following is None or not search.try_next(following).ok:
+                return
+            larger = [mbs for mbs in self._micro_batches if mbs > following]
+            larger = [mbs for mbs in larger if not self._exceeds(search.rung, mbs, HOPELESS)]
         if not larger:
             return
         why = "search of the largest micro-batch that runs"
@@ -153,41 +164,35 @@ class ProgressiveSearch:
 
     def _run_point(self, rung: Rung, mbs: int, why: str) -> Trial:
         trial = self._eval_fn.run(rung.at(mbs), why)
-        if self._profile is not None:
-            self._profile.observe(trial)
+        self._memory.observe(trial)
         return trial
 
     def _largest(self, rung: Rung) -> int | None:
-        return self._profile.largest(rung.base, self._micro_batches) if self._profile else None
+        return self._memory.largest(rung.base, self._micro_batches)
 
     def _why_too_large(self, rung: Rung, mbs: int) -> str | None:
         """Return the arithmetic against a micro-batch, where a run has measured what it rests on."""
-        return self._profile.why_not(rung.at(mbs)) if self._profile and self._exceeds(rung, mbs, UNSURE) else None
+        return self._memory.why_not(rung.at(mbs)) if self._exceeds(rung, mbs, UNSURE) else None
 
     def _exceeds(self, rung: Rung, mbs: int, factor: float) -> bool:
         """Tell whether a micro-batch is beyond the memory by a factor, by what runs have measured."""
-        profile = self._profile
-        if profile is None or not profile.is_measured(rung.base):
-            return False
-        return profile.needed(rung.at(mbs)) > factor * profile.subject.capacity_bytes
+        memory = self._memory
+        return memory.is_measured(rung.base) and memory.needed(rung.at(mbs)) > factor * memory.capacity_bytes
+
+    def _is_known_to_fail(self, rung: Rung, mbs: int) -> bool:
+        """Tell whether a micro-batch needs what runs of this very model have not found."""
+        return isinstance(self._memory, MeasuredMemory) and self._memory.why_not(rung.at(mbs)) is not None
 
     def _is_pressed(self, trial: Trial) -> bool:
-        if self._profile is None or not trial.peak_memory_bytes:
-            return False
-        return trial.peak_memory_bytes > PRESSED * self._profile.subject.capacity_bytes
+        return (trial.peak_memory_bytes or 0) > PRESSED * self._memory.capacity_bytes
 
     def _fits(self, point: Params) -> bool:
-        if self._profile is None or not self._profile.is_measured(point):
-            return True
-        return self._profile.why_not(point) is None
+        return not self._memory.is_measured(point) or self._memory.why_not(point) is None
 
     def _fits_like(self, point: Params, other: Params) -> bool:
         """Tell whether a point fits, given another that ran: what takes little more than that one is not ruled out."""
-        profile = self._profile
-        if profile is None:
-            return True
-        limit = max(profile.subject.capacity_bytes, UNSURE * profile.needed(other))
-        return profile.needed(point) <= limit
+        limit = max(self._memory.capacity_bytes, UNSURE * self._memory.needed(other))
+        return self._memory.needed(point) <= limit
 
     def _is_better(self, trial: Trial, than: Trial | None) -> bool:
         if trial.value is None or than is None or than.value is None:

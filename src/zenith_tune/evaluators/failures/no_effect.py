@@ -1,0 +1,86 @@
+"""Options that take no effect: a log whose own arguments are others than those asked for, or runs that are all alike.
+
+Megatron-LM dumps `  tensor_model_parallel_size ...... 2`, DeepSpeed `  zero_optimization_stage ...... 1` and, where the
+name leaves no room for dots, two blanks; ms-swift `tensor_model_parallel_size=2` within a long line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from zenith_tune.errors import OptionsWithoutEffect
+from zenith_tune.evaluators.failures.failures import FailureKind
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.study.parameters import Value
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Trial
+from zenith_tune.units import format_bytes
+
+NUM_ALIKE = 3
+"""So many runs that show it are enough."""
+SAME_TIME, SAME_MEMORY = 0.01, 0.001
+"""Relative differences that are none: of times, beside their spread, and of peaks of memory, which hardly vary."""
+HINT = 'does the script hand its arguments on? ("$@" at the end of the line that starts the training)'
+
+
+def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
+    """Return which argument a log dumps with another value than was asked for, or None; what it does not dump agrees.
+
+    >>> disagreement("  micro_batch_size ........ 1", {"micro_batch_size": 4})
+    'micro_batch_size is 1 in the log, but 4 was asked for'
+    """
+    for name, value in asked.items():
+        dumped = re.findall(rf"(?<![\w.-]){name}(?: \.{{1,120}} |=|  )['\"]?([\w/+-]{{1,40}})", log)
+        # A launcher may dump its defaults first: one dump that agrees is enough.
+        if dumped and str(value) not in dumped:
+            return f"{name} is {dumped[-1]} in the log, but {value} was asked for"
+    return None
+
+
+LayoutOf = Callable[[Mapping[str, Value]], Layout | None]
+
+
+def refuse_without_effect(study: Study, decisive: Collection[str], layout_of: LayoutOf = lambda params: None) -> None:
+    """Stop a study whose runs show that what is tuned does not reach the program.
+
+    `decisive` are the parameters that cannot be without effect on both time and memory. Other layouts may come close to
+    one another, but not to the byte.
+    """
+    trials = [trial for trial in study.trials if not trial.is_rerun]
+    disagreeing = [trial for trial in trials if trial.failure == FailureKind.NO_EFFECT]
+    if len(disagreeing) >= NUM_ALIKE:
+        raise OptionsWithoutEffect(f"the options take no effect: {disagreeing[-1].cause}; {HINT}")
+    if len(trials) < NUM_ALIKE or not are_alike(trials):
+        return
+    is_exact = len({trial.peak_memory_bytes for trial in trials}) == 1
+    points = {tuple(trial.params.get(name) for name in decisive) for trial in trials}
+    layouts = {_without_experts(layout_of(trial.params)) for trial in trials} if is_exact else set()
+    if len(points) >= NUM_ALIKE or len(layouts) >= NUM_ALIKE:
+        names = [name for name in trials[0].params if len({trial.params.get(name) for trial in trials}) > 1]
+        what = f"{len(trials)} trials that differ in {', '.join(names)} all take the same time"
+        peak = format_bytes(trials[0].peak_memory_bytes or 0)
+        raise OptionsWithoutEffect(f"the options take no effect: {what} and memory ({peak}); {HINT}")
+
+
+def _without_experts(layout: Layout | None) -> Layout | None:
+    """Return a layout without the split of experts, which says nothing of a model that has none."""
+    return None if layout is None else replace(layout, ep=1, etp=1)
+
+
+def are_alike(trials: Sequence[Trial], *, by_memory: bool = True) -> bool:
+    """Tell whether every run went well and took the same time, and the same memory as well unless that is known."""
+    return all(_same(a, b, by_memory=by_memory) for a, b in itertools.combinations(trials, 2))
+
+
+def _same(a: Trial, b: Trial, *, by_memory: bool) -> bool:
+    times = [trial.step_s or trial.value or 0.0 for trial in (a, b)]
+    if not a.ok or not b.ok or not all(times):
+        return False
+    noise = max(SAME_TIME, (a.spread or 0.0) + (b.spread or 0.0))
+    is_same_time = abs(times[0] - times[1]) <= noise * abs(times[0])
+    peaks = [trial.peak_memory_bytes or 0 for trial in (a, b)]
+    is_same_memory = min(peaks) > 0 and max(peaks) - min(peaks) <= SAME_MEMORY * max(peaks)
+    return is_same_time and (is_same_memory or not by_memory)
