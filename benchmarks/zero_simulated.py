@@ -310,7 +310,7 @@ def markdown(figures: Mapping[str, Mapping[str, float]]) -> str:
         "Written by `python benchmarks/zero_simulated.py`, which says how the jobs are made. Losses are against the",
         "best point of the whole grid. Its unpruned points are those that the preset's arithmetic does not rule out,",
         "which a grid under the same preset would run. New jobs are other models on other GPUs: the strategy was",
-        "written and mended by the others.",
+        "written by the others; how far measured memory overrules the predicted one was chosen with both in view.",
         "",
         f"| {' | '.join([*heads, *quarters])} |",
         f"| --- |{' ---: |' * (len(heads) + len(quarters) - 1)}",
