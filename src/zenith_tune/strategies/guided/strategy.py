@@ -226,7 +226,7 @@ class _Search:
 
 LEAST_SHARE = 0.05
 """Smaller shares of a step limit nothing."""
-COLUMNS = ("trial", "planned s", "expected s", "measured s", "off", "planned GiB", "peak GiB", "layout")
+COLUMNS = ("trial", "plan s", "expected s", "took s", "off", "plan GiB", "peak GiB", "layout")
 
 
 def review_row(prior: Prior, index: int, expected_s: float, log_step: float | None, trial: Trial) -> tuple[str, ...]:
