@@ -219,7 +219,7 @@ class PresetTuner:
             why = self._search(scheduler, session, plan)
             side_by_side = runner.shares_machine and runner.num_slots > 1
             if (side_by_side or config.confirm) and session.study.is_sound:
-                self._confirm(Confirmation(session, side_by_side=side_by_side))
+                self._confirm(Confirmation(session, side_by_side=side_by_side, claims=config.confirm))
         except BaseException as error:
             why = why_stopped(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for

@@ -10,7 +10,7 @@ from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import RERUN, Outcome, Trial
-from zenith_tune.study.verdict import gain_noise, verdict_of
+from zenith_tune.study.verdict import interval_half, verdict_of
 from zenith_tune.units import GIB
 
 
@@ -61,7 +61,7 @@ def test_cost_and_when_it_pays() -> None:
 def test_runs_that_differ_widen_the_interval() -> None:
     alike = study_with(trial(1, 143.0), trial(2, 143.1, again=True, of=1), again=100.0)
     apart = study_with(trial(1, 153.0), trial(2, 143.1, again=True, of=1), again=100.0)
-    assert gain_noise(apart) > 3 * gain_noise(alike)
+    assert interval_half(apart) > 3 * interval_half(alike)
     assert verdict_of(alike, Budget(), num_gpus=1).is_confirmed
 
 
@@ -87,3 +87,33 @@ def test_a_trial_beyond_the_memory_limit_is_not_the_best() -> None:
     for each in (trial(1, 143.0, 79.6), trial(2, 131.0, 58.0)):
         study.add(each)
     assert study.best is not None and study.best.number == 2
+
+
+def test_a_safer_trial_is_one_that_held_when_it_ran_again() -> None:
+    study = study_with(trial(1, 150.0, 60.0), trial(2, 140.0, 79.0), trial(3, None, 60.0, again=True, of=1))
+    verdict = verdict_of(study, Budget(), num_gpus=1, capacity_bytes=80 * GIB)
+    assert study.best is not None and study.best.number == 2
+    assert verdict.safer is None
+
+
+@pytest.mark.parametrize(("base", "best"), [(0.0, 110.0), (-100.0, -50.0), (-5.0, 5.0)])
+def test_values_without_a_ratio_claim_none(base: float, best: float) -> None:
+    study = study_with(trial(1, best), base=base)
+    verdict = verdict_of(study, Budget(), num_gpus=1)
+    assert study.fastest is study.best and study.gain is None and verdict.speedup is None
+    assert f"{base:g}" in verdict.sentence
+
+
+def test_where_options_take_no_effect_nothing_is_claimed() -> None:
+    study = study_with(trial(1, 150.0))
+    study.is_sound = False
+    assert verdict_of(study, Budget(), num_gpus=1).speedup is None and study.fastest is study.baseline
+
+
+def test_an_own_command_over_the_memory_limit_is_not_the_best() -> None:
+    study = study_with(trial(1, 90.0, 58.0), trial(2, 95.0, 79.0))
+    study.limit_memory(60 * GIB)
+    study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of="own")
+    verdict = verdict_of(study, Budget(), num_gpus=1)
+    assert study.fastest is not None and study.fastest.number == 1
+    assert verdict.speedup == pytest.approx(0.9) and "79.0 GiB" in verdict.sentence

@@ -27,7 +27,7 @@ class LastWord(ToyPreset):
 
 
 def confirmed(
-    tmp_path: Path, values: str, choices: tuple[int, ...] = (1, 2, 3), **options: Any
+    tmp_path: Path, values: str, choices: tuple[int, ...] = (1, 2, 3), num: int | None = None, **options: Any
 ) -> tuple[Study, Witness]:
     witness = Witness()
     command = COMMAND.replace("{count}", str(tmp_path / "count")).replace("{values}", values)
@@ -38,7 +38,7 @@ def confirmed(
             return super().apply_parameters(command, params)
 
     options = {"confirm": True, "listener": witness, **options}
-    tune(tmp_path, own, Preset(choices), **options).optimize()
+    tune(tmp_path, own, Preset(choices), **options).optimize(num)
     assert witness.end is not None
     return witness.end.study, witness
 
@@ -96,3 +96,23 @@ def test_where_your_own_command_is_the_fastest_its_value_comes_back(tmp_path: Pa
 def test_a_spent_budget_leaves_the_gain_unconfirmed(tmp_path: Path) -> None:
     _, witness = confirmed(tmp_path, "100 + $x", budget=Budget(max_hours=1e-9))
     assert witness.end is not None and witness.end.verdict is not None and not witness.end.verdict.is_confirmed
+
+
+def test_own_command_runs_again_beside_what_a_resumed_study_finds(tmp_path: Path) -> None:
+    values = "(n < 9 ? 100 : 150) + 10 * $x"
+    choices = (1, 2, 3, 4, 5, 6)
+    confirmed(tmp_path, values, choices, num=2)
+    study, witness = confirmed(tmp_path, values, choices, resume=True)
+    assert sum(trial.is_baseline and trial.is_rerun for trial in witness.trials) == 1
+    assert study.gain == pytest.approx((150 + 60) / 150 - 1)
+
+
+def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
+    # The second run of the own command, the fifth in all, fails.
+    values = "$x == 0 && n == 4 ? 1/0 : 100 + 10 * $x"
+    study, witness = confirmed(tmp_path, values, choices=(1, 2))
+    assert study.failed_again and witness.end is not None and witness.end.verdict is not None
+    assert not witness.end.verdict.is_confirmed and len(study.runs) == 5
+    _, again = confirmed(tmp_path, values, choices=(1, 2), resume=True)
+    assert [trial.is_baseline for trial in again.trials] == [True]
+    assert again.end is not None and again.end.verdict is not None and again.end.verdict.is_confirmed

@@ -41,6 +41,13 @@ def test_a_script_that_ignores_every_option_stops_the_study(tmp_path: Path, stra
     assert witness.end.diagnosis == [witness.end.why]
 
 
+def test_it_is_noticed_too_where_the_log_tells_no_memory(tmp_path: Path) -> None:
+    witness = study_of(tmp_path, f"{FAKE} | grep -v memory", "random")
+    assert 6 <= sum(not trial.is_baseline for trial in witness.trials) <= 9
+    assert witness.end is not None and '"$@"' in witness.end.why
+    assert witness.end.study.fastest is witness.end.study.baseline
+
+
 def test_a_script_that_hands_its_options_on_is_tuned_to_the_end(tmp_path: Path) -> None:
     witness = study_of(tmp_path, f'{FAKE} "$@"', "random", confirm=False)
     assert sum(not trial.is_baseline for trial in witness.trials) == 12

@@ -61,17 +61,18 @@ class ExportedStudy:
         direction = Direction(content["direction"])
         header = {field.name: content[field.name] for field in fields(StudyHeader)}
         trials = tuple(TrialView(trial=exported_trial(each)) for each in content["trials"])
+        search = StudySearch.from_json(content.get("search"))
         return StudyView(
             name=self.name,
             header=StudyHeader.from_stored(header, self.name),
             direction=direction,
             trials=tuple(sorted(trials, key=lambda view: view.number)),
-            study=study_of(trials, direction),
+            study=study_of(trials, direction, search.memory_limit_bytes),
             folder=self.path.absolute().parent,
             num_pruned=content.get("num_pruned"),
             num_repeated=content.get("num_repeated"),
             best_command=content.get("best_command"),
-            search=StudySearch.from_json(content.get("search")),
+            search=search,
         )
 
 
@@ -115,7 +116,8 @@ class StudyReader:
             direction = Direction[record.direction.name]
         header = StudyHeader.from_stored(attributes.get(HEADER_KEY), self.name)
         trials = tuple(self._view(frozen) for frozen in stored if TWIN_OF not in frozen.user_attrs)
-        study, folder = study_of(trials, direction), _study_folder(trials)
+        search = StudySearch.from_json(attributes.get(SEARCH_KEY))
+        study, folder = study_of(trials, direction, search.memory_limit_bytes), _study_folder(trials)
         kept = {} if any(view.is_running for view in trials) else remembered(folder, study)
         fastest = study.fastest
         own = None if fastest is None else header.command if fastest.is_baseline else fastest.command
@@ -130,7 +132,7 @@ class StudyReader:
             num_pruned=kept.get("num_pruned"),
             num_repeated=kept.get("num_repeated"),
             best_command=kept.get("best_command") or own,
-            search=StudySearch.from_json(attributes.get(SEARCH_KEY)),
+            search=search,
         )
 
     def _study(self) -> optuna.Study:

@@ -49,7 +49,7 @@ class RestoredPreset:
     def label(self, view: TrialView) -> str:
         """Return what a trial is called."""
         if view.label or view.trial.is_baseline:
-            return view.label or BASELINE_LABEL
+            return view.label or BASELINE_LABEL + view.trial.mark
         if view.number not in self._labels:
             self._labels[view.number] = self._label(view.trial.params)
         return self._labels[view.number]

@@ -28,6 +28,8 @@ class StudySearch:
     """When the study was begun, or last resumed; seconds since 1970."""
     ended_s: float | None = None
     why_ended: str = ""
+    memory_limit_bytes: float | None = None
+    """What the best might take of a GPU's memory."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     """What the study came to, as plain values; nothing while it runs."""
     tables: tuple[Findings, ...] = field(default=())
@@ -72,6 +74,7 @@ class StudySearch:
                 begun_s=_number(content.get("begun_s", 0.0)),
                 ended_s=None if ended_s is None else _number(ended_s),
                 why_ended=_text(content.get("why_ended", "")),
+                memory_limit_bytes=None if (limit := content.get("memory_limit_bytes")) is None else _number(limit),
                 verdict=dict(content.get("verdict", {})),
                 tables=tuple(_table(each) for each in content.get("tables", ())),
             )

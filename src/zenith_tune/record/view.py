@@ -176,11 +176,12 @@ class StudyView:
         return max(ends, default=None) if not self.running else None
 
 
-def study_of(trials: Iterable[TrialView], direction: Direction) -> Study:
+def study_of(trials: Iterable[TrialView], direction: Direction, memory_limit_bytes: float | None = None) -> Study:
     """Return the study that ended trials make, by the rule by which one is resumed."""
     ended = [view.trial for view in trials if not view.is_running and view.trial.outcome is not Outcome.CANCELLED]
     last = {(trial.is_baseline, trial.identity or trial.number): trial for trial in ended}
     study = Study(direction)
+    study.limit_memory(memory_limit_bytes)
     for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
         study.add(trial)
     return study

@@ -38,7 +38,8 @@ class Training:
 
     def describe(self, step_s: float) -> str:
         """Say how long the training is taken to be, and how that is known."""
-        hours = f"{self.seconds(step_s) / 3600:.3g} h of training"
+        number = self.seconds(step_s) / 3600
+        hours = f"{number:,.0f} h of training" if number >= 100 else f"{number:.3g} h of training"
         if self.hours is not None:
             return hours
         is_long = (self.steps or 0) * step_s > DEFAULT_TRAIN_HOURS * 3600
@@ -92,15 +93,16 @@ class Budget:
         """Write GPU time, and what it costs where the price is known.
 
         >>> Budget(price=2.5).cost(7200.0), Budget().cost(90.0)
-        ('2.0 GPU-hours ($5.00)', '0.03 GPU-hours')
+        ('2.0 GPU-hours ($5.00)', '90 GPU-seconds')
         """
         hours = gpu_s / 3600
         money = f" (${hours * self.price:.2f})" if self.price is not None else ""
-        return f"{hours:.{1 if hours >= 1 else 2}f} GPU-hours{money}"
+        time = f"{hours:.{1 if hours >= 1 else 2}f} GPU-hours" if hours >= 0.1 else f"{gpu_s:.0f} GPU-seconds"
+        return f"{time}{money}"
 
 
 MAX_PRICE = 1e4
-DEFAULT_HEADROOM = 0.005
+DEFAULT_HEADROOM = 0.002
 """Share of a GPU's memory that the best layout leaves free: one that fills it to the last byte fails on another day."""
 
 

@@ -24,7 +24,9 @@ class Study:
         self.own_params: Mapping[str, Value] | None = None
         """The point that the user's own command stands for; None where it is none, or nobody knows."""
         self.memory_limit_bytes: float | None = None
-        """What the best trial may take of a GPU's memory."""
+        """What the best may take of a GPU's memory; `limit_memory` sets it."""
+        self.cut_off_s = 0.0
+        """What runs took that were cut off, and are no trials of the study."""
         self.trials: list[Trial] = []
         self.first_baseline: Trial | None = None
         """The user's own command as it ran first, on a machine that may have been cold."""
@@ -34,6 +36,10 @@ class Study:
         """The best of those that ran again at the end."""
         self._unchecked: Trial | None = None
         """The best of all others."""
+        self.failed_again: list[Trial] = []
+        """Runs of the user's own command at the end that did not go well."""
+        self.max_reruns = MAX_RERUNS
+        """How many reruns there may be, those of earlier runs of the study included."""
         self._replaced: set[str] = set()
         """The runs that were run again: what they measured then is what counts."""
         self.is_sound = True
@@ -49,7 +55,7 @@ class Study:
         self.trials.append(trial)
         if trial.is_rerun:
             self._replaced.add(trial.identity.removesuffix(RERUN))
-            if self._may_be_best(trial):
+            if self.may_be_best(trial):
                 self._checked = self._better_of(self._checked, trial)
             self._unchecked = None
             for each in self.trials:
@@ -62,6 +68,8 @@ class Study:
             self.first_baseline = self.baseline = trial
         elif trial.ok:
             self.baseline = trial
+        else:
+            self.failed_again.append(trial)
 
     @property
     def best(self) -> Trial | None:
@@ -72,7 +80,8 @@ class Study:
         """
         if self._checked is None:
             return self._unchecked
-        return self.contender if len(self._replaced) < MAX_RERUNS and self.contender is not None else self._checked
+        is_open = len(self._replaced) < self.max_reruns
+        return self.contender if is_open and self.contender is not None else self._checked
 
     @property
     def contender(self) -> Trial | None:
@@ -94,7 +103,16 @@ class Study:
         """Return every run, those of the user's own command first."""
         first, again = self.first_baseline, self.baseline
         own = [trial for trial in (first, again if again is not first else None) if trial is not None]
-        return [*own, *self.trials]
+        return [*own, *self.failed_again, *self.trials]
+
+    @property
+    def counted(self) -> list[Trial]:
+        """Return the trials that count: of one that ran again, the last run."""
+        return [trial for trial in self.trials if trial.identity not in self._replaced]
+
+    def allow_reruns(self) -> None:
+        """Let as many trials run again as one run of a study may, whatever earlier ones did."""
+        self.max_reruns = len(self._replaced) + MAX_RERUNS
 
     def first_run(self, trial: Trial) -> Trial | None:
         """Return the trial that a rerun repeats."""
@@ -103,22 +121,37 @@ class Study:
         identity = trial.identity.removesuffix(RERUN) if trial.is_rerun else None
         return next((each for each in self.trials if each.identity == identity), None)
 
-    def _may_be_best(self, trial: Trial) -> bool:
+    def limit_memory(self, limit_bytes: float | None) -> None:
+        """Choose the best among what takes no more of a GPU's memory."""
+        self.memory_limit_bytes = limit_bytes
+        self._checked = self._unchecked = None
+        for trial in self.trials:
+            if trial.is_rerun and self.may_be_best(trial):
+                self._checked = self._better_of(self._checked, trial)
+            self._weigh(trial)
+
+    def may_be_best(self, trial: Trial) -> bool:
+        """Tell whether a run stays within the memory that the best may take."""
         limit = self.memory_limit_bytes
         return limit is None or trial.peak_memory_bytes is None or trial.peak_memory_bytes <= limit
 
     def _weigh(self, trial: Trial) -> None:
-        if trial.identity not in self._replaced and not trial.is_rerun and self._may_be_best(trial):
+        if trial.identity not in self._replaced and not trial.is_rerun and self.may_be_best(trial):
             self._unchecked = self._better_of(self._unchecked, trial)
 
     @property
     def fastest(self) -> Trial | None:
-        """Return the best of all runs that went well, the user's own command included."""
+        """Return the best of all runs that went well, the user's own command included.
+
+        Where options take no effect, it is that command; where it takes more memory than it may, it is a trial.
+        """
         base, best = self.baseline, self.best
         if base is None or base.value is None:
             return best
-        if best is None or best.value is None:
+        if best is None or best.value is None or not self.is_sound:
             return base
+        if not self.may_be_best(base):
+            return best
         return best if self.direction.better(best.value, than=base.value) else base
 
     @property
@@ -136,10 +169,11 @@ class Study:
         return bool(self.own_params) and self.best is not None and dict(self.best.params) == dict(self.own_params or {})
 
     def gain_of(self, trial: Trial) -> float | None:
-        """Return how much faster a trial is than the user's own command; None where that cannot be said."""
+        """Return how much faster a trial is than the user's own command; None where no ratio can be stated."""
         base = self.baseline
-        if base is None or not base.value or not trial.value:
+        if base is None or (base.value or 0.0) <= 0 or (trial.value or 0.0) <= 0:
             return None
+        assert base.value is not None and trial.value is not None
         gain = self.direction.gain(trial.value, over=base.value)
         return gain if math.isfinite(gain) else None
 

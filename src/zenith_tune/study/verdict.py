@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from zenith_tune.study.budget import Budget
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import MIN_DIFFERENCE, Study
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
 
-RUN_NOISE, RUN_NOISE_RUNS = 0.003, 2
-"""Relative standard deviation between two runs of one command on an H200, and how many pairs of runs that is worth."""
-SURE = 1.645
-"""Standard deviations to either side of an interval of 90%."""
+RUN_NOISE = 0.003
+"""Relative standard deviation between two runs of one command on an H200; it is worth one pair of runs."""
+SURE = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86)
+"""Standard errors to either side of an interval of 90%, by degrees of freedom from 1: Student's t."""
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
 SAFER = 0.90
+
+
+OWN_FAILED = "your own command failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +64,44 @@ def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: f
         "cost": None if budget.price is None else gpu_s / 3600 * budget.price,
     }
     spent = f"the study took {budget.cost(gpu_s)}"
+    if not study.is_sound:
+        return Verdict(sentence=f"no verdict: the options take no effect; {spent}", **cost)
     if best is None:
         own = study.baseline is not None and study.baseline.ok
         stays = "your own command stays the best" if own else "there is no best command"
-        return Verdict(sentence=f"no trial went well: {stays}; {spent}", **cost)
+        over = any(trial.ok for trial in study.trials)
+        none = "no trial stays within the memory limit" if over else "no trial went well"
+        return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {stays}; {spent}", **cost)
     memory_share = best.peak_memory_bytes / capacity_bytes if best.peak_memory_bytes and capacity_bytes else None
     gain = study.gain
     if gain is None:
         found = f"best: trial {best.number}, {format_value(best.value or 0.0, best.unit)}"
-        compared = (
-            "your own command failed" if study.baseline else "your own command did not run, so no gain is claimed"
-        )
+        base, compared = study.baseline, "your own command did not run, so no gain is claimed"
+        if base is not None:
+            compared = f"no ratio to the {base.value:g} of your own command can be stated" if base.ok else OWN_FAILED
         return Verdict(sentence=f"{found}; {compared}; {spent}", memory_share=memory_share, **cost)
+    if study.baseline is not None and not study.may_be_best(study.baseline) and gain <= 0:
+        takes = f"your own command takes {format_bytes(study.baseline.peak_memory_bytes or 0)}, more than it may"
+        found = f"trial {best.number} is the fastest within the memory limit, {1 + gain:.2f}x your own command"
+        sentence = f"{takes}: {found}; {spent}"
+        return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share, **cost)
     if study.fastest is study.baseline or gain <= 0:
-        num = count(study.num_searched, "trial")
+        within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
+        num = count(study.num_searched, "trial") + within
         return Verdict(sentence=f"no gain: none of {num} is faster than your own command; {spent}", speedup=1.0, **cost)
-    half = SURE * gain_noise(study)
+    half = interval_half(study)
     confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
     ties = tuple(trial.number or 0 for trial in _ties(study, half))
     safer = _safer(study, memory_share, capacity_bytes)
     pays_s = gpu_s / num_gpus / gain
+    is_gain = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
     sentence = "; ".join(
         part
         for part in (
             _speed(1 + gain, half, is_confirmed=confirmed, word=_faster(best)),
             f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
             _memory(memory_share, safer),
-            f"{spent} and pays for itself after {format_seconds(pays_s)} of training",
+            f"{spent} and pays for itself after {format_seconds(pays_s)} of training" if is_gain else spent,
         )
         if part
     )
@@ -100,52 +114,54 @@ def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: f
         ties=ties,
         memory_share=memory_share,
         safer=safer,
-        pays_after_hours=pays_s / 3600,
+        pays_after_hours=pays_s / 3600 if is_gain else None,
         **cost,
     )
 
 
 def spent_s(study: Study) -> float:
     """Return the seconds that all runs of a study took, one after the other."""
-    return math.fsum((trial.duration_s or 0.0) * trial.num_runs for trial in study.runs)
+    return study.cut_off_s + math.fsum((trial.duration_s or 0.0) * trial.num_runs for trial in study.runs)
 
 
-def gain_noise(study: Study) -> float:
-    """Return the relative standard deviation of the gain.
+def interval_half(study: Study) -> float:
+    """Return how far the gain may be off to either side, relatively, in 90 of 100 studies.
 
-    Two errors for each of the two: the median's over its iterations, and that of one run against the next, which the
-    runs that were repeated at the end tell.
+    Two errors for each of the two runs: the median's over its iterations, and that of one run against the next, which
+    the runs that were repeated at the end tell. Of few of those the interval is wide.
     """
-    between = _between_runs(study)
+    between, dof = _between_runs(study)
     variance = sum(
         (trial.spread or 0.0) ** 2 / max(trial.num_samples or 1, 1) + between**2
         for trial in (study.best, study.baseline)
         if trial is not None
     )
-    return math.sqrt(variance)
+    return SURE[min(dof, len(SURE)) - 1] * math.sqrt(variance)
 
 
-def _between_runs(study: Study) -> float:
-    """Return the relative standard deviation between two runs of one command, that of a cold first run left out."""
-    squares = RUN_NOISE_RUNS * RUN_NOISE**2
-    num = RUN_NOISE_RUNS
-    for trial in study.trials:
+def _between_runs(study: Study) -> tuple[float, int]:
+    """Return the relative standard deviation between two runs of one command, and by how many pairs it is known.
+
+    The user's own command counts, unless it drifted: its first run may have been on a cold machine.
+    """
+    squares, num = RUN_NOISE**2, 1
+    for trial in (*study.trials, *([study.baseline] if study.baseline is not None else [])):
         first = study.first_run(trial)
-        if first is not None and first.value and trial.value:
-            squares += math.log(abs(trial.value / first.value)) ** 2 / 2 if trial.value * first.value > 0 else 0.0
-            num += 1
-    return math.sqrt(squares / num)
+        if first is None or (first.value or 0.0) <= 0 or (trial.value or 0.0) <= 0:
+            continue
+        apart = math.log((trial.value or 1.0) / (first.value or 1.0))
+        if not trial.is_baseline or abs(apart) <= MIN_DIFFERENCE:
+            squares, num = squares + apart**2 / 2, num + 1
+    return math.sqrt(squares / num), num
 
 
 def _ties(study: Study, half: float) -> list[Trial]:
     """Return the trials that are as good as the best within the noise; of one that ran again, its last run."""
     best = study.best
-    again = [study.first_run(trial) for trial in study.trials if trial.is_rerun]
     return [
         trial
-        for trial in study.trials
-        if best is not None and best.value and trial.value and trial is not best
-        if all(trial is not first for first in again)
+        for trial in study.counted
+        if best is not None and best.value and trial.value and trial is not best and study.may_be_best(trial)
         if abs(trial.value / best.value - 1) < half
     ]
 
@@ -156,7 +172,7 @@ def _safer(study: Study, memory_share: float | None, capacity_bytes: float | Non
         return None
     found = [
         (gain, trial)
-        for trial in study.trials
+        for trial in study.counted
         if trial.peak_memory_bytes and trial.peak_memory_bytes <= SAFER * capacity_bytes
         if (gain := study.gain_of(trial)) is not None and gain > 0
     ]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import public_price
 from zenith_tune.errors import UsageError
@@ -91,7 +92,10 @@ class StudyConfig:
         """The cluster, where the preset knows it."""
         with contextlib.suppress(UsageError):
             subject = self.preset.subject(self.command)
-            return subject.cluster if subject is not None else None
+            if subject is not None:
+                return subject.cluster
+        with contextlib.suppress(UsageError):  # without a model there is no plan, but the GPUs may be known
+            return load_cluster(str(self.preset_args["cluster"])) if self.preset_args.get("cluster") else None
         return None
 
     @property
@@ -126,7 +130,7 @@ class StudyConfig:
     @property
     def runs_baseline(self) -> bool:
         """Tell whether the user's own command runs first; one that holds placeholders cannot."""
-        return self.baseline and not placeholder_names(self.command, self._placeholders())
+        return self.baseline and not placeholder_names(self.command, self.preset.placeholder_names())
 
     def render(self, params: Mapping[str, Any]) -> str:
         """Return the command that a point stands for."""
@@ -191,6 +195,12 @@ class StudyConfig:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             notes.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
+        if self.memory.headroom is not None and self.capacity_bytes is None:
+            notes.append(
+                "the GPUs are not known, so --headroom counts only once a trial says how much memory they have"
+            )
+        if self.budget.training.hours is not None and not self.strategy.plans:
+            notes.append(f"--train-hours counts for strategy guided alone, not for {self.strategy_name}")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:
             notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, 2026-08-22): see --price")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)

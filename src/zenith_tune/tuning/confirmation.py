@@ -8,40 +8,56 @@ from __future__ import annotations
 
 import math
 
-from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE, Study
+from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE
 from zenith_tune.study.trial import RERUN, Trial
 from zenith_tune.tuning.session import StudySession
+from zenith_tune.units import format_value
 
 
 class Confirmation:
     """Run the best trial again, then the user's own command, and then those that may be better than what it measured.
 
-    `side_by_side` says whether trials shared the machine while the study was searched.
+    `side_by_side` says whether trials shared the machine while the study was searched, `claims` whether a gain is to be
+    confirmed.
     """
 
-    def __init__(self, session: StudySession, *, side_by_side: bool) -> None:
-        self._session, self._side_by_side = session, side_by_side
+    def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True) -> None:
+        self._session, self._side_by_side, self._claims = session, side_by_side, claims
 
     def run(self) -> list[str]:
         """Return what came of it, one line each."""
         study = self._session.study
         first = study.contender
-        if first is None or not (self._side_by_side or _claims_gain(study)):
+        if not (self._side_by_side or self._claims_gain()):
             return []
+        if first is None:
+            return self._own_again() if study.baseline is not None and not study.baseline.is_rerun else []
         again = self._again(first)
-        if _claims_gain(study):
-            self._session.run_baseline(again=True)
+        lines = self._own_again()
         gain = self._gain(again, over=first)
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
         num_more = self._more(self._near(first, gain if differs else None))
-        lines = [self._verdict(first, again, gain, num_more, differs=differs)]
-        return [*lines, *self._drift()]
+        return [self._verdict(first, again, gain, num_more, differs=differs), *lines, *self._drift()]
+
+    def _own_again(self) -> list[str]:
+        """Run the user's own command again where there is a gain over it; returns what is to be said of it."""
+        if not self._claims_gain():
+            return []
+        trial = self._session.run_baseline(again=True)
+        if trial.ok:
+            return []
+        return [f"your own command, run again, failed ({trial.cause}): the gain is not confirmed"]
+
+    def _claims_gain(self) -> bool:
+        """Tell whether there is a gain over the user's own command that wants confirmation."""
+        study = self._session.study
+        return self._claims and study.gain is not None and study.gain > 0 and study.fastest is not study.baseline
 
     def _verdict(self, first: Trial, again: Trial, gain: float | None, num_more: int, *, differs: bool) -> str:
         if gain is None:
             line, verdict = f"trial {first.number}, run again, failed ({again.cause})", "it does not count"
         else:
-            measured = f"{again.value:.4g} {again.unit}".strip()
+            measured = format_value(again.value or 0.0, again.unit)
             line = f"trial {first.number}, run again: {measured}, {gain:+.1%}"
             verdict = "confirmed"
             if differs:
@@ -51,7 +67,7 @@ class Confirmation:
             return f"{line}: {verdict}"
         last = self._session.study.best
         stays = last is not None and last.identity == again.identity
-        chosen = "it stays the best" if stays else f"trial {last.number} is the best" if last else "none is left"
+        chosen = "it stays the best trial" if stays else f"trial {last.number} is the best" if last else "none is left"
         return f"{line}: {verdict}; after {num_more} more run again {chosen}"
 
     def _drift(self) -> list[str]:
@@ -61,7 +77,8 @@ class Confirmation:
         gain = self._gain(again, over=first) if first is not None and again is not None and again is not first else None
         if first is None or again is None or gain is None or abs(gain) <= MIN_DIFFERENCE:
             return []
-        was = f"your own command measured {first.value:.4g} {first.unit} at first and {again.value:.4g} at the end"
+        at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
+        was = f"your own command measured {at_first} at first and {at_end} at the end"
         return [f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"]
 
     def _more(self, near: list[Trial]) -> int:
@@ -107,8 +124,3 @@ class Confirmation:
         except ZeroDivisionError:
             is_better = direction.better(trial.value, than=over.value)
             return 0.0 if trial.value == over.value else math.inf if is_better else -math.inf
-
-
-def _claims_gain(study: Study) -> bool:
-    """Tell whether there is a gain over the user's own command that wants confirmation."""
-    return study.gain is not None and study.gain > 0 and study.fastest is not study.baseline

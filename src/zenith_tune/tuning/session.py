@@ -59,7 +59,7 @@ class StudySession:
         self.config = config
         place = config.place
         self.study = Study(config.evaluator.direction)
-        self.study.memory_limit_bytes = config.memory.bytes_of(config.capacity_bytes)
+        self.study.limit_memory(config.memory.bytes_of(config.capacity_bytes))
         with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
             self.study.own_params = config.preset.own_point(config.masked_command)
         self.recorded: dict[str, Trial] = {}
@@ -142,25 +142,27 @@ class StudySession:
             if self._lock is not None:
                 self._lock.release()
 
-    def run_baseline(self, *, again: bool = False) -> None:
+    def run_baseline(self, *, again: bool = False) -> Trial:
         """Run the user's own command, unless an earlier run of the study did; `again` at the end, to confirm a gain."""
         known = self.study.baseline
-        if known is not None and (known.is_rerun or not again):
+        if known is not None and not again:
             self._refuse_failed_command(known)
-            return
-        identity, command = self.config.masked_command + RERUN * again, self.config.command
+            return known
+        num_before = sum(trial.is_rerun for trial in self.study.runs if trial.is_baseline)
+        suffix = (f" # {num_before + 1}" if num_before else "") + RERUN
+        identity, command = self.config.masked_command + suffix * again, self.config.command
         why = "your own command again, to confirm the gain" if again else ""
         trial = self._elsewhere(identity, is_baseline=True)
         if trial is None:
             try:
                 trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True, why=why)
             except TakenOver:
-                self.run_baseline(again=again)
-                return
+                return self.run_baseline(again=again)
         if trial.failure == FailureKind.METRIC and not again:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
         if not again:
             self._refuse_failed_command(trial)
+        return trial
 
     def _refuse_failed_command(self, trial: Trial) -> None:
         """Stop where the user's own command does not run, and show how it ended: no layout changes that."""
@@ -202,11 +204,13 @@ class StudySession:
             max_trials=plan.max_trials,
             num_slots=plan.num_slots,
             begun_s=time.time(),
+            memory_limit_bytes=self.study.memory_limit_bytes,
         )
         record.keep_search(self._search)
 
     def end_search(self, why: str, findings: Findings | None) -> None:
         """Write why the study stops, and what its strategy has found."""
+        self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes)
         self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, self.verdict())
         # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
@@ -247,8 +251,13 @@ class StudySession:
     def verdict(self) -> Verdict:
         """Return what the study comes to."""
         config = self.config
-        capacity = config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
-        return verdict_of(self.study, config.priced_budget, num_gpus=config.num_gpus or 1, capacity_bytes=capacity)
+        return verdict_of(
+            self.study, config.priced_budget, num_gpus=config.num_gpus or 1, capacity_bytes=self._capacity_bytes()
+        )
+
+    def _capacity_bytes(self) -> float | None:
+        """Return the memory of a GPU: the cluster's, or what a run that was out of it said."""
+        return self.config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
 
     def _left_s(self, *, keeps: bool) -> float | None:
         """Return how long a trial that starts now may run by the budget; None: as long as it takes.
@@ -261,13 +270,22 @@ class StudySession:
             gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=now - self._began, num_gpus=num_gpus
         )
         again = (self.study.best, self.study.baseline) if keeps and self.config.confirm else ()
-        kept_s = CONFIRMING * sum(trial.duration_s or 0.0 for trial in again if trial is not None)
-        return None if left_s is None else left_s - kept_s
+        kept_s = CONFIRMING * sum((trial.duration_s or 0.0) * trial.num_runs for trial in again if trial is not None)
+        # Trials that start together, and the repeats of one, share what is left.
+        share = self.config.repeats * (self._search.num_slots if keeps else 1)
+        return None if left_s is None else (left_s - kept_s) / share
 
     def _check_budget(self, *, keeps: bool) -> None:
         left_s = self._left_s(keeps=keeps)
         if left_s is not None and left_s <= 0:
             raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent")
+
+    def _without_budget(self, trial: Trial, *, keeps: bool) -> Trial:
+        """Take a trial that the end of the budget cut off for one that did not run: a resumed study runs it again."""
+        left_s = self._left_s(keeps=keeps)
+        if trial.outcome is not Outcome.TIMEOUT or left_s is None or left_s - (trial.duration_s or 0.0) > 0:
+            return trial
+        return replace(trial, outcome=Outcome.CANCELLED, cause="the budget ended", failure=None)
 
     def _limit_s(self, *, is_baseline: bool = False, keeps: bool = True) -> float | None:
         """Return how long a trial may run: by the timeouts, and by what is left of the budget as it starts."""
@@ -300,9 +318,12 @@ class StudySession:
             trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         finally:
             self._running.pop(started.number or 0, None)
+        trial = self._without_budget(trial, keeps=keeps)
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED and trial.failure is None:
+            self.study.cut_off_s += trial.duration_s or 0.0
             self._interruption.check()
+            self._check_budget(keeps=keeps)
             raise TrialExhausted("the study is ending")
         return trial
 
@@ -376,12 +397,15 @@ class StudySession:
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
         self._tell_preset(trial)
         self._notifier.finished(trial, label, self.study, counts=counts)
+        if trial.outcome is Outcome.OOM and self.config.capacity_bytes is None:
+            self.study.limit_memory(self.config.memory.bytes_of(self._capacity_bytes()))
 
     def label(self, trial: Trial) -> str:
         """Return what a trial is called."""
         return (YOUR_COMMAND if trial.is_baseline else self._preset.label(trial.params)) + trial.mark
 
     def _load(self, finished: list[Trial], record: StudyRecord) -> None:
+        self.study.cut_off_s = sum(trial.duration_s or 0.0 for trial in finished if trial.outcome not in _FINISHED)
         # Of a run that was tried again, the last time counts.
         last = {(trial.is_baseline, trial.identity): trial for trial in finished if trial.outcome in _FINISHED}
         for trial in sorted(last.values(), key=lambda trial: trial.number or 0):

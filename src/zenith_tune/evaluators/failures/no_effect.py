@@ -19,10 +19,12 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_bytes
 
-NUM_ALIKE = 3
-"""So many runs that show it are enough."""
+NUM_ALIKE, NUM_ALIKE_BLIND = 3, 6
+"""So many runs that show it are enough: where logs tell the memory, and where they do not."""
 SAME_TIME, SAME_MEMORY = 0.01, 0.001
 """Relative differences that are none: of times, beside their spread, and of peaks of memory, which hardly vary."""
+NOISY_TIME = 0.05
+"""The same of times where the memory is the same to the byte, which tells by itself."""
 HINT = 'does the script hand its arguments on? ("$@" at the end of the line that starts the training)'
 
 
@@ -53,16 +55,18 @@ def refuse_without_effect(study: Study, decisive: Collection[str], layout_of: La
     disagreeing = [trial for trial in trials if trial.failure == FailureKind.NO_EFFECT]
     if len(disagreeing) >= NUM_ALIKE:
         raise OptionsWithoutEffect(f"the options take no effect: {disagreeing[-1].cause}; {HINT}")
-    if len(trials) < NUM_ALIKE or not are_alike(trials):
+    peaks = {trial.peak_memory_bytes for trial in trials}
+    is_blind, is_exact = peaks == {None}, len(peaks) == 1 and None not in peaks
+    num_alike, same_time = NUM_ALIKE_BLIND if is_blind else NUM_ALIKE, NOISY_TIME if is_exact else SAME_TIME
+    if len(trials) < num_alike or not are_alike(trials, by_memory=not is_blind, same_time=same_time):
         return
-    is_exact = len({trial.peak_memory_bytes for trial in trials}) == 1
     points = {tuple(trial.params.get(name) for name in decisive) for trial in trials}
     layouts = {_without_experts(layout_of(trial.params)) for trial in trials} if is_exact else set()
-    if len(points) >= NUM_ALIKE or len(layouts) >= NUM_ALIKE:
+    if len(points) >= num_alike or len(layouts) >= num_alike:
         names = [name for name in trials[0].params if len({trial.params.get(name) for trial in trials}) > 1]
         what = f"{len(trials)} trials that differ in {', '.join(names)} all take the same time"
-        peak = format_bytes(trials[0].peak_memory_bytes or 0)
-        raise OptionsWithoutEffect(f"the options take no effect: {what} and memory ({peak}); {HINT}")
+        memory = "" if is_blind else f" and memory ({format_bytes(trials[0].peak_memory_bytes or 0)})"
+        raise OptionsWithoutEffect(f"the options take no effect: {what}{memory}; {HINT}")
 
 
 def _without_experts(layout: Layout | None) -> Layout | None:
@@ -70,16 +74,16 @@ def _without_experts(layout: Layout | None) -> Layout | None:
     return None if layout is None else replace(layout, ep=1, etp=1)
 
 
-def are_alike(trials: Sequence[Trial], *, by_memory: bool = True) -> bool:
+def are_alike(trials: Sequence[Trial], *, by_memory: bool = True, same_time: float = SAME_TIME) -> bool:
     """Tell whether every run went well and took the same time, and the same memory as well unless that is known."""
-    return all(_same(a, b, by_memory=by_memory) for a, b in itertools.combinations(trials, 2))
+    return all(_same(a, b, same_time, by_memory=by_memory) for a, b in itertools.combinations(trials, 2))
 
 
-def _same(a: Trial, b: Trial, *, by_memory: bool) -> bool:
+def _same(a: Trial, b: Trial, same_time: float, *, by_memory: bool) -> bool:
     times = [trial.step_s or trial.value or 0.0 for trial in (a, b)]
     if not a.ok or not b.ok or not all(times):
         return False
-    noise = max(SAME_TIME, (a.spread or 0.0) + (b.spread or 0.0))
+    noise = max(same_time, (a.spread or 0.0) + (b.spread or 0.0))
     is_same_time = abs(times[0] - times[1]) <= noise * abs(times[0])
     peaks = [trial.peak_memory_bytes or 0 for trial in (a, b)]
     is_same_memory = min(peaks) > 0 and max(peaks) - min(peaks) <= SAME_MEMORY * max(peaks)

@@ -149,7 +149,8 @@ class LiveScreen:
         best = self._study.fastest
         parts = []
         if best is not None and best.value is not None:
-            who = "your command" if best.is_baseline else f"trial {best.number}"
+            first = self._study.first_run(best) or best
+            who = "your command" if best.is_baseline else f"trial {first.number}"
             parts.append(f"best {format_value(best.value)} ({who})")
         return ", ".join([*parts, *self._pace.describe(self._study)]) or "no value yet"
 

@@ -26,9 +26,10 @@ from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import count, format_gain, format_spread, format_value
+from zenith_tune.units import count, format_bytes, format_gain, format_spread, format_value
 
 GAP = "  "
+MAX_NAMED = 12
 LEAST_LAST = 24
 """Where less than this is left for the last column, it stands on lines of its own."""
 INDENT = 4
@@ -165,7 +166,13 @@ class TerminalReporter(StudyListener):
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
         nothing = "none finished" if study.trials or not _may_search(study) else "none was needed"
-        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or nothing}{extra}")
+        num_again = sum(trial.is_rerun for trial in study.trials)
+        extra += f"; {num_again} of them run again" if num_again else ""
+        self._say(f"{count(len(study.trials), 'run')}{shown}: {counts or nothing}{extra}")
+        if over := [trial for trial in study.trials if trial.ok and not study.may_be_best(trial)]:
+            limit = format_bytes(study.memory_limit_bytes or 0)
+            names = ", ".join(str(trial.number) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
+            self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
         for line in (*early_lines(study), *failure_lines(study)):
             self._say(line)
 
