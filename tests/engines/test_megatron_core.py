@@ -59,14 +59,14 @@ def test_layouts_of_two_processes_train_as_one_process_does() -> None:
         assert losses == pytest.approx(expected, rel=1e-5), options
 
 
-def study(zenithtune: Tune, command: list[str], *options: str) -> list[dict[str, Any]]:
+def study(zenithtune: Tune, command: list[str], *options: str, code: int = 0) -> list[dict[str, Any]]:
     done = zenithtune(
         *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x2,search=tp+pp+mbs", "--json"),
         *(*options, "--", *command),
         env=ENGINE_ENV,
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -87,7 +87,7 @@ def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
 @pytest.mark.slow
 def test_what_megatron_refuses_is_an_error_in_its_own_words(zenithtune: Tune) -> None:
     command = launch(2, "--hidden-size", "48", "--num-attention-heads", "3", "--tensor-model-parallel-size", "2")
-    events = study(zenithtune, command, "--n-trials", "1")
+    events = study(zenithtune, command, "--n-trials", "1", code=1)
     base = next(event for event in events if event["event"] == "trial_finished")
     assert (base["is_baseline"], base["outcome"]) == (True, "error")
     assert "num_attention_heads (3) must be a multiple of tensor_model_parallel_size (2)" in base["cause"]

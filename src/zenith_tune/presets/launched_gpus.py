@@ -63,9 +63,10 @@ class SlurmRequest:
 
 
 def slurm_request(command: str, environment: Mapping[str, str] | None = None) -> SlurmRequest:
-    """Return what the #SBATCH lines of a command's script say, else the allocation that the script runs in.
+    """Return what the #SBATCH lines of a command's script say; the nodes else of the allocation that it runs in.
 
-    A program that is no script, and is not started by srun, stays on its own node whatever is allocated.
+    The GPUs of an allocation may be shared by several trials, so they say nothing of one. A program that is no script,
+    and is not started by srun, stays on its own node whatever is allocated.
     """
     target = ParsedCommand.of(command).found_target
     words = [word.value for word in target.outer_words] if target is not None else []
@@ -75,8 +76,7 @@ def slurm_request(command: str, environment: Mapping[str, str] | None = None) ->
     known = os.environ if environment is None else environment
     nodes = _count(said.get("nodes") or said.get("N")) or _count(known.get("SLURM_NNODES"))
     per_node = _gpus(said.get("gpus-per-node") or said.get("gres")) or _count(said.get("ntasks-per-node"))
-    allocated = _gpus(known.get("SLURM_GPUS_PER_NODE")) or _count(known.get("SLURM_GPUS_ON_NODE"))
-    return SlurmRequest(nodes=nodes, gpus_per_node=per_node or allocated)
+    return SlurmRequest(nodes=nodes, gpus_per_node=per_node)
 
 
 def _batch_options(path: str) -> list[tuple[str, str]]:
