@@ -50,7 +50,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
     "--max-memory", type=Size(), metavar="SIZE", help="The best layout may take so much of a GPU's memory: 70GiB."
 )
 @click.option("--headroom", type=Percent(), metavar="PCT",
-              help="The best layout must leave so much of a GPU's memory free. [default: 0.5%]")  # fmt: skip
+              help="The best layout must leave so much of a GPU's memory free. [default: 0.2%]")  # fmt: skip
 @click.option("--confirm/--no-confirm", default=True, show_default=True,
               help="Run the best layout and your own command once more before a gain is claimed.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")

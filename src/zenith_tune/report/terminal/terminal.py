@@ -167,8 +167,8 @@ class TerminalReporter(StudyListener):
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
         nothing = "none finished" if study.trials or not _may_search(study) else "none was needed"
         num_again = sum(trial.is_rerun for trial in study.trials)
-        extra += f"; {num_again} of them run again" if num_again else ""
-        self._say(f"{count(len(study.trials), 'run')}{shown}: {counts or nothing}{extra}")
+        shown += f" ({num_again} to confirm)" if num_again else ""
+        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or nothing}{extra}")
         if over := [trial for trial in study.trials if trial.ok and not study.may_be_best(trial)]:
             limit = format_bytes(study.memory_limit_bytes or 0)
             names = ", ".join(str(trial.number) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
