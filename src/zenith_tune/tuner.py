@@ -258,7 +258,7 @@ class PresetTuner:
     def _end(self, session: StudySession, why: str) -> None:
         config, study = session.config, session.study
         folder, findings = config.place.folder, config.strategy.findings()
-        is_cut_off = why.startswith("interrupted")
+        is_cut_off, verdict = why.startswith("interrupted"), session.verdict()
         end = StudyEnd(
             study=study,
             why=why,
@@ -271,11 +271,11 @@ class PresetTuner:
             study_name=config.place.study_name,
             warnings=config.line.warnings(),
             findings=findings,
-            verdict=session.verdict(),
+            verdict=verdict,
             diagnosis=_diagnosis(session, why) if not is_cut_off else [],
         )
         try:
-            session.end_search(why, findings)
+            session.end_search(why, findings, verdict)
             session.export()
         finally:
             self.listener.study_ended(end)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.study import MIN_DIFFERENCE, Study
@@ -18,9 +17,6 @@ SURE = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86)
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
 SAFER = 0.90
-
-
-OWN_FAILED = "your own command failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,64 +54,73 @@ class Verdict:
 def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: float | None = None) -> Verdict:
     """Return what a study comes to."""
     gpu_s = spent_s(study) * num_gpus
-    best = study.best
-    cost: dict[str, Any] = {
-        "gpu_hours": gpu_s / 3600,
-        "cost": None if budget.price is None else gpu_s / 3600 * budget.price,
-    }
     spent = f"the study took {budget.cost(gpu_s)}"
+    best = study.best
+    peak_bytes = best.peak_memory_bytes if best is not None else None
+    memory_share = peak_bytes / capacity_bytes if peak_bytes and capacity_bytes else None
+    found = _without_gain(study, memory_share) or _with_gain(study, gpu_s / num_gpus, memory_share, capacity_bytes)
+    pays_h = found.pays_after_hours
+    pays = "" if pays_h is None else f" and pays for itself after {format_seconds(pays_h * 3600)} of training"
+    return replace(
+        found,
+        sentence=f"{found.sentence}; {spent}{pays}",
+        gpu_hours=gpu_s / 3600,
+        cost=None if budget.price is None else gpu_s / 3600 * budget.price,
+    )
+
+
+def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
+    """Return what a study comes to in which nothing is faster than the user's own command; None where something is."""
     if not study.is_sound:
-        return Verdict(sentence=f"no verdict: the options take no effect; {spent}", **cost)
+        return Verdict(sentence="no verdict: the options take no effect")
+    base, best, gain = study.baseline, study.best, study.gain
     if best is None:
-        own = study.baseline is not None and study.baseline.ok
-        stays = "your own command stays the best" if own else "there is no best command"
+        stays = "your own command stays the best" if base is not None and base.ok else "there is no best command"
         over = any(trial.ok for trial in study.trials)
         none = "no trial stays within the memory limit" if over else "no trial went well"
-        return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {stays}; {spent}", **cost)
-    memory_share = best.peak_memory_bytes / capacity_bytes if best.peak_memory_bytes and capacity_bytes else None
-    gain = study.gain
+        return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {stays}")
     if gain is None:
-        found = f"best: trial {best.number}, {format_value(best.value or 0.0, best.unit)}"
-        base, compared = study.baseline, "your own command did not run, so no gain is claimed"
+        compared = "your own command did not run, so no gain is claimed"
         if base is not None:
-            compared = f"no ratio to the {base.value:g} of your own command can be stated" if base.ok else OWN_FAILED
-        return Verdict(sentence=f"{found}; {compared}; {spent}", memory_share=memory_share, **cost)
-    if study.baseline is not None and not study.may_be_best(study.baseline) and gain <= 0:
-        takes = f"your own command takes {format_bytes(study.baseline.peak_memory_bytes or 0)}, more than it may"
+            no_ratio = f"no ratio to the {base.value:g} of your own command can be stated" if base.ok else ""
+            compared = no_ratio or "your own command failed"
+        found = f"best: trial {best.number}, {format_value(best.value or 0.0, best.unit)}"
+        return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
+    if gain <= 0 and base is not None and not study.may_be_best(base):
+        takes = f"your own command takes {format_bytes(base.peak_memory_bytes or 0)}, more than it may"
         found = f"trial {best.number} is the fastest within the memory limit, {1 + gain:.2f}x your own command"
-        sentence = f"{takes}: {found}; {spent}"
-        return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share, **cost)
-    if study.fastest is study.baseline or gain <= 0:
+        return Verdict(sentence=f"{takes}: {found}", speedup=1 + gain, memory_share=memory_share)
+    if gain <= 0 or study.fastest is base:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within
-        return Verdict(sentence=f"no gain: none of {num} is faster than your own command; {spent}", speedup=1.0, **cost)
+        return Verdict(sentence=f"no gain: none of {num} is faster than your own command", speedup=1.0)
+    return None
+
+
+def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_bytes: float | None) -> Verdict:
+    """Return the gain of a study that has one; `job_s` is how long the job could have trained in the study's time."""
+    best, gain = study.best, study.gain
+    assert best is not None and gain is not None
     half = interval_half(study)
-    confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
+    is_confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
     ties = tuple(trial.number or 0 for trial in _ties(study, half))
     safer = _safer(study, memory_share, capacity_bytes)
-    pays_s = gpu_s / num_gpus / gain
-    is_gain = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
-    sentence = "; ".join(
-        part
-        for part in (
-            _speed(1 + gain, half, is_confirmed=confirmed, word=_faster(best)),
-            f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
-            _memory(memory_share, safer),
-            f"{spent} and pays for itself after {format_seconds(pays_s)} of training" if is_gain else spent,
-        )
-        if part
+    is_faster = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
+    parts = (
+        _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)),
+        f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
+        _memory(memory_share, safer),
     )
     return Verdict(
-        sentence=sentence,
+        sentence="; ".join(part for part in parts if part),
         speedup=1 + gain,
         low=(1 + gain) * (1 - half),
         high=(1 + gain) * (1 + half),
-        is_confirmed=confirmed,
+        is_confirmed=is_confirmed,
         ties=ties,
         memory_share=memory_share,
         safer=safer,
-        pays_after_hours=pays_s / 3600 if is_gain else None,
-        **cost,
+        pays_after_hours=job_s / gain / 3600 if is_faster else None,
     )
 
 

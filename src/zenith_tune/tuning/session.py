@@ -208,10 +208,10 @@ class StudySession:
         )
         record.keep_search(self._search)
 
-    def end_search(self, why: str, findings: Findings | None) -> None:
-        """Write why the study stops, and what its strategy has found."""
+    def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
+        """Write why the study stops, what its strategy has found, and what it comes to."""
         self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes)
-        self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, self.verdict())
+        self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, verdict)
         # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
             self._require_record().keep_search(self._search)
@@ -264,6 +264,8 @@ class StudySession:
 
         `keeps` leaves room to run the best and the user's own command again.
         """
+        if not self.config.budget.describe():  # nothing to add up after every trial
+            return None
         num_gpus, now = self.config.num_gpus or 1, time.monotonic()
         running_s = sum(now - start for start in list(self._running.values()))
         left_s = self.config.budget.left_s(
@@ -282,8 +284,8 @@ class StudySession:
 
     def _without_budget(self, trial: Trial, *, keeps: bool) -> Trial:
         """Take a trial that the end of the budget cut off for one that did not run: a resumed study runs it again."""
-        left_s = self._left_s(keeps=keeps)
-        if trial.outcome is not Outcome.TIMEOUT or left_s is None or left_s - (trial.duration_s or 0.0) > 0:
+        left_s = self._left_s(keeps=keeps) if trial.outcome is Outcome.TIMEOUT else None
+        if left_s is None or left_s - (trial.duration_s or 0.0) > 0:
             return trial
         return replace(trial, outcome=Outcome.CANCELLED, cause="the budget ended", failure=None)
 
