@@ -116,7 +116,7 @@ def nothing_is_left_running() -> Iterator[None]:
 def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a process and an empty folder of its own."""
 
-    def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, timeout: float = 500, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return run_forked(args, tmp_path, {**os.environ, **(env or {})}, timeout)
 
     return run

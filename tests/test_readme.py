@@ -22,7 +22,7 @@ def blocks(page: str, language: str) -> list[str]:
 def run(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(arguments, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(arguments, cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.start_cost import reference_cpu_s
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_trial_costs_little_and_no_more_at_the_end_than_at_the_beginning(tmp_path: Path) -> None:
@@ -21,4 +21,4 @@ def test_a_trial_costs_little_and_no_more_at_the_end_than_at_the_beginning(tmp_p
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "overhead.py"), *options], check=True)
     figures = json.loads(output.read_text())
     assert figures["overhead_cpu_ms"] / 1000 < reference_cpu_s() / 5
-    assert figures["growth_cpu"]["ratio"] < 1.25
+    assert figures["growth_cpu"]["ratio"] < 1.5

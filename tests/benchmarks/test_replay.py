@@ -199,7 +199,7 @@ def test_a_plot_is_well_formed_and_has_a_line_per_curve() -> None:
 
 def run_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_the_merged_model_computes_what_the_ranks_did(tmp_path: Path, model: str
         env={**os.environ, **ENGINE_ENV},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     straight, again, expected = (

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def benchmark(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     arguments = [sys.executable, str(SCRIPT), "--gib", "0.3", "--hidden", "1024", "--folder", str(folder), *options]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=500)
 
 
 def test_a_merge_under_a_limit_is_measured_and_compared_and_nothing_is_left(tmp_path: Path) -> None:

@@ -147,5 +147,5 @@ def test_a_mistake_is_reported_before_the_planner_is_loaded() -> None:
         "try: main(sys.argv[1:])\nfinally: print('numpy' in sys.modules)"
     )
     command = [sys.executable, "-c", program, "guide", "7B", "--gbs", "12"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2 and done.stdout == "False\n" and "--gbs 12" in done.stderr

@@ -86,7 +86,7 @@ def test_an_unknown_study_is_refused_without_loading_rich_or_torch(report: Run, 
         "try:\n    main(['report', 'r'])\n"
         "finally:\n    print([name for name in ('rich', 'torch') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout) == (2, "[]\n")
 
 

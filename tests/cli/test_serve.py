@@ -72,10 +72,10 @@ def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path
                 ended = next(news for news in events if any(trial["state"] == "cancelled" for trial in news["trials"]))
                 assert ended["trials"][0]["cause"].endswith("by hand")
                 tuner.send_signal(signal.SIGINT)
-                tuner.wait(120)
+                tuner.wait(500)
                 wait_until(lambda: client.get("/data.json").json()["live"]["state"] == "ended")
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=500)
             assert (process.returncode, out.splitlines()[-1], err) == (0, "ended", "")
     finally:
         tuner.kill()
@@ -92,7 +92,7 @@ def test_an_address_that_others_reach_comes_with_a_token(tmp_path: Path) -> None
         assert client.get("/data.json", Authorization=f"Bearer {token[1]}").json()["name"] == "s"
         assert process.stdout is not None and "not encrypted" in process.stdout.readline()
         process.terminate()
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=500)
         assert (process.returncode, err) == (0, "")
 
 

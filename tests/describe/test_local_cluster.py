@@ -75,9 +75,9 @@ def test_an_nvidia_smi_that_hangs_is_killed_with_its_children(smi: Path) -> None
     install(smi, f"sh -c 'echo $$ > {smi.parent}/child; exec sleep 600' & wait")
     started = time.monotonic()
     assert mentions(refusal(timeout_s=0.5), "nvidia-smi -L", "0.5 s")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 300
     child = int((smi.parent / "child").read_text())
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while _runs(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _runs(child)

@@ -83,7 +83,7 @@ class PostgresqlServer:
         # The server that pg_ctl leaves behind would hold a pipe open.
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
-                command, cwd=self.folder, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=60
+                command, cwd=self.folder, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=500
             )
             output.seek(0)
             assert done.returncode == 0, f"{command} failed: {output.read().decode()}"

@@ -39,7 +39,7 @@ tune(Path(folder), command, db_path=url, study_name=name, resume=True, baseline=
 HEADER = StudyHeader(preset="toy", args={}, command="train", evaluator="regex")
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 120) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 500) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -72,7 +72,7 @@ class ManyTuners:
             start_new_session=True,
         )
 
-    def wait(self, timeout_s: float = 240) -> list[int]:
+    def wait(self, timeout_s: float = 500) -> list[int]:
         self._tuners.wait(timeout=timeout_s)
         return [int(line) for line in lines_of(self.folder / "exit_codes")]
 

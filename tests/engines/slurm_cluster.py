@@ -81,7 +81,7 @@ class SlurmCluster:
     def run(self, *argv: str) -> str:
         """Run one of Slurm's programs against this cluster and return what it prints."""
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=500)
         if done.returncode:
             raise AssertionError(f"{' '.join(argv)} failed: {done.stderr}")
         return done.stdout
@@ -121,7 +121,7 @@ class SlurmCluster:
         # A test may have left the controller dead: the daemons are ended all the same.
         with suppress(AssertionError, subprocess.TimeoutExpired):
             self.run("scancel", "--signal=KILL", "--full", "--user=root")
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 500
             while self.run("squeue", "--noheader") and time.monotonic() < deadline:
                 time.sleep(0.1)
 
@@ -225,7 +225,7 @@ def _end(pid_file: Path, signum: signal.Signals = signal.SIGTERM) -> None:
     except (OSError, ValueError):
         return
     _kill(pid, signum)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while _is_running(pid):
         if time.monotonic() > deadline:
             _kill(pid, signal.SIGKILL)

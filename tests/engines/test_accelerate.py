@@ -49,7 +49,7 @@ def optimize(
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
     script = [str(ROOT / "examples" / "accelerate_train.py"), "--steps", str(steps), "--batch_size", "2"]
     fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
-    done = zenithtune("optimize", *fixed, *options, "--", *launcher, *script, env={**ENGINE_ENV, **env}, timeout=200)
+    done = zenithtune("optimize", *fixed, *options, "--", *launcher, *script, env={**ENGINE_ENV, **env}, timeout=500)
     study = json.loads((folder / "out" / "s" / "study.json").read_text())
     return done, study["trials"]
 
@@ -66,7 +66,7 @@ def test_plain_data_parallelism_trains_with_our_files_and_goes_on_by_hand(zenith
         env={**os.environ, **ENGINE_ENV, **ON_CPU},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
     )
     assert again.returncode == 0, again.stderr[-2000:]
     assert "MULTI_CPU: DistributedDataParallel on 2 processes, 2 micro-batches of 2" in again.stdout
@@ -127,7 +127,7 @@ def test_a_model_that_is_left_unwrapped_has_failed(zenithtune: Tune, tmp_path: P
     path = tmp_path / "own.yaml"
     path.write_text(f"{TOP}distributed_type: FSDP\n{FSDP}")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--steps", "4"]
-    done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=200)
+    done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 2
     assert mentions(done.stderr, "unwrapped", "(Sequential)")
 
@@ -162,7 +162,7 @@ def test_a_short_last_accumulation_of_an_epoch_is_no_fault(zenithtune: Tune, tmp
     fixed = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
     named = ("--args", "mbs_option=--bs,gas_option=--accum,gbs=16,mbs_max=4", "--n-trials", "1", "--strategy", "grid")
     env = {**ENGINE_ENV, **ON_CPU}
-    done = zenithtune("optimize", *fixed, *named, "--", *command, "--accum", "2", env=env, timeout=200)
+    done = zenithtune("optimize", *fixed, *named, "--", *command, "--accum", "2", env=env, timeout=500)
     [trial] = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
     [log] = [path.read_text() for path in (tmp_path / "out" / "s" / "trials").glob("*/log.txt")]
     assert (trial["outcome"], trial["cause"]) == ("ok", None), done.stderr[-2000:]

@@ -221,7 +221,7 @@ def megatron_says(plugins: list[Any]) -> list[str]:
         env={**os.environ, **ENGINE_ENV},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()

@@ -117,7 +117,7 @@ def test_torchrun_spans_two_hosts(runner: HostfileRunner, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_deepspeed_is_started_once_and_goes_to_the_trials_hosts(
     hosts: SshHosts, runner: HostfileRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_job_that_waits_for_hosts_is_interrupted(runner: HostfileRunner, tmp_p
         runner.submit("echo $NODE_RANK; sleep 100", folder(tmp_path, name), Resources(nodes=4)) for name in ("1", "2")
     ]
     runner.interrupt()
-    assert [job.wait(120) and job.wait().end for job in reversed(jobs)] == [End.CANCELLED, End.CANCELLED]
+    assert [job.wait(500) and job.wait().end for job in reversed(jobs)] == [End.CANCELLED, End.CANCELLED]
     assert runner.num_running == 0
 
 
@@ -217,7 +217,7 @@ def test_nothing_stays_on_a_host_not_even_what_sheds_its_mark(hosts: SshHosts, t
     assert len(marked(path)) >= 2 and is_running("sleep 1234")
     begin = time.monotonic()
     shell.end_marked(str(path), grace_s=0.5)
-    assert process.wait(120) == 255 and time.monotonic() - begin > 0.5
+    assert process.wait(500) == 255 and time.monotonic() - begin > 0.5
     process.stdout.close()
     assert marked(path) == [] and not is_running("sleep 1234") and not is_running("sleep 1235")
 
@@ -238,7 +238,7 @@ def test_what_a_killed_tuner_left_on_its_hosts_is_ended(
         "while job.log_path.read_text().count('up') < 2: time.sleep(0.05)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", program, hostfile, hosts.ssh, path], timeout=60)
+    subprocess.run([sys.executable, "-c", program, hostfile, hosts.ssh, path], timeout=500)
     assert marked(path)
     assert runner.recover(path) is None
     assert marked(path) == []

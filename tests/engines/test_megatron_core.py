@@ -38,7 +38,7 @@ def launch(num_processes: int, *options: str) -> list[str]:
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env={**os.environ, **ENGINE_ENV}, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, env={**os.environ, **ENGINE_ENV}, capture_output=True, text=True, timeout=500)
 
 
 def losses_of(command: list[str]) -> list[float]:
@@ -64,14 +64,14 @@ def study(zenithtune: Tune, command: list[str], *options: str, code: int = 0) ->
         *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x2,search=tp+pp+mbs", "--json"),
         *(*options, "--", *command),
         env=ENGINE_ENV,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_tuning_finds_a_layout_that_can_be_run_again(zenithtune: Tune) -> None:
     events = study(zenithtune, launch(2, "--micro-batch-size", "1"), "--n-trials", "2", "--no-confirm")
     trials = [event for event in events if event["event"] == "trial_finished"]

@@ -96,8 +96,8 @@ def test_the_trial_of_a_killed_tuner_is_ended_and_run_by_another(server: Postgre
         killed = by_pid.pop(owner if owner in by_pid else parent)
         killed.kill()
         killed.wait()
-        tuning.join(timeout=120)
-        assert next(iter(by_pid.values())).wait(timeout=120) == 0
+        tuning.join(timeout=500)
+        assert next(iter(by_pid.values())).wait(timeout=500) == 0
     finally:
         for process in (doomed, waiting):
             process.kill()
@@ -134,13 +134,13 @@ def test_an_interrupt_ends_a_tuner_that_waits_for_another(server: PostgresqlServ
         try:
             eventually(lambda: bool(lines_of(tmp_path / "ran-3")))
             second.send_signal(signal.SIGINT)
-            assert second.wait(timeout=120) != 0
+            assert second.wait(timeout=500) != 0
         finally:
             second.kill()
             second.wait()
         assert first.poll() is None
         first.send_signal(signal.SIGINT)
-        assert first.wait(timeout=120) != 0
+        assert first.wait(timeout=500) != 0
     finally:
         first.kill()
         first.wait()
@@ -156,7 +156,7 @@ def test_tuners_that_start_together_make_one_study_and_share_it(server: Postgres
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=500)
     assert values == [3.0] * 4
     assert sorted(lines_of(tmp_path / "ran")) == ["1", "2", "3", "3"]  # the best once more, alone
     assert rows(server.url, "select count(*) from studies where study_name = 'together'") == [(1,)]
@@ -239,7 +239,7 @@ def test_many_claims_at_once_spend_exactly_the_budget(server: PostgresqlServer, 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=120)
+            thread.join(timeout=500)
     assert len(mine) == len(set(mine)) == 10
 
 
@@ -265,7 +265,7 @@ def test_a_tuner_that_falls_silent_loses_its_trial_to_another(server: Postgresql
         first.own(number)
         answer = second.ask("train --x 1")
         assert answer is not None
-        assert answer.result(timeout=120) is None  # it is to run there
+        assert answer.result(timeout=500) is None  # it is to run there
         assert [trial.number for trial in ended] == [number]
         measured = Trial(params={}, outcome=Outcome.OK, value=1.0, number=number, identity="train --x 1")
         assert not silent.finish(measured)
@@ -275,7 +275,7 @@ def test_a_tuner_that_falls_silent_loses_its_trial_to_another(server: Postgresql
         second.own(again)
         assert lively.finish(replace(measured, number=again, value=2.0))
         assert theirs is not None
-        trial = theirs.result(timeout=120)
+        trial = theirs.result(timeout=500)
         assert trial is not None and (trial.value, trial.number) == (2.0, again)
 
 
@@ -299,12 +299,12 @@ def test_a_tuner_takes_the_result_of_whoever_took_its_trial(server: PostgresqlSe
     with opened(server.url, tmp_path, "taken", header) as taker, joined(taker, rhythm, recover) as others:
         eventually(lambda: bool(ended))
         answer = others.ask(ended[0].identity)
-        assert answer is None or answer.result(timeout=120) is None  # it is the taker's now
+        assert answer is None or answer.result(timeout=500) is None  # it is the taker's now
         (tmp_path / "go").touch()
         eventually(lambda: any("taken over" in note for note in witness.notes))
         number = taker.start({"x": 1}, ToyPreset([1]).get_search_space(), ended[0].identity)
         taker.finish(replace(ended[0], outcome=Outcome.OK, value=9.0, number=number))
-        tuning.join(timeout=120)
+        tuning.join(timeout=500)
     assert found == [{"x": 1}]
     assert witness.end is not None and witness.end.study.best is not None
     assert (witness.end.study.best.number, witness.end.study.best.value) == (number, 9.0)

@@ -20,7 +20,7 @@ from tests.toy_preset import ToyPreset
 from zenith_tune import Outcome, PresetTuner
 from zenith_tune.runners.slurm.runner import SlurmRunner
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_TRIALS = 60
 GPUS_PER_TRIAL = 4
@@ -90,7 +90,7 @@ def plain_sbatch(cluster: SlurmCluster, folder: Path) -> GpuUse:
         wrap = f"ZENITHTUNE_TRIAL_FOLDER={own} bash {trainer} {x}"
         where = [f"--output={own}/log.txt", "--ntasks-per-node=1", "--nodes=1", f"--gpus-per-node={GPUS_PER_TRIAL}"]
         cluster.run("sbatch", "--parsable", *where, f"--wrap={wrap}")
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 500
     while len(used := gpu_use(folder / "s")) < NUM_TRIALS * GPUS_PER_TRIAL:
         assert time.monotonic() < deadline, f"only {len(used)} GPU uses were noted"
         time.sleep(0.2)

@@ -18,7 +18,7 @@ from zenith_tune import Outcome, PresetTuner, Trial
 from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.runners.slurm.runner import SlurmRunner
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAINER = """
 case $1 in
@@ -98,7 +98,7 @@ def weather(cluster: SlurmCluster, folder: Path) -> Storm:
 
 def make_trouble(cluster: SlurmCluster, witness: StormWitness) -> str:
     """Wait until the trials that it happens to run, then let it all happen; returns the node that was killed."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 500
     while not all(map(witness.is_running, TROUBLED)):
         assert time.monotonic() < deadline, witness.states
         time.sleep(0.1)

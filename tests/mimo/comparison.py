@@ -20,7 +20,7 @@ Steps = list[dict[str, Any]]
 
 
 def make_trainer(
-    layout_name: str, dtype: torch.dtype, *, seed: int | None = None, timeout_s: float = 120.0, **settings: Any
+    layout_name: str, dtype: torch.dtype, *, seed: int | None = None, timeout_s: float = 500.0, **settings: Any
 ) -> Trainer:
     """Return a trainer of one of the layouts; `settings` change the optimizer's."""
     model_name, layout, micro_batch_size = LAYOUTS[layout_name]

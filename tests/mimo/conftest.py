@@ -40,7 +40,7 @@ def start(has_torch: None) -> Callable[..., subprocess.CompletedProcess[str]]:
             env={**os.environ, **RANK_ENV, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=500,
         )
 
     return run

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from zenith_tune.mimo.local_ranks import run_ranks
 
 
-def run_world(world_size: int, work: Callable[[], dict[str, Any]], *, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+def run_world(world_size: int, work: Callable[[], dict[str, Any]], *, timeout_s: float = 500.0) -> list[dict[str, Any]]:
     """Run `work` on every rank of a gloo world, and return what each rank returned."""
     with tempfile.TemporaryDirectory() as folder:
 

@@ -11,7 +11,7 @@ from tests.mimo.checkpoint_pairs import kind_of
 from tests.mimo.conftest import RunProgram
 from tests.mimo.small_models import CHECKPOINT_LAYOUTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOLERANCE = 1e-10
 

@@ -38,7 +38,7 @@ def too_large(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, flo
 
 
 @pytest.mark.parametrize(
-    "world_size", [2, *(pytest.param(size, marks=[pytest.mark.slow, pytest.mark.timeout(500)]) for size in (4, 8))]
+    "world_size", [2, *(pytest.param(size, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for size in (4, 8))]
 )
 def test_every_layout_trains_as_one_process_does(run_program: RunProgram, world_size: int) -> None:
     names = [name for name, (_, layout, _) in LAYOUTS.items() if layout.world_size == world_size]

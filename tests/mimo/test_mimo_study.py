@@ -13,7 +13,7 @@ import pytest
 
 from tests.mentions import mentions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 JOB = (

@@ -74,4 +74,4 @@ def run_hooked(program: str, *places: Path, record: Path | None) -> subprocess.C
     environment = {name: value for name, value in os.environ.items() if name != RECORD}
     environment |= {"PYTHONPATH": path, **({RECORD: str(record)} if record else {})}
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)

@@ -36,7 +36,7 @@ def leave(runner: LocalRunner) -> Iterator[Leave]:
         files.path.mkdir(parents=True)
         files.command.write_text("#!/usr/bin/env bash\n")
         jobs.append(runner.submit(f"sh -c 'echo {TOKEN} {SHAPED}; {command}'", files.path, Resources()))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 500
         while SHAPED not in files.read(files.log):
             assert time.monotonic() < deadline
             time.sleep(0.02)

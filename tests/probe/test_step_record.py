@@ -121,7 +121,7 @@ def test_a_huge_record_is_read_within_bounds(path: Path) -> None:
         file.truncate(64 * MAX_BYTES)
     before = time.process_time()
     assert read_record(path).steps_s == (1.0,)
-    assert time.process_time() - before < 1.0
+    assert time.process_time() - before < 10
 
 
 def test_what_is_no_file_is_an_empty_record(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from tests.study_tools import tune
 pytestmark = pytest.mark.slow
 
 
-def get(url: str, timeout_s: float = 60) -> Any:
+def get(url: str, timeout_s: float = 500) -> Any:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=120) as answer:
+            with urllib.request.urlopen(url, timeout=500) as answer:
                 return json.load(answer)
         except OSError:
             if time.monotonic() > deadline:
@@ -53,4 +53,4 @@ def test_the_study_opens_in_optuna_dashboard_as_it_is(tmp_path: Path) -> None:
         assert [trial["params"][0]["param_external_value"] for trial in detail["trials"]] == ["1", "2", "3"]
     finally:
         server.terminate()
-        server.wait(timeout=120)
+        server.wait(timeout=500)

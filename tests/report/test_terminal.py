@@ -40,7 +40,7 @@ def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program:
             break
         drawn += piece
     os.close(ours)
-    assert process.wait(timeout=120) == 0, drawn.decode()
+    assert process.wait(timeout=500) == 0, drawn.decode()
     return drawn.decode()
 
 

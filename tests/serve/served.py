@@ -82,13 +82,13 @@ class Client:
     def events(self, path: str = "/events", **headers: str) -> Iterator[Iterator[Json]]:
         """Listen; each change is yielded with its id."""
         request = urllib.request.Request(self.base + path, headers={**self.headers, **_named(headers)})
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=500) as response:
             yield _changes(response)
 
     def _send(self, request: urllib.request.Request) -> Reply:
         opener = urllib.request.build_opener(_NoRedirect)
         try:
-            with opener.open(request, timeout=120) as response:
+            with opener.open(request, timeout=500) as response:
                 return Reply(response.status, response.headers, response.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -131,10 +131,10 @@ def serving_of(studies: StudyIndex, token: str | None = None, port: int = 0, loo
     finally:
         server.shutdown()
         server.close()
-        thread.join(120)
+        thread.join(500)
 
 
-def wait_until(is_so: Callable[[], bool], limit_s: float = 120.0) -> None:
+def wait_until(is_so: Callable[[], bool], limit_s: float = 500.0) -> None:
     deadline = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < deadline, "it did not come about"

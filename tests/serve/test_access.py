@@ -133,7 +133,7 @@ def test_what_is_no_request_of_ours_is_one_line(root: Path, request_bytes: bytes
 def test_who_sends_slowly_is_left_and_keeps_nobody_waiting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zenith_tune.serve.server.READ_S", 1.0)
     with served(root) as client:
-        slow = [socket.create_connection(("127.0.0.1", client.server.port), timeout=120) for _ in range(20)]
+        slow = [socket.create_connection(("127.0.0.1", client.server.port), timeout=500) for _ in range(20)]
         began = time.monotonic()
         for connection in slow:
             connection.sendall(b"GET / HTTP/1.1\r\n")
@@ -162,7 +162,7 @@ def test_more_connections_than_it_has_threads_for_are_turned_away(root: Path, mo
     monkeypatch.setattr("zenith_tune.serve.server.READ_S", 3.0)
     with served(root) as client:
         address = ("127.0.0.1", client.server.port)
-        idle = [socket.create_connection(address, timeout=120) for _ in range(MAX_CONNECTIONS)]
+        idle = [socket.create_connection(address, timeout=500) for _ in range(MAX_CONNECTIONS)]
         wait_until(lambda: client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503"))
         wait_until(lambda: client.get("/data.json").status == 200)
         for connection in idle:
@@ -179,7 +179,7 @@ def test_pages_that_are_open_leave_room_for_what_they_ask(root: Path) -> None:
 
 
 def _watch(client: Client) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", client.server.port), timeout=120)
+    connection = socket.create_connection(("127.0.0.1", client.server.port), timeout=500)
     connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert connection.recv(12) == b"HTTP/1.1 200"
     return connection

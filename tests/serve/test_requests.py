@@ -118,6 +118,6 @@ def test_a_study_that_runs_heeds_what_is_asked(tmp_path: Path) -> None:
         wait_until(lambda: client.get("/data.json").json()["live"]["state"] == "paused")
         assert [trial.outcome for trial in witness.trials] == [Outcome.CANCELLED]
         assert client.post("/resume").status == 202
-        thread.join(120)
+        thread.join(500)
         assert not thread.is_alive() and [trial.value for trial in witness.trials] == [None, 0.1]
         wait_until(lambda: client.get("/data.json").json()["live"]["state"] == "ended")

@@ -212,7 +212,7 @@ def test_what_cannot_be_read_is_not_remarked(command: str, tmp_path: Path, monke
     assert ParsedCommand.of(command).warnings() == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_script_that_is_a_pipe_or_a_device_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.sh")
     (tmp_path / "link.sh").symlink_to("fifo.sh")

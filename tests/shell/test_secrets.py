@@ -246,7 +246,7 @@ def test_a_file_without_secrets_is_not_written(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == before
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_only_a_regular_file_is_masked(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text(f"somebody else's {SECRET}")
@@ -258,7 +258,7 @@ def test_only_a_regular_file_is_masked(tmp_path: Path) -> None:
     assert SECRET in other.read_text()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_file_that_grows_while_it_is_masked_is_read_up_to_its_size_at_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ Tune = Callable[..., subprocess.CompletedProcess[str]]
 def run(options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     ranks = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, str(STANDIN), *options.split()]
-    return subprocess.run(command, env={**ranks, **variables}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env={**ranks, **variables}, capture_output=True, text=True, timeout=500)
 
 
 def placed(folder: Path, version: str) -> Path:
@@ -66,7 +66,7 @@ def test_no_trial_of_a_study_is_refused(zenithtune: Tune, tmp_path: Path, model:
         *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x8", "--strategy", "random"),
         *("--strategy-args", "seed=1", "--n-trials", "10", "--no-confirm", "--json", "--"),
         *("env", "WORLD_SIZE=8", sys.executable, str(script), "--standin-version", version, *model.split()),
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -83,7 +83,7 @@ def test_guided_tuning_finds_a_faster_layout(zenithtune: Tune, tmp_path: Path, m
         *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x8", "--n-trials", "8", "--json", "--"),
         *("env", "WORLD_SIZE=8", sys.executable, str(script), *model.split()),
         *("--tensor-model-parallel-size", "4", "--sequence-parallel"),
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     end = json.loads(done.stdout.splitlines()[-1])

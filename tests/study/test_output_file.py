@@ -23,7 +23,7 @@ def test_a_pipe_is_written_into(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     write_output(pipe, "page")
-    reader.join(120)
+    reader.join(500)
     assert read == ["page"] and pipe.is_fifo()
 
 

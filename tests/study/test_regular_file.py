@@ -10,7 +10,7 @@ from zenith_tune.study.files import open_regular
 
 
 @pytest.mark.parametrize("writable", [False, True])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_only_a_regular_file_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"text")

@@ -70,7 +70,7 @@ def test_submitted_points_come_back_as_trials(tmp_path: Path) -> None:
 
         def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
             futures = [eval_fn.submit({"x": x}) for x in (1, 2, 2, 3)]
-            self.values = [future.result(timeout=120).value for future in futures]
+            self.values = [future.result(timeout=500).value for future in futures]
 
     strategy = Parallel()
     assert tune(tmp_path, strategy=strategy).optimize() == (3.0, {"x": 3})

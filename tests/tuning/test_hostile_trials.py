@@ -116,7 +116,7 @@ def test_giant_numbers_make_no_invalid_json(tmp_path: Path) -> None:
 def test_a_process_that_shed_its_mark_and_its_session_is_ended_too(tmp_path: Path) -> None:
     command = "bash -c 'env -i setsid sleep 987 & (env -i setsid sleep 986 &) ; sleep 0.1; echo value: {x}'"
     tuner = start(tmp_path, command, n=2)
-    tuner.communicate(timeout=120)
+    tuner.communicate(timeout=500)
     assert tuner.returncode == 0
     left = subprocess.run(["pgrep", "-f", "^sleep 98[67]$"], capture_output=True, text=True).stdout.split()
     assert left == []
@@ -126,7 +126,7 @@ def test_sigquit_is_an_orderly_stop(tmp_path: Path) -> None:
     tuner = start_interpreter(tmp_path, f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'")
     wait_for((tmp_path / "on").exists)
     tuner.send_signal(signal.SIGQUIT)
-    tuner.communicate(timeout=120)
+    tuner.communicate(timeout=500)
     assert tuner.returncode == 131
     assert marked_processes(tmp_path) == []
 
@@ -141,7 +141,7 @@ def test_a_pattern_that_never_ends_is_stopped_by_the_second_signal(tmp_path: Pat
     tuner.send_signal(signal.SIGINT)
     time.sleep(0.3)
     tuner.send_signal(signal.SIGINT)
-    tuner.communicate(timeout=120)
+    tuner.communicate(timeout=500)
     assert tuner.returncode == 130
 
 
@@ -153,7 +153,7 @@ def test_a_strategy_that_meets_nothing_but_pruned_points_can_be_stopped(tmp_path
     wait_for(lambda: bool(list(tmp_path.glob("zenithtune-out/studies.db"))))
     time.sleep(2)
     tuner.send_signal(signal.SIGTERM)
-    tuner.communicate(timeout=120)
+    tuner.communicate(timeout=500)
     assert tuner.returncode == 143
 
 
@@ -218,7 +218,7 @@ def test_odd_files_of_a_killed_tuners_trial_do_not_block_resuming(tmp_path: Path
     (tmp_path / "zenithtune-out/s/trials/0000" / file).write_text(text)
     (tmp_path / "go").touch()
     tuner = start(tmp_path, command, "--resume", n=1)
-    stdout, stderr = tuner.communicate(timeout=120)
+    stdout, stderr = tuner.communicate(timeout=500)
     assert tuner.returncode == 0, stderr
     assert "best: trial 1, x=1: 1" in stdout
     assert marked_processes(tmp_path) == []

@@ -120,11 +120,11 @@ def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum:
     command += ["--", "sh", "-c", f"touch {tmp_path}/$$; sleep 60; echo {{tp}} {{mbs}} {{recompute}} {{gbs}}"]
     process = start_forked(command, tmp_path, os.environ)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 500
         while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signum)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=500)
     finally:
         process.kill()
         process.wait()

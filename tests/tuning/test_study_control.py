@@ -16,7 +16,7 @@ SLOW = "sh -c 'touch {trial_folder}/begun; sleep {x}; echo value: {x}'"
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.02)
@@ -30,7 +30,7 @@ def test_a_trial_is_ended_by_hand_and_the_study_continues(tmp_path: Path) -> Non
     folder = tmp_path / "out" / "s"
     wait_for(folder / "trials" / "0000" / "begun")
     StudyControl(folder / "control.json").cancel(0)
-    thread.join(120)
+    thread.join(500)
     assert not thread.is_alive()
     first, second = witness.trials
     assert (first.outcome, first.failure) == (Outcome.CANCELLED, FailureKind.REVOKED)
@@ -47,7 +47,7 @@ def test_a_trial_ended_by_hand_runs_again_when_the_study_is_resumed(tmp_path: Pa
     thread.start()
     wait_for(tmp_path / "out" / "s" / "trials" / "0002" / "begun")
     StudyControl(tmp_path / "out" / "s" / "control.json").cancel(2)
-    thread.join(120)
+    thread.join(500)
     assert [trial.params["x"] for trial in again.trials] == [60]
 
 
@@ -60,14 +60,14 @@ def test_a_paused_study_starts_nothing_until_it_is_continued(tmp_path: Path) -> 
     control = StudyControl(folder / "control.json")
     wait_for(folder / "trials" / "0000" / "begun")
     control.pause()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not witness.trials and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.5)
     assert [trial.params["x"] for trial in witness.trials] == [1]
     assert not (folder / "trials" / "0001").exists()
     control.pause(False)
-    thread.join(120)
+    thread.join(500)
     assert [trial.params["x"] for trial in witness.trials] == [1, 0.1]
     paused, continued = witness.notes
     assert paused.startswith("paused") and not continued.startswith("paused")

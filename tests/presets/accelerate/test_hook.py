@@ -78,7 +78,7 @@ def site(tmp_path: Path) -> Path:
 def run(program: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, [folders[0].parent / "hook", *folders]))
     env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=500)
 
 
 def events(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, find_pretra
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.shell.interpreter import MAX_BYTES
 
-SOON = 3.0
+SOON = 15.0
 """Seconds of this process; without a limit each of these takes minutes, or all the memory."""
 MANY = "9" * 5000
 SHAPE = (

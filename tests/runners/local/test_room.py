@@ -56,7 +56,7 @@ def test_no_gpu_and_no_port_is_given_twice() -> None:
     thread.join(0.1)
     assert not waiting
     chosen.give_back(slots[2])
-    thread.join(120)
+    thread.join(500)
     assert waiting[0].gpus == slots[2].gpus
 
 

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def ended(runner: SlurmRunner, slurm: FakeSlurm, folder: Path, state: str, reason: str = "None") -> JobResult:
     slurm.answer("squeue", f"41|{state}|{reason}|n[1-2]|0:07|zenithtune\n")
-    result = runner.submit("train", folder, Resources()).wait(120)
+    result = runner.submit("train", folder, Resources()).wait(500)
     assert result is not None
     return result
 
@@ -109,7 +109,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_record(
     slurm.refuse("squeue", "slurm_load_jobs error: Invalid job id specified\n")
     job = runner.submit("train", folder, Resources())
     note_exit(folder, 0)
-    result = job.wait(120)
+    result = job.wait(500)
     assert result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
 
 
@@ -117,7 +117,7 @@ def test_a_job_that_slurm_has_forgotten_without_a_record_is_lost(
     runner: SlurmRunner, slurm: FakeSlurm, folder: Path
 ) -> None:
     slurm.answer("squeue", "")
-    result = runner.submit("train", folder, Resources()).wait(120)
+    result = runner.submit("train", folder, Resources()).wait(500)
     assert result is not None and (result.end, result.place) == (End.LOST, "")
     assert "job 41" in result.reason
 
@@ -126,7 +126,7 @@ def test_a_job_that_is_held_is_shown_and_ends_its_trial(runner: SlurmRunner, slu
     slurm.answer("scancel", "")
     slurm.answer("squeue", "41|PENDING|JobHeldUser||0:00|zenithtune\n")
     states: list[str] = []
-    result = runner.submit("train", folder, Resources(), on_state=states.append).wait(120)
+    result = runner.submit("train", folder, Resources(), on_state=states.append).wait(500)
     assert result is not None and (result.end, result.exit_code) == (End.EXITED, None)
     assert states == ["pending (JobHeldUser)"] and "JobHeldUser" in result.reason
     assert slurm.calls("scancel") == ["41"]
@@ -141,7 +141,7 @@ def test_a_scheduler_that_hangs_is_waited_for_and_reported_once(slurm: FakeSlurm
     assert len(states) == 1 and mentions(states[0], "squeue", "1 s")
     note_exit(folder, 0)
     slurm.answer("squeue", "41|COMPLETED|None|n1|0:07|zenithtune\n")
-    result = job.wait(120)
+    result = job.wait(500)
     assert result is not None and result.exit_code == 0
 
 
@@ -156,7 +156,7 @@ def test_a_job_that_sbatch_took_without_an_answer_is_not_submitted_again(
     )
     slurm.refuse("sbatch", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
     note_exit(folder, 0, job_id="57")
-    result = runner.submit("train", folder, Resources()).wait(120)
+    result = runner.submit("train", folder, Resources()).wait(500)
     assert result is not None and result.exit_code == 0
     assert len(slurm.calls("sbatch")) == 1
     assert json.loads((folder / "job.json").read_text())["job"] == "57"
@@ -170,7 +170,7 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler_that_does_not_take_jobs(
     start = time.monotonic()
     result = runner.submit("train", folder, Resources(), on_state=lambda _: runner.interrupt()).wait()
     assert result.end is End.CANCELLED and runner.num_running == 0
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 300
 
 
 def test_a_second_interrupt_does_not_wait_for_a_scheduler_that_is_gone(
@@ -184,7 +184,7 @@ def test_a_second_interrupt_does_not_wait_for_a_scheduler_that_is_gone(
         runner.interrupt()
     start = time.monotonic()
     assert job.wait().end is End.CANCELLED
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 300
     assert mentions(states[-1], "job 41", "cancelled")
 
 

@@ -62,7 +62,7 @@ def test_a_script_that_is_asked_to_end_ends_its_command_and_notes_no_exit_code(t
     with subprocess.Popen(["bash", tmp_path / "job.sh"], stdout=subprocess.PIPE, text=True, env=environment) as job:
         assert job.stdout is not None and job.stdout.readline() == "up\n"
         job.terminate()
-        assert job.wait(120) == 128 + signal.SIGTERM
+        assert job.wait(500) == 128 + signal.SIGTERM
     assert marked(tmp_path) == [] and not (tmp_path / "exit_code").exists()
 
 
