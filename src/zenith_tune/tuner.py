@@ -26,6 +26,7 @@ from zenith_tune.tuning.config import Limits, StudyConfig
 from zenith_tune.tuning.confirmation import Confirmation
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.tuning.interruption import Interruption, why_stopped
+from zenith_tune.tuning.lever_phase import LeverPhase
 from zenith_tune.tuning.place import StudyPlace, check_text
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.tuning.session import StudySession
@@ -240,6 +241,7 @@ class PresetTuner:
                     self.listener.noted(line)
             strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
             why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
+            LeverPhase(session, scheduler, self.listener.noted).run()
         except StudyLimitReached as limit:
             why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)
         try:

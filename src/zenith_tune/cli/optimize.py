@@ -26,6 +26,8 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
               help="What `nvidia-smi topo -m` printed on one node: the nodes of the job are linked so.")  # fmt: skip
 @click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
+@click.option("--allow", multiple=True, metavar="NAME",
+              help="Try a lever that changes the numerics as well, such as fp8 or bf16_grads.")  # fmt: skip
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
 @click.option(
     "--evaluator", metavar="NAME", help="How to read a trial's value: megatron, deepspeed, accelerate, regex, duration."
@@ -209,6 +211,8 @@ def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
 
 def _tune_args(options: dict[str, Any]) -> dict[str, str]:
     args, topology = _pairs(options, "args"), options["topology"]
+    if options["allow"]:
+        args = {**args, "allow": "+".join([*filter(None, [args.get("allow")]), *options["allow"]])}
     if topology is None:
         return args
     if "topology" in args:

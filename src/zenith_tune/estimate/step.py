@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -10,7 +12,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.memory_risk import layout_risk, memory_spread, slowdown
 from zenith_tune.estimate.time import estimate_time
-from zenith_tune.estimate.workload import Estimate, Machine, Workload
+from zenith_tune.estimate.workload import Estimate, FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 
@@ -37,3 +39,15 @@ def estimate(
         memory_spread=memory_spread(memory, calibration.memory),
         oom_probability=risk,
     )
+
+
+def waiting_shares(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
+) -> dict[str, FloatArray]:
+    """Return which share of its step each part has where no data-parallel traffic is hidden behind computation."""
+    workload, machine = Workload.of(model, job), Machine.of(cluster, job.precision)
+    coefficients = calibration.time.coefficients_for(
+        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
+    )
+    time = estimate_time(workload, machine, layouts, job.framework, replace(coefficients, data_overlap=0.0))
+    return {name: seconds / time.step_s for name, seconds in time.parts.items()}

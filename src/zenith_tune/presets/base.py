@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.levers import Lever
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import find_secrets, mask
@@ -166,6 +167,14 @@ class TuningPreset(ABC):
     def predicted(self, params: Mapping[str, Value]) -> Prediction | None:
         """Return what the preset itself expects of a point, where it plans without the planner."""
         return None
+
+    def lever_space(self) -> dict[str, Parameter]:
+        """Return the parameters of the levers, which a point may have beside those of the search space."""
+        return {}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> Sequence[Lever]:
+        """Return the levers that may be tried on a point, beside what `command` itself has on."""
+        return ()
 
     def own_point(self, command: str) -> Params | None:
         """Return the point that `command` itself stands for, where it is one of the search space."""

@@ -44,6 +44,8 @@ class Study:
         """The runs that were run again: what they measured then is what counts."""
         self.is_sound = True
         """Whether its runs differ by what was tuned; not where options proved to be without effect."""
+        self.lever_speedup: float | None = None
+        """Of the levers that were kept, over the layout alone."""
         self.num_pruned = 0
         self.num_repeated = 0
 

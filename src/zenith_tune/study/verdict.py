@@ -38,6 +38,8 @@ class Verdict:
     low: float | None = None
     high: float | None = None
     """The interval that holds it with 90%."""
+    lever_speedup: float | None = None
+    """What of it the levers on the best layout gave; None where none was kept."""
     is_confirmed: bool = False
     """Whether both ran again at the end."""
     ties: tuple[int, ...] = ()
@@ -107,7 +109,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     safer = _safer(study, memory_share, capacity_bytes)
     is_faster = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
     parts = (
-        _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)),
+        _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)) + _levers(study),
         f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         _memory(memory_share, safer),
     )
@@ -116,6 +118,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         speedup=1 + gain,
         low=(1 + gain) * (1 - half),
         high=(1 + gain) * (1 + half),
+        lever_speedup=study.lever_speedup,
         is_confirmed=is_confirmed,
         ties=ties,
         memory_share=memory_share,
@@ -198,6 +201,10 @@ def _speed(speedup: float, half: float, *, is_confirmed: bool, word: str) -> str
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
     how = "confirmed" if is_confirmed else "not confirmed"
     return f"{speedup:.2f}x {word} ({low:.2f} to {high:.2f}, {how})"
+
+
+def _levers(study: Study) -> str:
+    return "" if study.lever_speedup is None else f", of which levers give {study.lever_speedup:.2f}x"
 
 
 def _memory(share: float | None, safer: Safer | None) -> str:

@@ -65,7 +65,7 @@ class StudySession:
         self.recorded: dict[str, Trial] = {}
         """The finished trials of earlier runs of this study, by identity."""
         self._preset = config.preset
-        self._space = config.preset.get_search_space()
+        self._space = {**config.preset.lever_space(), **config.preset.get_search_space()}
         self._execution = TrialExecution(runner, config)
         self._interruption = interruption
         self._notifier = StudyNotifier(listener)

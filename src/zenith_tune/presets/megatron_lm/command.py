@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.levers import lever_options
 from zenith_tune.presets.megatron_lm.options import (
     GATHER,
     GRADS,
@@ -60,7 +61,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
     wanted = _wanted(job, layout, params, filled)
     unfilled = {name: value for name, value in params.items() if name not in filled}
-    return with_options(line, wanted | wanted_overlap(unfilled)).text
+    return with_options(line, wanted | wanted_overlap(unfilled) | lever_options(job, unfilled)).text
 
 
 def takes_options(job: MegatronJob) -> bool:

@@ -120,7 +120,7 @@ def overlap_values(name: str, job: MegatronJob, *, can_shard: bool) -> list[Valu
     elif name == "tp_overlap":
         others = [False] if is_local(job.args) else [True, False]
     else:
-        others = [True, False] if _may_overlap_experts(job) else []
+        others = [True, False] if may_overlap_experts(job) else []
     return [own, *(value for value in others if value != own)]
 
 
@@ -134,7 +134,7 @@ def wanted_overlap(params: Mapping[str, Value]) -> dict[str, Value | None]:
     return wanted
 
 
-def _may_overlap_experts(job: MegatronJob) -> bool:
+def may_overlap_experts(job: MegatronJob) -> bool:
     """Tell whether the model and the command's other switches allow to overlap expert-parallel communication."""
     args, model = job.args, job.model
     if model is None or not job.has_experts or args.first(*FIXED_BY, *EXCLUDED_BY):

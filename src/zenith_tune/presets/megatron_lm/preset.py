@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -12,6 +13,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.levers import NONE, Lever, chosen_levers
 from zenith_tune.presets.megatron_lm.command import refuse_unwritable, takes_options, written_command
 from zenith_tune.presets.megatron_lm.job import (
     MAX_GPUS,
@@ -23,7 +25,9 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
+from zenith_tune.presets.megatron_lm.levers import NAMES, NUMERIC, PLAIN, lever_space, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
+from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
@@ -109,7 +113,9 @@ class MegatronLmPreset(TuningPreset):
 
     Model, sequence, batch, precision and GPUs are read from the command; `n_gpus`, `gbs`, `model` (a name of the
     catalog, a config.json or a Hugging Face id) and `vocab` say what it does not tell. `cluster` is this machine unless
-    named. `search` lists the axes, with a plus between them; the others stay as they are in the command.
+    named. `search` lists the axes, with a plus between them; the others stay as they are in the command. `levers` are
+    the settings that are tried on the best layout: default, none, or names with a plus between them; those that change
+    the numerics are tried where `allow` names them.
 
     >>> preset = MegatronLmPreset(cluster="h100x8")
     >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
@@ -128,6 +134,8 @@ class MegatronLmPreset(TuningPreset):
         model: str | None = None,
         vocab: int | None = None,
         search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
         mbs_max: int = 16,
         tp_max: int = 64,
     ) -> None:
@@ -139,6 +147,8 @@ class MegatronLmPreset(TuningPreset):
         search_names(search)
         self.cluster, self.topology = cluster, topology
         self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
+        self._levers = chosen_levers(levers, PLAIN, "lever")
+        self._allowed = chosen_levers(allow, NUMERIC, "lever that changes the numerics")
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
         self._bound: MegatronLmSpace | None = None
         self._unread: MegatronLmSpace | None = None
@@ -191,10 +201,22 @@ class MegatronLmPreset(TuningPreset):
         return whole(args.text("--train-iters") or "")
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        return dumped_sizes(params)
+        return dumped_sizes(params) | logged_levers(self._space().job, params)
 
     def decisive(self) -> tuple[str, ...]:
         return ("tp", "pp", "mbs")
+
+    def lever_space(self) -> dict[str, Parameter]:
+        return {**lever_space(sorted(self._space().searched))}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
+        space = self._space(command)
+        if not takes_options(space.job):
+            return []
+        found = levers_for(space.job, space.layout(params), ParsedCommand.of(command))
+        levers = [lever.lever for lever in found if lever.name not in space.searched]
+        wanted = [lever for lever in levers if lever.numerics or lever.name in self._levers]
+        return [replace(lever, numerics=lever.numerics and lever.name not in self._allowed) for lever in wanted]
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)
@@ -223,6 +245,8 @@ class MegatronLmPreset(TuningPreset):
         if params.get("overlap", "none") != "none":
             words.append(f"overlap {params['overlap']}")
         words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
+        levers = {name: params[name] for name in NAMES if name in params and name not in OVERLAPS}
+        words += [name if value is True else f"{name}={value}" for name, value in levers.items()]
         return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:

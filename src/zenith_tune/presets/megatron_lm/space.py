@@ -114,7 +114,7 @@ class MegatronLmSpace:
         """Return the whole layout that a point stands for."""
         layout = self._start
         for name in STAGES:
-            if name in params:
+            if name in params and name in self.choices:
                 layout = self._with(layout, name, params[name])
         return layout
 

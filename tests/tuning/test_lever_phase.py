@@ -1,0 +1,117 @@
+"""The second phase of a study: levers are tried on the layout that won, and kept where they prove faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from zenith_tune.errors import UnknownNameError
+from zenith_tune.presets.levers import Lever, chosen_levers
+from zenith_tune.study.budget import Budget, Training
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.study import Study
+
+
+class WithLevers(ToyPreset):
+    """Print 100 times x, times what each lever of a point gives; None for one that ends in an error."""
+
+    def __init__(self, gives: Mapping[str, float | None], levers: Sequence[Lever], choices: Sequence[Value]) -> None:
+        super().__init__(choices)
+        self._gives, self._levers = gives, levers
+
+    def lever_space(self) -> dict[str, Parameter]:
+        return {lever.name: CategoricalParameter((True,)) for lever in self._levers}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> Sequence[Lever]:
+        return self._levers
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        value = 100.0 * float(params["x"])
+        for name in params.keys() - {"x"}:
+            if self._gives[name] is None:
+                return f"sh -c 'echo unknown option; exit 2' {' '.join(sorted(params))}"
+            value *= self._gives[name] or 1.0
+        return f"sh -c 'echo value: {value}'"
+
+
+def studied(
+    tmp_path: Path, gives: Mapping[str, float | None], levers: Sequence[Lever] | None = None, **options: Any
+) -> tuple[list[Params], Study, Witness]:
+    """Return the points that levers were tried on, without x; the best layout has x 3."""
+    witness, levers = Witness(), levers or [Lever(name=name) for name in gives]
+    preset = WithLevers(gives, levers, (1, 2, 3))
+    tune(tmp_path, "sh -c 'echo value: 50'", preset, listener=witness, **options).optimize()
+    assert witness.end is not None
+    tried = [dict(trial.params) for trial in witness.trials if len(trial.params) > 1]
+    assert all(point.pop("x") == 3 for point in tried), "they are tried on the best layout"
+    return tried, witness.end.study, witness
+
+
+def names(tried: list[Params]) -> list[set[str]]:
+    return [set(point) for point in tried]
+
+
+def test_levers_that_go_together_are_tried_at_once_and_kept(tmp_path: Path) -> None:
+    tried, study, witness = studied(tmp_path, {"a": 1.1, "b": 1.05})
+    assert names(tried) == [{"a", "b"}]
+    assert study.best is not None and study.best.params == {"x": 3, "a": True, "b": True}
+    assert study.lever_speedup == pytest.approx(1.155)
+    assert witness.end is not None and witness.end.verdict is not None
+    assert witness.end.verdict.lever_speedup == pytest.approx(1.155)
+
+
+def test_a_lever_that_fails_is_found_by_halves(tmp_path: Path) -> None:
+    tried, study, _ = studied(tmp_path, {"a": 1.1, "b": 1.1, "c": None, "d": 1.1})
+    assert names(tried) == [{"a", "b", "c", "d"}, {"a", "b"}, {"a", "b", "c"}, {"a", "b", "d"}]
+    assert study.best is not None and study.best.params.keys() == {"x", "a", "b", "d"}
+
+
+def test_what_is_not_faster_is_not_kept(tmp_path: Path) -> None:
+    tried, study, _ = studied(tmp_path, {"a": 0.9, "b": 0.99})
+    assert names(tried) == [{"a", "b"}, {"a"}, {"b"}]
+    assert study.best is not None and study.best.params == {"x": 3} and study.lever_speedup is None
+
+
+def test_a_lever_that_another_excludes_is_tried_in_its_turn(tmp_path: Path) -> None:
+    levers = [Lever(name="a", excludes=frozenset({"b"})), Lever(name="b")]
+    tried, study, _ = studied(tmp_path, {"a": 0.9, "b": 1.2}, levers)
+    assert names(tried) == [{"a"}, {"b"}]
+    assert study.best is not None and study.best.params == {"x": 3, "b": True}
+    kept, study, _ = studied(tmp_path / "kept", {"a": 1.2, "b": 1.3}, levers)
+    assert names(kept) == [{"a"}], "it stands in the way of the other"
+
+
+def test_numerics_are_not_changed_unless_asked_for(tmp_path: Path) -> None:
+    tried, _, witness = studied(tmp_path, {"fp8": 2.0}, [Lever(name="fp8", numerics=True)])
+    assert not tried and any("--allow fp8" in note for note in witness.notes)
+
+
+def test_what_only_frees_memory_is_not_tried_for_speed(tmp_path: Path) -> None:
+    tried, _, _ = studied(tmp_path, {"offload": 0.5}, [Lever(name="offload", memory=-0.3)])
+    assert not tried
+
+
+def test_a_short_training_is_not_worth_a_trial_of_levers(tmp_path: Path) -> None:
+    budget = Budget(training=Training(hours=1e-6))
+    tried, _, _ = studied(tmp_path, {"a": 2.0}, budget=budget)
+    assert not tried
+
+
+def test_a_resumed_study_runs_no_lever_twice(tmp_path: Path) -> None:
+    first, _, _ = studied(tmp_path, {"a": 1.1, "b": None})
+    again, study, _ = studied(tmp_path, {"a": 1.1, "b": None}, resume=True)
+    assert first and not again
+    assert study.best is not None and study.best.params == {"x": 3, "a": True} and study.lever_speedup is not None
+
+
+def test_names_of_levers_are_checked() -> None:
+    assert chosen_levers("default", ("a", "b"), "lever") == {"a", "b"}
+    assert chosen_levers("none", ("a", "b"), "lever") == set()
+    assert chosen_levers("a", ("a", "b"), "lever") == {"a"}
+    with pytest.raises(UnknownNameError):
+        chosen_levers("a+x", ("a", "b"), "lever")
