@@ -10,7 +10,8 @@ test case is a study of the runs that are kept of it, cut to their first 20 and 
 two by name: the constants of the rule were chosen by half A, and half B judges them. Iterations are the steady ones.
 
 Wrong is a trial that is ended with a value more than 1% off the true one (of a recorded run: the one of the whole run),
-or as behind a best that it equals or beats. Misordered is a trial that is ended on the wrong side of the best before
+or as behind a best that it equals or beats. Late stalls are the share of the ended that are wrong only for stalls which
+begin to recur after the end. Misordered is a trial that is ended on the wrong side of the best before
 it: the whole runs of both, more than 1% apart, are in the other order. The old rule is the one before a study's noise
 was used: at least ten samples.
 """
@@ -188,15 +189,15 @@ def recorded_rows(name: str, studies: Iterable[Sequence[Sequence[float]]]) -> li
     rows, all_runs = [], [list(runs) for runs in studies]
     for rule, judge in RULES.items():
         groups: dict[str, list[tuple[Ended, bool]]] = defaultdict(list)
-        num_misordered = num_compared = 0
+        num_misordered = num_compared = num_late = 0
         for runs in all_runs:
             seen: list[Trial] = []
             truths = [long_run(seconds[num_warm_up(seconds) :]) for seconds in runs]
             for index, (seconds, truth) in enumerate(zip(runs, truths, strict=True)):
                 ended = run_trial(judge, seconds, None, seen)
                 trial = (ended, ended.is_wrong(truth, None))
+                num_late += trial[1] and not ended.is_wrong(statistics.median(seconds[num_warm_up(seconds) :]), None)
                 groups["later" if index else "first"].append(trial)
-                groups["all"].append(trial)
                 if seen:
                     best = min(range(index), key=lambda each: seen[each].value or math.inf)
                     against = run_trial(judge, seconds, seen[best].value, seen)
@@ -205,7 +206,10 @@ def recorded_rows(name: str, studies: Iterable[Sequence[Sequence[float]]]) -> li
                         against.value / (seen[best].value or 1.0), truth / truths[best]
                     )
                 seen.append(ended.as_trial())
+        groups["all"] = [trial for group in list(groups.values()) for trial in group]
         rows += [{"rule": rule, "recorded": name, "trial": key, **_summary(each)} for key, each in groups.items()]
+        num_ended = sum(ended.why is not None for ended, _ in groups["all"])
+        rows[-1]["late_stalls_pct"] = round(100 * num_late / max(num_ended, 1), 2)
         rows[-1]["misordered_pct"] = round(100 * num_misordered / max(num_compared, 1), 2)
     return rows
 
@@ -267,7 +271,7 @@ def main() -> None:
                 studies = ([run[:num] for run in cases[name]] for name in chosen)
                 rows += recorded_rows(f"golden {half}, {num} iterations", studies)
     columns = ("trials", "ended", "behind", "iterations_median", "iterations_mean", "wrong_pct", "wrong_of_ended_pct")
-    columns += ("misordered_pct",)
+    columns += ("late_stalls_pct", "misordered_pct")
     print(f"{'':44}" + "".join(f"{name:>19}" for name in columns))
     for row in rows:
         what = f"noise {row['noise_pct']:g}%" if "noise_pct" in row else str(row["recorded"])

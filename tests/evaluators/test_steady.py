@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.evaluators.iteration_logs import log_of, noisy
 from zenith_tune import Direction
 from zenith_tune.evaluators.base import Measurement
 from zenith_tune.evaluators.steady import long_run, num_warm_up, relative_drift, relative_spread, summarise
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 
 def state(*seconds: float) -> Measurement:
@@ -69,6 +71,16 @@ def test_stalls_that_recur_count_with_their_share_of_a_long_run(direction: Direc
     values = [1 / each for each in seconds] if is_rate else seconds
     mean_s = sum(seconds) / len(seconds)
     assert long_run(values, direction) == pytest.approx(1 / mean_s if is_rate else mean_s)
+
+
+@pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
+def test_a_running_trial_shows_the_value_that_it_is_recorded_with_and_stalls_count_in_both(objective: str) -> None:
+    steps = noisy(lambda index: 10.0 if index % 12 == 7 else 1.0, 48, 0.003)
+    log, evaluator = log_of(steps), MegatronEvaluator(objective)
+    measured, progress = evaluator.measure(log, {}), evaluator.progress(log, {})
+    assert progress is not None and progress.latest == measured.value
+    assert measured.step_s == pytest.approx(21 / 12, rel=0.01)
+    assert measured.value == pytest.approx(21 / 12 if objective == "step_time" else 8 * 12 / 21, rel=0.01)
 
 
 def test_a_run_of_two_paces_is_worth_their_mean_whichever_is_the_commoner() -> None:

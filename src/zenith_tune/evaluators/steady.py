@@ -6,10 +6,10 @@ median of the rest's second half, but never more than half of them. The value is
 stalls that recur add to an iteration of a long run. The spread is 1.4826 * MAD / median, which equals the relative
 standard deviation of a normal distribution and ignores outliers.
 
-A stall is a stretch of iterations that differ from the median by more than 10% and by more than five spreads, such as
+A stall is a stretch of iterations that differ from the median by more than 25% and by more than five spreads, such as
 a garbage collection or a data loader that runs dry. One is taken for an accident and left out; two or more recur and
-count with their share of all iterations. Of 574 recorded runs of Megatron-LM's functional tests (2026-11-16), one
-stall in 20 iterations was followed by another in the next 20 in 22 of 100 runs, two in 58 of 100.
+count with their share of all iterations. In 574 recorded runs of Megatron-LM's functional tests (2026-11-16), one stall
+in 20 iterations was followed by others in the next 20 in 21 of 100 runs, two in 71 of 100.
 
 A single sample is kept, because it is all there is; its spread is unknown and therefore None, not 0.
 """
