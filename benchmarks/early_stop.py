@@ -270,8 +270,10 @@ def main() -> None:
             for half, chosen in halves.items():
                 studies = ([run[:num] for run in cases[name]] for name in chosen)
                 rows += recorded_rows(f"golden {half}, {num} iterations", studies)
-    columns = ("trials", "ended", "behind", "iterations_median", "iterations_mean", "wrong_pct", "wrong_of_ended_pct")
-    columns += ("late_stalls_pct", "misordered_pct")
+    columns = (
+        *("trials", "ended", "behind", "iterations_median", "iterations_mean"),
+        *("wrong_pct", "wrong_of_ended_pct", "late_stalls_pct", "misordered_pct"),
+    )
     print(f"{'':44}" + "".join(f"{name:>19}" for name in columns))
     for row in rows:
         what = f"noise {row['noise_pct']:g}%" if "noise_pct" in row else str(row["recorded"])
