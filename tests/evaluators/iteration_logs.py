@@ -42,12 +42,13 @@ def first_reason(
     best: float | None = None,
     early_stop: EarlyStop | None = None,
     noise: float = DEFAULT_NOISE,
+    drift: float | None = 0.0,
 ) -> tuple[int, str, str] | None:
     """Return after how many iterations a trial with this log is ended, why, and its log then; None: it is not."""
     evaluator = evaluator or MegatronEvaluator("step_time")
     for piece in pieces(log):
         progress = evaluator.progress(piece, {})
-        reason = progress and (early_stop or EarlyStop()).judge(progress, best, evaluator.direction, noise)
+        reason = progress and (early_stop or EarlyStop()).judge(progress, best, evaluator.direction, noise, drift)
         if progress and reason:
             return progress.num_iterations, reason, piece
     return None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.thoroughness import seeds
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Progress
-from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop, study_noise
+from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop, study_drift, study_noise
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 SEEDS = seeds(range(6), 2)
@@ -79,16 +80,32 @@ def test_a_slow_start_that_ends_at_once_is_separated_from_the_steady_state(seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("period", "slowness"), [(5, 2.0), (10, 3.0), (10, 1.5)])
-def test_a_stall_is_waited_out_once_it_is_seen_and_does_not_move_the_value(
-    period: int, slowness: float, seed: int
-) -> None:
+def test_stalls_that_recur_are_waited_out_and_count_in_the_value(period: int, slowness: float, seed: int) -> None:
     steps = noisy(lambda index: 0.4 * (slowness if index % period == period - 1 else 1), 300, 0.005, seed)
-    ended = first_reason(log_of(steps))
+    ended = first_reason(log_of(steps), drift=None)
     assert ended is not None
-    is_seen = ended[0] - len(WARM_UP_S) >= period
     # Until one stall more or less moves the mean by at most 1%.
-    assert not is_seen or ended[0] > (slowness - 1) * 90 > 3 * period
-    assert MegatronEvaluator("step_time").evaluate(ended[2], {}) == pytest.approx(0.4, rel=0.01)
+    assert ended[0] > (slowness - 1) * 90 > 3 * period
+    long_run_s = 0.4 * (1 + (slowness - 1) / period)
+    assert MegatronEvaluator("step_time").evaluate(ended[2], {}) == pytest.approx(long_run_s, rel=0.01)
+
+
+@pytest.mark.parametrize("drift", [None, 0.02], ids=["not known", "drifts"])
+def test_where_runs_may_drift_a_value_is_known_after_twenty_steady_iterations_at_the_earliest(
+    drift: float | None,
+) -> None:
+    log = log_of(noisy(lambda _: 0.4, 60, 0.001))
+    ended = first_reason(log, noise=0.001, drift=drift)
+    assert ended is not None and ended[0] - len(WARM_UP_S) >= 20
+    behind = first_reason(log, best=0.2, noise=0.001, drift=drift)
+    assert behind is not None and behind[1].startswith("behind") and behind[0] - len(WARM_UP_S) <= 3
+
+
+def test_a_value_that_leaves_out_stalls_that_recur_is_not_known() -> None:
+    steady = [1.5 if index % 10 == 5 else 1.0 for index in range(100)]
+    mean, middle = (Progress(values=steady, value=value, num_iterations=101) for value in (1.05, 1.0))
+    assert EarlyStop().judge(mean, None, Direction.MINIMIZE, noise=0.002) is not None
+    assert EarlyStop().judge(middle, None, Direction.MINIMIZE, noise=0.002) is None
 
 
 @pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
@@ -177,6 +194,12 @@ def test_the_noise_of_a_study_is_what_most_of_its_samples_showed() -> None:
     assert study_noise([seen(0.003, 2)]) == DEFAULT_NOISE, "two samples say less than the default"
     assert study_noise([quiet, noisy_one]) == pytest.approx(0.003, rel=0.1)
     assert study_noise([quiet, noisy_one, noisy_one, noisy_one]) == pytest.approx(0.08, rel=0.1)
+
+
+def test_the_drift_of_a_study_is_the_largest_that_a_trial_showed() -> None:
+    trials = [replace(seen(0.003, 20), drift=drift) for drift in (0.004, None, 0.02)]
+    assert study_drift([]) is study_drift(trials[1:2]) is None
+    assert study_drift(trials) == 0.02
 
 
 def test_failed_trials_and_the_spread_between_repeats_are_no_noise_of_iterations() -> None:

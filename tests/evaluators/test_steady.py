@@ -4,15 +4,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from zenith_tune.evaluators.steady import Sample, SteadyState, num_warm_up, relative_spread, summarise
+from tests.evaluators.iteration_logs import log_of, noisy
+from zenith_tune import Direction
+from zenith_tune.evaluators.base import Measurement
+from zenith_tune.evaluators.steady import long_run, num_warm_up, relative_drift, relative_spread, summarise
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 
-def state(*seconds: float) -> SteadyState:
-    return summarise([Sample(iteration=number, seconds=value) for number, value in enumerate(seconds, start=1)])
+def state(*seconds: float) -> Measurement:
+    return summarise(seconds[num_warm_up(seconds) :], Direction.MINIMIZE)
 
 
 def test_a_single_sample_is_kept_and_its_spread_is_unknown() -> None:
-    assert state(2.0) == SteadyState(step_s=2.0, spread=None, num_samples=1, num_warm_up=0)
+    assert state(2.0) == Measurement(value=2.0, spread=None, drift=None, num_samples=1)
 
 
 def test_the_first_sample_is_dropped_even_if_it_looks_steady() -> None:
@@ -21,7 +25,7 @@ def test_the_first_sample_is_dropped_even_if_it_looks_steady() -> None:
 
 def test_slow_leading_samples_are_warm_up() -> None:
     found = state(9.0, 5.0, 2.0, 1.0, 1.0, 1.0, 1.0)
-    assert (found.step_s, found.num_warm_up, found.num_samples) == (1.0, 3, 4)
+    assert (found.value, found.num_samples) == (1.0, 4)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +48,8 @@ def test_warm_up_ends_at_the_first_sample_within_ten_percent_and_never_takes_mor
 def test_one_outlier_moves_neither_value_nor_spread() -> None:
     calm = state(9, 1.00, 1.02, 0.98, 1.01, 0.99)
     disturbed = state(9, 1.00, 1.02, 0.98, 1.01, 50.0)
-    assert calm.step_s == 1.00
-    assert disturbed.step_s == 1.01
+    assert calm.value == 1.00
+    assert disturbed.value == 1.01
     assert disturbed.spread == pytest.approx(1.4826 * 0.01 / 1.01)
 
 
@@ -55,6 +59,47 @@ def test_the_spread_is_the_scaled_median_deviation() -> None:
     assert relative_spread([5.0]) is None
 
 
-def test_no_sample_is_an_error() -> None:
-    with pytest.raises(ValueError, match="one sample"):
-        summarise([])
+def test_a_single_stall_does_not_count_however_many_iterations_it_lasts() -> None:
+    assert long_run([1.0] * 8 + [10.0]) == 1.0
+    assert long_run([1.0] * 8 + [3.0, 10.0, 2.0] + [1.0] * 8) == 1.0
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_stalls_that_recur_count_with_their_share_of_a_long_run(direction: Direction) -> None:
+    seconds = [10.0 if index % 12 == 7 else 1.0 for index in range(48)]
+    is_rate = direction is Direction.MAXIMIZE
+    values = [1 / each for each in seconds] if is_rate else seconds
+    mean_s = sum(seconds) / len(seconds)
+    assert long_run(values, direction) == pytest.approx(1 / mean_s if is_rate else mean_s)
+
+
+@pytest.mark.parametrize("objective", ["step_time", "samples_per_s"])
+def test_a_running_trial_shows_the_value_that_it_is_recorded_with_and_stalls_count_in_both(objective: str) -> None:
+    steps = noisy(lambda index: 10.0 if index % 12 == 7 else 1.0, 48, 0.003)
+    log, evaluator = log_of(steps), MegatronEvaluator(objective)
+    measured, progress = evaluator.measure(log, {}), evaluator.progress(log, {})
+    assert progress is not None and progress.latest == measured.value
+    assert measured.step_s == pytest.approx(21 / 12, rel=0.01)
+    assert measured.value == pytest.approx(21 / 12 if objective == "step_time" else 8 * 12 / 21, rel=0.01)
+
+
+def test_a_run_of_two_paces_is_worth_their_mean_whichever_is_the_commoner() -> None:
+    assert long_run([1.0, 1.0, 2.0] * 10) == pytest.approx(4 / 3)
+    assert long_run([2.0, 2.0, 1.0] * 10) == pytest.approx(5 / 3)
+
+
+def test_noise_of_many_percent_is_no_stall() -> None:
+    values = [1.0, 1.2, 0.8, 1.1, 0.9, 1.3, 0.7, 1.15, 0.85, 1.0, 1.25]
+    assert long_run(values) == 1.0
+
+
+def test_a_rate_that_is_printed_as_zero_is_kept_out() -> None:
+    assert long_run([0.3, 0.0, 0.3, 0.3], Direction.MAXIMIZE) == 0.3
+
+
+def test_drift_is_how_far_successive_values_or_a_stall_are_off() -> None:
+    quiet = [1.0, 1.002, 0.998] * 6
+    assert (relative_drift(quiet) or 1) < 0.005
+    assert relative_drift([*quiet, *(1.03 for _ in range(5))]) == pytest.approx(0.03)
+    assert (relative_drift([*quiet, 2.0]) or 0) > 0.05
+    assert relative_drift(quiet[:9]) is None

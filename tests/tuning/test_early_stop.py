@@ -95,7 +95,22 @@ def test_later_trials_are_known_sooner_by_what_the_first_one_showed(tmp_path: Pa
     logs = {x: log_of([1.2, *(0.4 * (1 + 0.003 * random.Random(x).gauss(0, 1)) for _ in range(60))]) for x in (1, 2, 3)}
     witness = study_of(tmp_path, logs, strategy=Asks(1, 2, 3), line_s=0.4)
     first, *later = (trial.num_samples or 60 for trial in witness.trials)
-    assert max(later) <= first <= 12
+    assert max(later) <= 10 < 20 <= first <= 24
+
+
+def test_trials_wait_longer_in_a_study_whose_first_run_drifted(tmp_path: Path) -> None:
+    quiet = log_of([1.2, *(0.4 * (1 + 0.003 * random.Random(2).gauss(0, 1)) for _ in range(60))])
+    drifted = log_of([1.2, *(0.4 * (1.03 if index < 10 else 1.0) for index in range(40))])
+    witness = Witness()
+    for x, log in {1: drifted, 2: quiet}.items():
+        (tmp_path / f"lines-{x}").write_text(log)
+    (tmp_path / "talk.py").write_text(TALK.replace("time.sleep(1000)", "sys.exit(0)"))
+    command = f"{sys.executable} {tmp_path}/talk.py {tmp_path}/lines-{{x}} done 0.1"
+    evaluator = MegatronEvaluator("step_time")
+    tune(tmp_path, command, ToyPreset([1, 2]), evaluator=evaluator, strategy=Asks(1, 2), listener=witness).optimize()
+    first, later = witness.trials
+    assert first.early is None and (first.drift or 0) > 0.02
+    assert later.early is not None and (later.num_samples or 0) >= 20
 
 
 def test_a_regex_ends_trials_early_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ class Measurement:
     unit: str = ""
     spread: float | None = None
     """Relative spread of the value over steady iterations: 0.01 is 1%."""
+    drift: float | None = None
+    """How far some successive iterations were off the median of all, relatively; None of too few."""
     num_samples: int | None = None
     step_s: float | None = None
     peak_memory_bytes: int | None = None
@@ -33,14 +36,21 @@ class Progress:
     """Hold what the log of a trial that still runs says."""
 
     values: Sequence[float]
-    """The value of each steady iteration, in order: what `measure` would take the median of."""
+    """The value of each steady iteration, in order."""
     value: float | None = None
-    """What `measure` would return by now, where that is not their median."""
+    """What `measure` would return by now; None: their median."""
     num_iterations: int
     """How many iterations were run, warm-up included."""
     unit: str = ""
     peak_memory_bytes: int | None = None
     """The most memory so far, where the log tells."""
+
+    @property
+    def latest(self) -> float | None:
+        """The value by now; None where there is no steady iteration yet."""
+        if self.value is not None or not self.values:
+            return self.value
+        return statistics.median(self.values)
 
 
 class TuningEvaluator(ABC):

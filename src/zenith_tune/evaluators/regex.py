@@ -8,13 +8,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
-from zenith_tune.evaluators.steady import num_warm_up, relative_spread
+from zenith_tune.evaluators.steady import num_warm_up, summarise
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
@@ -75,7 +76,7 @@ class RegexEvaluator(TuningEvaluator):
         progress = self.progress(stdout, metadata)
         if progress is None:
             return Measurement(value=value)
-        return Measurement(value=value, spread=relative_spread(progress.values), num_samples=len(progress.values))
+        return replace(summarise(progress.values, self.direction), value=value)
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the steady numbers so far; None where there are fewer than two, or one is no speed."""

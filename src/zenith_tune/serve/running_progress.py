@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -72,8 +71,7 @@ class RunningProgress:
             progress = None
         if progress is None:
             return snapshot
-        value = statistics.median(progress.values) if progress.values else None
-        return {"iteration": progress.num_iterations, **snapshot, "value": value, "unit": progress.unit}
+        return {"iteration": progress.num_iterations, **snapshot, "value": progress.latest, "unit": progress.unit}
 
     def _evaluator_of(self, view: StudyView, preset: RestoredPreset) -> TuningEvaluator | None:
         if not self._is_made:

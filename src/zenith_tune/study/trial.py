@@ -51,8 +51,10 @@ class Trial:
     """The unit of `value`, for people."""
     spread: float | None = None
     """Relative spread of the value over steady iterations, or over repeats: 0.01 is 1%."""
+    drift: float | None = None
+    """How far some successive iterations were off the median of all, relatively; None of too few."""
     step_s: float | None = None
-    """Median seconds per training iteration, where the log tells."""
+    """Seconds per training iteration, where the log tells."""
     peak_memory_bytes: int | None = None
     num_runs: int = 1
     """How many runs it took; `duration_s` is that of one."""

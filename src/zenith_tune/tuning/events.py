@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -143,12 +142,11 @@ class StudyNotifier:
 
     def progress(self, number: int, progress: Progress) -> None:
         """Tell how far a trial is."""
-        value = statistics.median(progress.values) if progress.values else None
         with self._lock:
             listener = self._listener()
             if progress.peak_memory_bytes is not None:
                 listener.trial_memory(number, progress.peak_memory_bytes)
-            listener.trial_progress(number, progress.num_iterations, value, progress.unit)
+            listener.trial_progress(number, progress.num_iterations, progress.latest, progress.unit)
 
     def recalled(self, trial: Trial, label: str, study: Study) -> None:
         """Take in a trial that another tuner of the study ran, and tell of it."""

@@ -56,6 +56,8 @@ class TrialRequest:
     """The best run so far; one that surely cannot beat it is ended early."""
     noise: float = DEFAULT_NOISE
     """The relative noise of an iteration that the study leads to expect."""
+    drift: float | None = None
+    """The relative drift within a run that it leads to expect; None where no run has shown it."""
     resources: Resources = field(default_factory=Resources)
     on_state: OnState = nobody_listens
     on_progress: Callable[[Progress], None] = lambda progress: None
@@ -126,6 +128,7 @@ class TrialExecution:
             _metadata(request),
             request.best,
             noise=request.noise,
+            drift=request.drift,
             on_progress=request.on_progress,
             is_cancelled=request.is_cancelled,
             # Where jobs wait for their machine first, the limit is the one that they were submitted with.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zenith_tune.errors import DiskFullError, OwnCommandFails, StudyError, TrialExhausted, UsageError
-from zenith_tune.evaluators.early_stop import study_noise
+from zenith_tune.evaluators.early_stop import study_drift, study_noise
 from zenith_tune.evaluators.failures.failures import (
     FailureKind,
     is_fault_of_the_command,
@@ -334,6 +334,7 @@ class StudySession:
     ) -> Trial:
         """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
         name = YOUR_COMMAND if started.is_baseline else f"trial {started.number}"
+        earlier = self.study.runs
         silence = SilenceWatch(self._silence, lambda line: self._notifier.noted(f"{name}: {line}"))
         try:
             command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
@@ -347,7 +348,8 @@ class StudySession:
                 is_baseline=started.is_baseline,
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
-                noise=study_noise([*filter(None, [self.study.baseline]), *self.study.trials]),
+                noise=study_noise(earlier),
+                drift=study_drift(earlier),
                 resources=self.config.resources,
                 on_state=lambda state: self._notifier.state(started.number or 0, state),
                 on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),

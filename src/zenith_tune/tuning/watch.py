@@ -48,6 +48,7 @@ class TrialWatch:
         best: Trial | None = None,
         *,
         noise: float = DEFAULT_NOISE,
+        drift: float | None = 0.0,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         is_cancelled: Callable[[], bool] = lambda: False,
         limit_s: Callable[[], float | None] = lambda: None,
@@ -61,7 +62,7 @@ class TrialWatch:
         self._evaluator = evaluator
         self._early_stop = early_stop
         self._metadata = metadata
-        self._best, self._noise = best, noise
+        self._best, self._noise, self._drift = best, noise, drift
         self._clock = clock
 
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
@@ -114,7 +115,8 @@ class TrialWatch:
         if self._early_stop is None:
             return None
         best = self._best if self._best is not None and self._best.unit == progress.unit else None
-        reason = self._early_stop.judge(progress, best.value if best else None, self._evaluator.direction, self._noise)
+        value, direction = best.value if best else None, self._evaluator.direction
+        reason = self._early_stop.judge(progress, value, direction, self._noise, self._drift)
         return None if reason is None else EarlyEnd(reason=reason, log=log)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
-from zenith_tune.evaluators.steady import num_warm_up, relative_spread
+from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction, Value
@@ -248,13 +248,11 @@ class AccelerateEvaluator(TuningEvaluator):
             measured = self._from_other_lines(stdout, metadata)
             return replace(measured, extra={**measured.extra, **extra})
         seconds = _steady(run)
-        values = self._values(seconds)
-        return Measurement(
-            value=statistics.median(values),
+        return summarise(
+            self._values(seconds),
+            self.direction,
             unit=self._unit,
-            spread=relative_spread(values),
-            num_samples=len(values),
-            step_s=statistics.median(seconds),
+            step_s=long_run(seconds),
             peak_memory_bytes=run.peak_bytes,
             extra=extra,
         )
@@ -265,8 +263,10 @@ class AccelerateEvaluator(TuningEvaluator):
         run = AccelerateRun.read(whole_lines)
         if not run.seconds or self._fault(run, whole_lines, metadata) is not None:
             return None
+        values = self._values(_steady(run))
         return Progress(
-            values=self._values(_steady(run)),
+            values=values,
+            value=long_run(values, self.direction),
             num_iterations=len(run.steps),
             unit=self._unit,
             peak_memory_bytes=run.peak_bytes,

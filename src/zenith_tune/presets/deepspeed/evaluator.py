@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, ClassVar
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import BATCH, Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
-from zenith_tune.evaluators.steady import num_warm_up, relative_spread
+from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import GIB, count
@@ -204,12 +203,11 @@ class DeepSpeedEvaluator(TuningEvaluator):
             extra["train_samples_per_second"] = total
         if (batch := trained_batch(stdout)) is not None:
             extra[BATCH] = batch
-        return Measurement(
-            value=statistics.median(values),
+        return summarise(
+            values,
+            self.direction,
             unit=self._unit,
-            spread=relative_spread(values),
-            num_samples=len(values),
-            step_s=statistics.median(seconds) if seconds else None,
+            step_s=long_run(seconds) if seconds else None,
             peak_memory_bytes=peak_memory_bytes(stdout),
             extra=extra,
         )
@@ -229,6 +227,7 @@ class DeepSpeedEvaluator(TuningEvaluator):
         num_steps = max(len(steps.samples_per_s), len(steps.seconds))
         return Progress(
             values=values,
+            value=long_run(values, self.direction),
             num_iterations=num_steps,
             unit=self._unit,
             peak_memory_bytes=peak_memory_bytes(whole_lines),

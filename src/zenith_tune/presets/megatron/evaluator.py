@@ -23,7 +23,7 @@ from zenith_tune.evaluators.iterations import (
     peak_memory_bytes,
     read_megatron_lines,
 )
-from zenith_tune.evaluators.steady import Sample, num_warm_up, relative_spread, summarise
+from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_lines
 from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.shell import ParsedCommand
@@ -127,15 +127,13 @@ class MegatronEvaluator(TuningEvaluator):
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""
         lines = _valid_lines(stdout, metadata)
-        state = summarise([Sample(iteration=line.iteration, seconds=line.seconds) for line in lines])
-        steady = lines[state.num_warm_up :]
+        steady = _steady(lines)
         reading = self._read(steady, stdout, metadata)
-        return Measurement(
-            value=statistics.median(reading.values),
+        return summarise(
+            reading.values,
+            self.direction,
             unit=reading.unit,
-            spread=relative_spread(reading.values),
-            num_samples=len(reading.values),
-            step_s=state.step_s,
+            step_s=long_run([line.seconds for line in steady]),
             peak_memory_bytes=peak_memory_bytes(stdout, lines),
             extra=_extra(steady, stdout, reading),
         )
@@ -145,8 +143,7 @@ class MegatronEvaluator(TuningEvaluator):
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
             lines = _valid_lines(whole_lines, metadata)
-            steady = lines[num_warm_up([line.seconds for line in lines]) :]
-            reading = self._read(steady, whole_lines, metadata)
+            reading = self._read(_steady(lines), whole_lines, metadata)
         except ValueError:
             return None
         first, last = lines[0].iteration, lines[-1].iteration
@@ -154,6 +151,7 @@ class MegatronEvaluator(TuningEvaluator):
         interval = lines[1].iteration - first if len(lines) > 1 else 1
         return Progress(
             values=reading.values,
+            value=long_run(reading.values, self.direction),
             num_iterations=last - first + interval,
             unit=reading.unit,
             peak_memory_bytes=peak_memory_bytes(whole_lines, lines),
@@ -205,6 +203,10 @@ def _extra(steady: Sequence[IterationLine], log: str, reading: _Reading) -> dict
     if reading.fallback is not None:
         extra["fallback"] = reading.fallback
     return extra
+
+
+def _steady(lines: Sequence[IterationLine]) -> Sequence[IterationLine]:
+    return lines[num_warm_up([line.seconds for line in lines]) :]
 
 
 def _tflops(lines: Sequence[IterationLine]) -> list[float]:
