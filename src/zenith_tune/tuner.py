@@ -152,6 +152,9 @@ class PresetTuner:
         try:
             with interruption:
                 session.open()
+                if session.config != config:  # it was begun under limits that this run does not state
+                    self.config = self.config.with_limits(session.config.budget, session.config.memory)
+                    config.strategy.prepare(self.tuned_job(runner.num_slots, config.place.folder.path))
                 self.config = self.config.to_resume()
                 self._run(session, interruption, runner)
         finally:

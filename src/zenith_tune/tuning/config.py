@@ -165,6 +165,10 @@ class StudyConfig:
             limits = replace(self.limits, n_trials=n_trials or self.strategy.default_n_trials)
         return replace(self, limits=limits)
 
+    def with_limits(self, budget: Budget, memory: MemoryLimit) -> StudyConfig:
+        """Return the same study under these limits, but for those that it states itself."""
+        return replace(self, budget=self.budget.or_else(budget), memory=self.memory.or_else(memory))
+
     def to_resume(self) -> StudyConfig:
         """Return the same study for a second call, which continues where the first one stopped."""
         return replace(self, place=replace(self.place, resume=True, retry_failed=False))
