@@ -20,7 +20,12 @@ from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
+from zenith_tune.shell.placeholders import (
+    fill_placeholders,
+    misspelt_placeholder,
+    placeholder_names,
+    unknown_placeholder,
+)
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.budget import Budget, MemoryLimit
@@ -182,6 +187,9 @@ class StudyConfig:
         if (misspelt := misspelt_placeholder(self.command, self._placeholders())) is not None:
             name, meant = misspelt
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
+        if (unknown := unknown_placeholder(self.command, self._placeholders())) is not None:
+            known = ", ".join(f"{{{name}}}" for name in sorted(self._placeholders()))
+            raise UsageError(f"unknown placeholder {{{unknown}}}", hint=f"write one of {known}, or the value itself")
         fill_placeholders(self.render(first), {TRIAL_FOLDER: str(self.place.folder.path)})
 
     def check_program(self) -> None:
