@@ -142,11 +142,16 @@ class Acquisition:
         return self.training.seconds(math.exp(self.best_log_step))
 
     def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Proposal:
-        """Pick where nothing has run: the fastest that fits well enough, or else what fits best."""
+        """Pick where nothing has run: the fastest that fits well enough, or else what fits best.
+
+        Without anything to gain on, no trial is weighed against the training that it is for.
+        """
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
         index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
-        what = "predicted fastest" if not self._closed.any() else "predicted fastest of those likely to fit"
+        what = "predicted fastest"
+        if self._closed.any():
+            what = "nothing has run yet, and this is predicted the fastest of those likely to fit"
         if not safe.any():
             what = "nothing has run yet, and this is the most likely to fit"
         why = f"{what}: {_seconds(mean[index], sd[index])} per step, {self.memory.room[index]:.0%} chance to fit"
