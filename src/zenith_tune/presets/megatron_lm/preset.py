@@ -12,7 +12,12 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron_lm.command import refuse_unwritable, takes_options, written_command
+from zenith_tune.presets.megatron_lm.command import (
+    refuse_unwritable,
+    takes_options,
+    wanted_switches,
+    written_command,
+)
 from zenith_tune.presets.megatron_lm.job import (
     MAX_GPUS,
     MegatronJob,
@@ -23,7 +28,7 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
-from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
+from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
@@ -191,7 +196,9 @@ class MegatronLmPreset(TuningPreset):
         return whole(args.text("--train-iters") or "")
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        return dumped_sizes(params)
+        space = self._space()
+        switches = wanted_switches(space.job, space.layout(params), params)
+        return dumped_sizes(params) | dumped_options(switches, tp=int(params["tp"]))
 
     def decisive(self) -> tuple[str, ...]:
         return ("tp", "pp", "mbs")
