@@ -87,6 +87,19 @@ def test_a_budget_that_is_spent_stays_spent_until_a_larger_one_is_given(tmp_path
     assert len(more.trials) == 9 - len(ran)
 
 
+def test_the_estimate_is_no_longer_than_the_budget(tmp_path: Path) -> None:
+    witness = Witness()
+
+    class OwnRuns(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return f"echo value: {params['x']}"
+
+    budget = Budget(max_hours=4 / 3600)
+    tune(tmp_path, "sh -c 'sleep 1; echo value: 0'", OwnRuns(range(9)), budget=budget, listener=witness).optimize()
+    (estimate,) = [note for note in witness.notes if note.startswith("estimate")]
+    assert "0.00111111 hours" in estimate
+
+
 def test_a_second_call_continues_where_the_first_stopped(tmp_path: Path) -> None:
     tuner = tune(tmp_path, preset=ToyPreset(range(1, 9)))
     assert tuner.optimize(n_trials=2) == (2.0, {"x": 2})

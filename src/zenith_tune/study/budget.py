@@ -54,6 +54,17 @@ def refuse_out_of_range(option: str, hours: float | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Hold what the trials of a study are expected to take."""
+
+    num_trials: int
+    wall_s: float
+    gpu_s: float
+    is_cut: bool = False
+    """Whether the budget ends them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Hold what a study may take, and what it is for.
 
@@ -83,6 +94,24 @@ class Budget:
         if self.max_hours is not None:
             limits.append(self.max_hours * 3600 - elapsed_s)
         return min(limits, default=None)
+
+    def bounded(self, estimate: Estimate, *, spent_gpu_s: float, elapsed_s: float) -> Estimate:
+        """Return an estimate of what is to come, cut off where the budget ends.
+
+        >>> whole = Estimate(num_trials=6, wall_s=9000, gpu_s=72000)
+        >>> Budget(max_hours=1.0).bounded(whole, spent_gpu_s=0, elapsed_s=600)
+        Estimate(num_trials=2, wall_s=3000.0, gpu_s=24000.0, is_cut=True)
+        """
+        shares = []
+        if self.gpu_hours is not None and estimate.gpu_s > 0:
+            shares.append((self.gpu_hours * 3600 - spent_gpu_s) / estimate.gpu_s)
+        if self.max_hours is not None and estimate.wall_s > 0:
+            shares.append((self.max_hours * 3600 - elapsed_s) / estimate.wall_s)
+        share = max(min(shares, default=1.0), 0.0)
+        if share >= 1:
+            return estimate
+        num = math.floor(estimate.num_trials * share)
+        return Estimate(num_trials=num, wall_s=estimate.wall_s * share, gpu_s=estimate.gpu_s * share, is_cut=True)
 
     def or_else(self, kept: Budget) -> Budget:
         """Return the budget with what it leaves open as another has it.

@@ -94,14 +94,25 @@ class StudyConfig:
 
     @functools.cached_property
     def _cluster(self) -> ClusterSpec | None:
-        """The cluster, where the preset knows it."""
+        """The cluster, where the preset knows it; it may look up the model for that, also on the hub."""
         with contextlib.suppress(UsageError):
             subject = self.preset.subject(self.command)
             if subject is not None:
                 return subject.cluster
+        return self._named_cluster
+
+    @functools.cached_property
+    def _named_cluster(self) -> ClusterSpec | None:
         with contextlib.suppress(UsageError):  # without a model there is no plan, but the GPUs may be known
             return load_cluster(str(self.preset_args["cluster"])) if self.preset_args.get("cluster") else None
         return None
+
+    @property
+    def _first_cluster(self) -> ClusterSpec | None:
+        """The cluster as it is known at the start: nothing is looked up unless the strategy or a limit needs it."""
+        counts_gpus = self.budget.gpu_hours is not None or self.budget.price is not None
+        is_needed = self.memory.headroom is not None or (counts_gpus and self.resources.gpus_per_node is None)
+        return self._cluster if self.strategy.plans or is_needed else self._named_cluster
 
     @property
     def capacity_bytes(self) -> float | None:
@@ -109,18 +120,23 @@ class StudyConfig:
         return None if self._cluster is None else float(self._cluster.gpu.memory_bytes)
 
     @property
+    def first_capacity_bytes(self) -> float | None:
+        """The memory of one GPU, where it is known at the start."""
+        return None if self._first_cluster is None else float(self._first_cluster.gpu.memory_bytes)
+
+    @property
     def num_gpus(self) -> int | None:
         """The GPUs of a trial, where they are known."""
         if self.resources.gpus_per_node is not None:
             return self.resources.nodes * self.resources.gpus_per_node
-        return None if self._cluster is None else self._cluster.num_gpus
+        return None if self._first_cluster is None else self._first_cluster.num_gpus
 
     @property
     def priced_budget(self) -> Budget:
         """The budget, with the public price of the cluster's GPUs where the user gives none."""
-        if self.budget.price is not None or self._cluster is None:
+        if self.budget.price is not None or self._first_cluster is None:
             return self.budget
-        return replace(self.budget, price=public_price(self._cluster.gpu.name))
+        return replace(self.budget, price=public_price(self._first_cluster.gpu.name))
 
     @property
     def header(self) -> StudyHeader:

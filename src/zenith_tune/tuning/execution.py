@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import Measurement, Progress, OtherSettingsError
+from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress
 from zenith_tune.evaluators.early_stop import DEFAULT_NOISE
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement

@@ -59,7 +59,7 @@ class StudySession:
         self.config = config
         place = config.place
         self.study = Study(config.evaluator.direction)
-        self.study.limit_memory(config.memory.bytes_of(config.capacity_bytes))
+        self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
         with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
             self.study.own_params = config.preset.own_point(config.masked_command)
         self.recorded: dict[str, Trial] = {}
@@ -133,12 +133,12 @@ class StudySession:
         if config == self.config:
             return
         self.config = config
-        self.study.limit_memory(config.memory.bytes_of(config.capacity_bytes))
+        self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
         options = ", ".join([*config.budget.options(), *config.memory.options()])
         self._notifier.noted(f"the study keeps the limits that it was begun with: {options}")
 
     @property
-    def _elapsed_s(self) -> float:
+    def elapsed_s(self) -> float:
         """How long all runs of the study took by now."""
         return self._earlier_s + time.monotonic() - self._began
 
@@ -231,9 +231,7 @@ class StudySession:
 
     def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
         """Write why the study stops, what its strategy has found, and what it comes to."""
-        self._search = replace(
-            self._search, memory_limit_bytes=self.study.memory_limit_bytes, elapsed_s=self._elapsed_s
-        )
+        self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes, elapsed_s=self.elapsed_s)
         self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, verdict)
         # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
@@ -278,6 +276,10 @@ class StudySession:
             self.study, config.priced_budget, num_gpus=config.num_gpus or 1, capacity_bytes=self._capacity_bytes()
         )
 
+    def limit_memory(self) -> None:
+        """Choose the best among what leaves room, by all that is known of the GPUs at the end of the search."""
+        self.study.limit_memory(self.config.memory.bytes_of(self._capacity_bytes()))
+
     def _capacity_bytes(self) -> float | None:
         """Return the memory of a GPU: the cluster's, or what a run that was out of it said."""
         return self.config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
@@ -292,7 +294,7 @@ class StudySession:
         num_gpus, now = self.config.num_gpus or 1, time.monotonic()
         running_s = sum(now - start for start in list(self._running.values()))
         left_s = self.config.budget.left_s(
-            gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=self._elapsed_s, num_gpus=num_gpus
+            gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=self.elapsed_s, num_gpus=num_gpus
         )
         again = (self.study.best, self.study.baseline) if keeps and self.config.confirm else ()
         kept_s = CONFIRMING * sum((trial.duration_s or 0.0) * trial.num_runs for trial in again if trial is not None)
@@ -421,11 +423,12 @@ class StudySession:
             raise TakenOver(problem)
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
         if self.config.budget.max_hours is not None:  # one that is killed afterwards has taken so long at least
-            record.keep_search(replace(self._search, elapsed_s=self._elapsed_s))
+            record.keep_search(replace(self._search, elapsed_s=self.elapsed_s))
         self._tell_preset(trial)
         self._notifier.finished(trial, label, self.study, counts=counts)
-        if trial.outcome is Outcome.OOM and self.config.capacity_bytes is None:
-            self.study.limit_memory(self.config.memory.bytes_of(self._capacity_bytes()))
+        if trial.outcome is Outcome.OOM and self.config.first_capacity_bytes is None:
+            capacity = reported_capacity(trial.cause for trial in self.study.trials)
+            self.study.limit_memory(self.config.memory.bytes_of(capacity))
 
     def label(self, trial: Trial) -> str:
         """Return what a trial is called."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from tests.presets.deepspeed.logs import TRAINER_END
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, RunAsked
-from zenith_tune.study.parameters import Direction, Value
+from zenith_tune.study.parameters import Direction
 from zenith_tune.testing import EvaluatorContract
 
 STEADY = [2.0, 0.5, 0.5, 0.51, 0.49]

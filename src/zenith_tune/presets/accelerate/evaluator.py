@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, Progress, OtherSettingsError, TuningEvaluator
+from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress, TuningEvaluator
 from zenith_tune.evaluators.steady import num_warm_up, relative_spread
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
 from zenith_tune.registry import EvaluatorRegistry
