@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,13 @@ LIMITS = Budget(training=Training(hours=100.0), gpu_hours=50.0, max_hours=20.0, 
 
 def test_a_resumed_study_keeps_the_limits_that_it_was_begun_with(tmp_path: Path) -> None:
     tune(tmp_path, budget=LIMITS, memory=MemoryLimit(headroom=0.1)).optimize(n_trials=1)
-    strategy = Asks(2)
     prepared: list[TunedJob] = []
-    strategy.prepare = prepared.append  # type: ignore[method-assign]
-    tuner = tune(tmp_path, resume=True, strategy=strategy)
+
+    class Hears(Asks):
+        def prepare(self, job: TunedJob) -> None:
+            prepared.append(job)
+
+    tuner = tune(tmp_path, resume=True, strategy=Hears(2))
     tuner.optimize()
     assert tuner.config.budget == LIMITS and tuner.config.memory == MemoryLimit(headroom=0.1)
     assert prepared[-1].training.hours == 100.0
@@ -74,16 +77,20 @@ def test_a_memory_limit_that_is_kept_decides_what_is_best(tmp_path: Path) -> Non
     assert resumed(memory=MemoryLimit(max_bytes=9 * 2**30))[0] == 3.0
 
 
-@pytest.mark.parametrize("kind", ["gpu_hours", "max_hours"])
-def test_a_budget_that_is_spent_stays_spent_until_a_larger_one_is_given(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "budget_of", [lambda hours: Budget(gpu_hours=hours), lambda hours: Budget(max_hours=hours)], ids=["GPU", "all"]
+)
+def test_a_budget_that_is_spent_stays_spent_until_a_larger_one_is_given(
+    tmp_path: Path, budget_of: Callable[[float], Budget]
+) -> None:
     preset, command = ToyPreset(range(9)), "sh -c 'sleep 0.3; echo value: {x}'"
     first, again, more = Witness(), Witness(), Witness()
-    tune(tmp_path, command, preset, budget=Budget(**{kind: 1.0 / 3600}), listener=first).optimize()
+    tune(tmp_path, command, preset, budget=budget_of(1.0 / 3600), listener=first).optimize()
     ran = [trial for trial in first.trials if trial.ok]
     assert 1 <= len(ran) <= 4
     tune(tmp_path, command, preset, resume=True, listener=again).optimize()
     assert again.trials == []
-    tune(tmp_path, command, preset, resume=True, budget=Budget(**{kind: 1.0}), listener=more).optimize()
+    tune(tmp_path, command, preset, resume=True, budget=budget_of(1.0), listener=more).optimize()
     assert len(more.trials) == 9 - len(ran)
 
 

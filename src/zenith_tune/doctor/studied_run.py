@@ -53,16 +53,16 @@ def from_study(folder: Path, hints: RunHints) -> DiagnosedRun:
 
 def from_named_study(name: str, hints: RunHints, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
     """Read a study of a database by its name, as far as it has come."""
-    from zenith_tune.record.export import trial_as_json
+    from zenith_tune.record.export import best_as_json, trial_as_json
     from zenith_tune.record.source import find_study
 
     view = find_study(name, db=db, output_dir=output_dir).view()
-    best, baseline = (trial_as_json(trial) if trial else None for trial in (view.best, view.baseline))
+    baseline = trial_as_json(view.baseline) if view.baseline else None
     study = {
         "command": view.header.command,
         "preset": view.header.preset,
         "args": view.header.args,
-        "best": best,
+        "best": best_as_json(view.study),
         "baseline": baseline,
         "gain": view.study.gain,
         "trials": [trial_as_json(trial) for trial in view.study.trials],
