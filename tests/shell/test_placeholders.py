@@ -76,7 +76,7 @@ def test_inside_quotes_a_value_that_the_shell_would_misread_is_refused_in_one_li
         ("bash -c 'train {mbs} {foo}'", "foo"),
         ("train {foo}", None),
         ("train {mbs} ${foo} {{foo}} {1..3} {a,b} {}", None),
-        ("train {mbs} '{\"optimizer\": {\"lr\": 1}}' \"{'a': 1}\"", None),
+        ('train {mbs} \'{"optimizer": {"lr": 1}}\' "{\'a\': 1}"', None),
         ("train {mbs} | awk '{print}'", None),
         ("train {mbs} --run-name '{epoch}'", None),
         ("f() { train {mbs}; }; f", None),
