@@ -25,6 +25,7 @@ from zenith_tune import (
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.study.budget import Budget, MemoryLimit
 from zenith_tune.study.parameters import Value
 from zenith_tune.tuning.watch import Timeouts
 
@@ -321,3 +322,35 @@ def test_a_program_that_does_not_exist_is_refused_before_anything_starts(tmp_pat
 def test_the_trial_folder_placeholder_is_each_trials_own_folder(tmp_path: Path) -> None:
     tune(tmp_path, "sh -c 'echo value: {x} > {trial_folder}/mine; cat {trial_folder}/mine'").optimize()
     assert (tmp_path / "out/s/trials/0002/mine").read_text() == "value: 3\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "is_asked"),
+    [
+        ({}, False),
+        ({"memory": MemoryLimit(max_bytes=1e9)}, False),
+        ({"budget": Budget(price=2.0), "needs": {"gpus_per_node": 1}}, False),
+        ({"memory": MemoryLimit(headroom=0.1)}, True),
+        ({"budget": Budget(price=2.0)}, True),
+        ({"budget": Budget(gpu_hours=2.0)}, True),
+    ],
+    ids=["nothing needs it", "a size", "the GPUs are known", "a share of the memory", "a price", "GPU-hours"],
+)
+def test_model_and_cluster_are_looked_up_before_the_first_trial_only_where_something_needs_them(
+    tmp_path: Path, options: dict[str, Any], is_asked: bool
+) -> None:
+    asked: list[str] = []
+
+    class LooksUp(ToyPreset):
+        def subject(self, command: str) -> None:
+            asked.append(command)
+
+    class Listens(Witness):
+        num_asked = -1
+
+        def trial_started(self, *args: Any, **kwargs: Any) -> None:
+            self.num_asked = len(asked)
+
+    witness = Listens()
+    tune(tmp_path, preset=LooksUp([1]), listener=witness, **options).optimize()
+    assert bool(witness.num_asked) is is_asked

@@ -19,9 +19,10 @@ from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import find_secrets
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
-from zenith_tune.study.budget import Budget, MemoryLimit, Training
+from zenith_tune.study.budget import Budget, Estimate, MemoryLimit, Training
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
+from zenith_tune.study.verdict import spent_s
 from zenith_tune.tuning.config import Limits, StudyConfig
 from zenith_tune.tuning.confirmation import Confirmation
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
@@ -153,6 +154,9 @@ class PresetTuner:
         try:
             with interruption:
                 session.open()
+                if session.config != config:  # it was begun under limits that this run does not state
+                    self.config = self.config.with_limits(session.config.budget, session.config.memory)
+                    config.strategy.prepare(self.tuned_job(runner.num_slots, config.place.folder.path))
                 self.config = self.config.to_resume()
                 self._run(session, interruption, runner)
         finally:
@@ -191,7 +195,7 @@ class PresetTuner:
             own_point=lambda: config.preset.own_point(config.command),
             baseline=lambda: self._study.baseline if self._study is not None else None,
             training=config.budget.training,
-            memory_limit_bytes=config.memory.bytes_of(config.capacity_bytes),
+            memory_limit_bytes=config.memory.bytes_of(config.first_capacity_bytes),
             num_slots=num_slots,
             folder=folder,
             tell=lambda line: self.listener.noted(line),
@@ -218,6 +222,7 @@ class PresetTuner:
             if config.dump_env:
                 session.dump_environment()
             why = self._search(scheduler, session, plan)
+            session.limit_memory()
             side_by_side = runner.shares_machine and runner.num_slots > 1
             if (side_by_side or config.confirm) and session.study.is_sound:
                 self._confirm(Confirmation(session, side_by_side=side_by_side, claims=config.confirm))
@@ -328,10 +333,17 @@ def _estimate(session: StudySession, plan: StudyPlan) -> str | None:
     if base is None or not base.ok or base.duration_s is None or not num:
         return None
     num_left = max(num - plan.num_finished, 0)
-    wall_s = base.duration_s * base.num_runs * math.ceil(num_left / plan.num_slots)
-    gpu_s = base.duration_s * base.num_runs * num_left * plan.num_gpus
-    trials = f"about {count(num_left, 'trial')} like your own command ({format_seconds(base.duration_s)})"
-    return f"estimate: {trials}: {format_seconds(wall_s)}, {plan.budget.cost(gpu_s)}"
+    run_s = base.duration_s * base.num_runs
+    whole = Estimate(
+        num_trials=num_left,
+        wall_s=run_s * math.ceil(num_left / plan.num_slots),
+        gpu_s=run_s * num_left * plan.num_gpus,
+    )
+    spent_gpu_s = spent_s(session.study) * plan.num_gpus
+    found = plan.budget.bounded(whole, spent_gpu_s=spent_gpu_s, elapsed_s=session.elapsed_s)
+    trials = f"about {count(found.num_trials, 'trial')} like your own command ({format_seconds(base.duration_s)})"
+    ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
+    return f"estimate: {trials}: {format_seconds(found.wall_s)}, {plan.budget.cost(found.gpu_s)}{ends}"
 
 
 def _make_preset(

@@ -6,9 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.command_runs import running
+from zenith_tune.cli.options import Percent
 
 TRAINER = Path(__file__).parents[2] / "examples" / "fake_megatron_train.py"
 
@@ -23,7 +25,10 @@ TRAINER = Path(__file__).parents[2] / "examples" / "fake_megatron_train.py"
         (("--price", "0"), "--price"),
         (("--max-memory", "70"), "--max-memory"),
         (("--max-memory", "0GiB"), "--max-memory"),
+        (("--max-memory", "0.9"), "--max-memory"),
         (("--headroom", "100%"), "--headroom"),
+        (("--headroom", "0.05"), "--headroom"),
+        (("--headroom", ".05"), "--headroom"),
         (("--headroom", "5%", "--max-memory", "70GiB"), "--headroom"),
     ],
 )
@@ -52,3 +57,14 @@ def test_limits_hold_and_the_verdict_says_what_was_spent(tmp_path: Path, capsys:
     assert runs[-1]["gpu_hours_spent"] == pytest.approx(verdict["gpu_hours"])
     stored = json.loads((tmp_path / "s" / "study.json").read_text())
     assert stored["search"]["verdict"]["sentence"] == verdict["sentence"]
+
+
+@pytest.mark.parametrize(("text", "share"), [("0", 0.0), ("5", 0.05), ("5%", 0.05), ("0.5%", 0.005), ("1.5", 0.015)])
+def test_a_share_is_read_in_percent(text: str, share: float) -> None:
+    assert Percent().convert(text, None, None) == pytest.approx(share)
+
+
+def test_a_share_below_one_without_its_sign_is_refused_with_both_readings() -> None:
+    with pytest.raises(click.BadParameter) as refused:
+        Percent().convert("0.05", None, None)
+    assert "5%" in refused.value.message and "0.05%" in refused.value.message

@@ -116,6 +116,7 @@ def test_every_mistake_in_args_is_one_line(zenithtune: Run, args: str, parts: li
         ([*MEGATRON, "--no-early-stop", "--early-precision", "2", *TRAIN], ["--early-stop"]),
         (["--preset", "megatron"], ["zenithtune optimize"]),
         ([*MEGATRON, "--", "bash", "x.sh", "{tpp}"], ["did you mean {tp}"]),
+        ([*MEGATRON, "--", "bash", "x.sh", "{mbs}", "{foo}"], ["{foo}", "{mbs}"]),
         ([*MEGATRON, "--study-name", "../evil", *TRAIN], ["study name"]),
         ([*MEGATRON, "--db", "/nowhere/at/all.db", *TRAIN], ["does not exist"]),
         ([*MEGATRON, "--no-such-option", *TRAIN], ["--no-such-option", "after --"]),

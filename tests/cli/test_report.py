@@ -50,6 +50,7 @@ def test_other_formats_go_to_stdout_or_to_a_file_by_its_ending(report: Run, tmp_
     assert as_json(report("s", "--format", "json"))["best"] == BEST
     assert report("s", "--output", "report.md").out == "written: report.md\n"
     assert (tmp_path / "report.md").read_text() == report("s", "--format", "md").out
+    assert report("s", "--format", "markdown").out == report("s", "--format", "md").out
 
 
 def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path: Path) -> None:

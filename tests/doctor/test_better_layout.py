@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -81,3 +82,14 @@ def test_a_precision_and_a_framework_are_part_of_the_command() -> None:
     words = shlex.split(emit_command(run, other))
     assert words[words.index("--framework") + 1] == "fsdp" and words[words.index("--explain") + 1] == "DP8 Z2 mbs2"
     assert "--precision" not in words
+
+
+def test_nothing_is_advised_that_takes_more_memory_than_the_study_may() -> None:
+    free = better_layout(run_of(FAR, cluster="h100x16", origin=MEGATRON), over=0.0)
+    assert free is not None
+    limit = 0.8 * free.planned.memory_bytes
+    run = run_of(FAR, cluster="h100x16", origin=replace(MEGATRON, memory_limit_bytes=limit))
+    context = run.planner.calibration.memory.context_bytes
+    advice = better_layout(run, over=0.0)
+    assert advice is not None and advice.planned.memory_bytes - context <= limit
+    assert all(each.planned.memory_bytes - context <= limit for each in diagnose(run).advice)

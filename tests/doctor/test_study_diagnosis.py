@@ -11,6 +11,7 @@ from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import GIB
 
 RUN = run_of("TP2 PP4 mbs1 SP Z1", gbs=8)
 SUBJECT = PlanSubject(model=RUN.planner.model, cluster=RUN.planner.cluster, job=RUN.planner.job)
@@ -97,3 +98,14 @@ def test_a_trial_that_ran_out_of_memory_gets_what_helps() -> None:
 
 def test_a_layout_that_cannot_be_estimated_is_passed_over() -> None:
     assert trial_diagnosis(SUBJECT, replace(RUN.layout, tp=3), trial(Outcome.OK, 1.3)) == []
+
+
+def test_a_limit_on_memory_holds_for_what_is_proposed() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    peak = round(14 * GIB)
+    own = Trial(params={}, outcome=Outcome.OK, value=1.3, step_s=1.3, is_baseline=True, peak_memory_bytes=peak)
+    limited = study(own)
+    assert any("pp 4 -> 1" in line for line in study_diagnosis(preset, COMMAND, limited))
+    limited.limit_memory(15 * GIB)
+    assert not any("pp 4 -> 1" in line for line in study_diagnosis(preset, COMMAND, limited))

@@ -19,7 +19,10 @@ from tests.engines.marked_processes import marked
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.mentions import mentions
 from tests.started_processes import start_process
+from tests.study_tools import Witness
 from tests.toy_plugin import install
+from tests.toy_preset import ToyPreset
+from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
 from zenith_tune.runners.slurm.runner import SlurmRunner
@@ -279,3 +282,34 @@ def test_ctrl_c_cancels_every_job_of_the_study(cluster: SlurmCluster, tmp_path: 
         _, err = tuner.communicate(timeout=500)
     assert tuner.returncode == 130, err
     assert not active(cluster)
+
+
+@pytest.mark.slow
+def test_the_nodes_of_a_batch_script_are_the_nodes_of_its_trials(tmp_path: Path) -> None:
+    script, witness = tmp_path / "job.sh", Witness()
+    lines = ["#!/bin/bash", "#SBATCH --nodes=2", "#SBATCH --gpus-per-node=4"]
+    script.write_text("\n".join([*lines, 'echo "node $NODE_RANK of $NNODES: $CUDA_VISIBLE_DEVICES"', "echo value: $1"]))
+    tuner = PresetTuner(
+        f"bash {script} {{x}}", ToyPreset([1, 2]), output_dir=tmp_path, study_name="s", runner=SlurmRunner(),
+        listener=witness,
+    )  # fmt: skip
+    assert tuner.optimize() == (2.0, {"x": 2})
+    for trial in witness.trials:
+        assert trial.folder is not None
+        logged = (trial.folder / "log.txt").read_text().splitlines()
+        assert sorted(line for line in logged if line.startswith("node")) == [
+            "node 0 of 2: 0,1,2,3",
+            "node 1 of 2: 0,1,2,3",
+        ]
+        assert len(str(trial.extra["place"]).split(",")) == 2
+
+
+@pytest.mark.slow
+def test_the_nodes_of_the_allocation_around_a_script_are_those_of_its_trials(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("echo training")
+    code = f"from zenith_tune.presets.launched_gpus import launched_resources as of; print(of('bash {script}').nodes)"
+    printed = cluster.run("srun", "--nodes=3", "--ntasks-per-node=1", sys.executable, "-c", code)
+    assert printed.split() == ["3"] * 3

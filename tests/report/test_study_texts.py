@@ -32,7 +32,7 @@ def study(tmp_path: Path) -> dict[str, Any]:
 
 def test_markdown_shows_best_command_trials_failures_and_doctor(study: dict[str, Any]) -> None:
     text = study_markdown(study)
-    assert "Best: **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.0%, **+22.0%**" in text
+    assert "trial 4, **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.0%, **+22.0%**" in text
     assert f"--trial {BEST}\n```" in text
     cells = (str(BEST), "TP2 PP2 mbs1 full", "ok", "61,000 ±1.0%", "+22.0%", "4.3 s", "61.0 GiB")
     assert f"| {' | '.join(cells)} |" in text

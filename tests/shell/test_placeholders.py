@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
+from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names, unknown_placeholder
 from zenith_tune.study.parameters import Value
 
 PARAMS: dict[str, Value] = {"tp": 4, "mbs": 2, "lr": 1e-05, "on": True, "method": "uniform"}
@@ -65,3 +65,22 @@ def test_inside_quotes_a_value_that_the_shell_would_misread_is_refused_in_one_li
     with pytest.raises(CommandError, match="quotes") as caught:
         fill_placeholders(text, {"v": value})
     assert "{v}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("train {mbs} {foo}", "foo"),
+        ("train --a={foo} --b={mbs}", "foo"),
+        ("FOO={foo} train {mbs}", "foo"),
+        ("bash -c 'train {mbs} {foo}'", "foo"),
+        ("train {foo}", None),
+        ("train {mbs} ${foo} {{foo}} {1..3} {a,b} {}", None),
+        ('train {mbs} \'{"optimizer": {"lr": 1}}\' "{\'a\': 1}"', None),
+        ("train {mbs} | awk '{print}'", None),
+        ("train {mbs} --run-name '{epoch}'", None),
+        ("f() { train {mbs}; }; f", None),
+    ],
+)
+def test_a_name_in_braces_beside_a_placeholder_must_be_one(command: str, unknown: str | None) -> None:
+    assert unknown_placeholder(command, {"mbs", "tp"}) == unknown

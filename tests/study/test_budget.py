@@ -5,7 +5,7 @@ import math
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.study.budget import DEFAULT_TRAIN_HOURS, Budget, MemoryLimit, Training
+from zenith_tune.study.budget import DEFAULT_TRAIN_HOURS, Budget, Estimate, MemoryLimit, Training
 
 
 def test_a_stated_length_counts_before_the_commands_steps() -> None:
@@ -22,6 +22,17 @@ def test_the_tighter_budget_counts() -> None:
     assert budget.left_s(gpu_s=0, elapsed_s=0, num_gpus=8) == 900
     assert budget.left_s(gpu_s=0, elapsed_s=3300, num_gpus=1) == 300
     assert Budget().left_s(gpu_s=1e9, elapsed_s=1e9, num_gpus=8) is None
+
+
+def test_an_estimate_ends_with_the_budget() -> None:
+    whole = Estimate(num_trials=10, wall_s=3 * 3600.0, gpu_s=24 * 3600.0)
+    assert Budget().bounded(whole, spent_gpu_s=0, elapsed_s=0) == whole
+    assert Budget(max_hours=4, gpu_hours=30).bounded(whole, spent_gpu_s=3600, elapsed_s=60) == whole
+    hour = Budget(max_hours=1).bounded(whole, spent_gpu_s=0, elapsed_s=0)
+    assert (hour.wall_s, hour.gpu_s, hour.num_trials, hour.is_cut) == (3600, 8 * 3600, 3, True)
+    tighter = Budget(max_hours=1, gpu_hours=6).bounded(whole, spent_gpu_s=3600 * 3, elapsed_s=0)
+    assert tighter.gpu_s == pytest.approx(3 * 3600) and tighter.wall_s == pytest.approx(3 / 8 * 3600)
+    assert Budget(max_hours=1).bounded(whole, spent_gpu_s=0, elapsed_s=9999).num_trials == 0
 
 
 def test_a_memory_limit_is_never_more_than_the_device_has() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ import pytest
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
+from zenith_tune.record.source import find_study
+from zenith_tune.report.json_lines import JsonLinesReporter
+from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
@@ -52,6 +57,22 @@ def test_best_and_own_command_run_again_in_turn(tmp_path: Path) -> None:
     verdict = witness.end.verdict
     assert verdict.is_confirmed and verdict.speedup == pytest.approx(1.3)
     assert verdict.low is not None and verdict.high is not None and verdict.low < 1.3 < verdict.high
+
+
+def test_a_best_that_ran_again_is_known_by_its_first_number_everywhere(tmp_path: Path) -> None:
+    study, witness = confirmed(tmp_path, "100 + 10 * $x")
+    [first, again] = [trial for trial in study.trials if trial.params == {"x": 3}]
+    assert study.best is again and study.number_of(again) == first.number and study.reruns_of(again) == [again.number]
+    stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["best"]
+    shown = StudyDigest(find_study("s", output_dir=tmp_path / "out")).object()
+    stream = io.StringIO()
+    assert witness.end is not None
+    JsonLinesReporter(stream, Witness()).study_ended(witness.end)
+    told = json.loads(stream.getvalue())["best"]
+    assert stored["number"] == told["number"] == shown["best"] == first.number
+    assert stored["reruns"] == told["reruns"] == shown["best_reruns"] == [again.number]
+    assert stored["value"] == told["value"] == again.value and shown["best_run"] == again.number
+    assert shown["best_command"] == witness.end.best_command
 
 
 def test_a_cold_first_run_gives_no_gain(tmp_path: Path) -> None:

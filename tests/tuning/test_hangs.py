@@ -11,7 +11,7 @@ from tests.toy_preset import ToyPreset
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.trial import Outcome
+from zenith_tune.study.trial import YOUR_COMMAND, Outcome
 from zenith_tune.tuning import silence
 from zenith_tune.tuning.silence import FIRST_RUN_S, LEAST_S, MARGIN, SilenceLimit, SilenceWatch
 
@@ -61,6 +61,31 @@ def test_a_trial_that_hangs_is_ended_with_that_cause(tmp_path: Path, monkeypatch
     assert (trial.outcome, trial.failure) == (Outcome.TIMEOUT, FailureKind.SILENT)
     assert trial.duration_s is not None and trial.duration_s < 30
     assert any(line.startswith(f"trial {trial.number}") for line in witness.notes)
+
+
+def test_a_first_run_that_hangs_is_ended_by_the_stated_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "FIRST_RUN_S", 2.0)
+    witness, command = Witness(), "sh -c 'echo waiting; sleep 60'"
+    tune(tmp_path, command, Given("echo value: {x}"), strategy=Asks(1), listener=witness).optimize()
+    [own] = witness.trials
+    assert own.is_baseline and (own.outcome, own.failure) == (Outcome.TIMEOUT, FailureKind.SILENT)
+    assert own.duration_s is not None and 2.0 <= own.duration_s < 30
+    assert any(line.startswith(f"{YOUR_COMMAND}:") for line in witness.notes), "it is spoken of while it waits"
+
+
+def test_later_trials_wait_by_what_those_before_them_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "FIRST_RUN_S", 60.0)
+    monkeypatch.setattr(silence, "LEAST_S", 0.5)
+    witness = Witness()
+    # Five times the silence of the first: enough for the second, and not for the third.
+    preset, command = (
+        Given("sh -c 'echo start; sleep {x}; echo value: {x}'"),
+        "sh -c 'echo start; sleep 3; echo value: 1'",
+    )
+    preset._choices = [4, 60]  # seconds
+    tune(tmp_path, command, preset, strategy=Asks(4, 60), listener=witness).optimize()
+    assert [trial.outcome for trial in witness.trials] == [Outcome.OK, Outcome.OK, Outcome.TIMEOUT]
+    assert witness.trials[-1].failure == FailureKind.SILENT and (witness.trials[-1].duration_s or 99) < 40
 
 
 def test_an_own_command_that_fails_stops_the_study_and_shows_the_end_of_its_log(tmp_path: Path) -> None:

@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.study_tools import Witness, tune
+from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
-from zenith_tune import (
-    RegexEvaluator,
-)
+from zenith_tune import Direction, RegexEvaluator
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.base import Measurement
+from zenith_tune.strategies.base import TunedJob
+from zenith_tune.study.budget import Budget, MemoryLimit, Training
 from zenith_tune.study.parameters import Value
 
 
@@ -37,6 +38,73 @@ def test_the_budget_of_a_resumed_study_is_the_whole_studys(tmp_path: Path) -> No
     witness = Witness()
     tune(tmp_path, preset=ToyPreset(range(1, 9)), resume=True, listener=witness).optimize(n_trials=5)
     assert len(witness.trials) == 3
+
+
+LIMITS = Budget(training=Training(hours=100.0), gpu_hours=50.0, max_hours=20.0, price=2.5)
+
+
+def test_a_resumed_study_keeps_the_limits_that_it_was_begun_with(tmp_path: Path) -> None:
+    tune(tmp_path, budget=LIMITS, memory=MemoryLimit(headroom=0.1)).optimize(n_trials=1)
+    prepared: list[TunedJob] = []
+
+    class Hears(Asks):
+        def prepare(self, job: TunedJob) -> None:
+            prepared.append(job)
+
+    tuner = tune(tmp_path, resume=True, strategy=Hears(2))
+    tuner.optimize()
+    assert tuner.config.budget == LIMITS and tuner.config.memory == MemoryLimit(headroom=0.1)
+    assert prepared[-1].training.hours == 100.0
+    tune(tmp_path, resume=True, budget=Budget(price=4.0), memory=MemoryLimit(max_bytes=7e10)).optimize()
+    tuner = tune(tmp_path, resume=True)
+    tuner.optimize()
+    assert tuner.config.budget == replace(LIMITS, price=4.0)
+    assert tuner.config.memory == MemoryLimit(max_bytes=7e10)
+
+
+def test_a_memory_limit_that_is_kept_decides_what_is_best(tmp_path: Path) -> None:
+    class Measures(RegexEvaluator):
+        def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+            found = super().measure(stdout, metadata)
+            return replace(found, peak_memory_bytes=round(found.value * 2**30))
+
+    def resumed(**options: Any) -> tuple[float | None, Mapping[str, Value] | None]:
+        evaluator = Measures(r"value: (\S+)", direction=Direction.MAXIMIZE)
+        return tune(tmp_path, evaluator=evaluator, resume=True, **options).optimize()
+
+    assert resumed(memory=MemoryLimit(max_bytes=2 * 2**30))[0] == 2.0
+    assert resumed()[0] == 2.0
+    assert resumed(memory=MemoryLimit(max_bytes=9 * 2**30))[0] == 3.0
+
+
+@pytest.mark.parametrize(
+    "budget_of", [lambda hours: Budget(gpu_hours=hours), lambda hours: Budget(max_hours=hours)], ids=["GPU", "all"]
+)
+def test_a_budget_that_is_spent_stays_spent_until_a_larger_one_is_given(
+    tmp_path: Path, budget_of: Callable[[float], Budget]
+) -> None:
+    preset, command = ToyPreset(range(9)), "sh -c 'sleep 0.3; echo value: {x}'"
+    first, again, more = Witness(), Witness(), Witness()
+    tune(tmp_path, command, preset, budget=budget_of(1.0 / 3600), listener=first).optimize()
+    ran = [trial for trial in first.trials if trial.ok]
+    assert 1 <= len(ran) <= 4
+    tune(tmp_path, command, preset, resume=True, listener=again).optimize()
+    assert again.trials == []
+    tune(tmp_path, command, preset, resume=True, budget=budget_of(1.0), listener=more).optimize()
+    assert len(more.trials) == 9 - len(ran)
+
+
+def test_the_estimate_is_no_longer_than_the_budget(tmp_path: Path) -> None:
+    witness = Witness()
+
+    class OwnRuns(ToyPreset):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return f"echo value: {params['x']}"
+
+    budget = Budget(max_hours=4 / 3600)
+    tune(tmp_path, "sh -c 'sleep 1; echo value: 0'", OwnRuns(range(9)), budget=budget, listener=witness).optimize()
+    (estimate,) = [note for note in witness.notes if note.startswith("estimate")]
+    assert "0.00111111 hours" in estimate
 
 
 def test_a_second_call_continues_where_the_first_stopped(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ class Size(click.ParamType[float]):
         """Read the amount in bytes."""
         found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(gib|mib|gb|mb)", str(value).strip().lower())
         if found is None:
-            self.fail(f"{value!r} is no amount of memory: write e.g. 70GiB.", param, ctx)
+            self.fail(f"{value!r} is no amount of memory: write it with its unit, e.g. 70GiB.", param, ctx)
         return float(found[1]) * self._UNITS[found[2]]
 
 
 class Percent(click.ParamType[float]):
-    """Take a share in percent: `5%`, or `5`."""
+    """Take a share in percent: `5%`, or `5`; a number below 1 may be meant as a fraction, so that it needs its sign."""
 
     name = "percent"
 
@@ -63,6 +63,8 @@ class Percent(click.ParamType[float]):
         found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?", str(value).strip())
         if found is None or float(found[1]) >= 100:
             self.fail(f"{value!r} is no share from 0% to less than 100%: write e.g. 5%.", param, ctx)
+        if 0 < float(found[1]) < 1 and not str(value).strip().endswith("%"):
+            self.fail(f"{value!r} may mean {float(found[1]) * 100:g}% or {found[1]}%: write one of them.", param, ctx)
         return float(found[1]) / 100
 
 

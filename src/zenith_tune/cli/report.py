@@ -16,10 +16,17 @@ if TYPE_CHECKING:
     from zenith_tune.record.source import StudySource
 
 FORMATS = ("html", "md", "csv", "json")
+ALSO = {"htm": "html", "markdown": "md"}
+"""Other spellings of the formats."""
 
 
 @click.command(short_help="Show a study as one HTML page, or as Markdown, CSV or JSON; compare two.")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="[default: by the ending of --output, else html]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice((*FORMATS, "markdown")),
+    help="[default: by the ending of --output, else html]",
+)
 @path_option("--output", help="Where to write. [default: report.html in the study's folder; other formats: stdout]")
 @click.option("--compare", metavar="STUDY", help="Another study, to be put beside the first.")
 @study_place
@@ -56,7 +63,8 @@ def report(study: str, **options: Any) -> int:
 
 def _format(form: str | None, output: Path | None) -> str:
     ending = output.suffix.lstrip(".").lower() if output is not None else ""
-    return form or {"htm": "html", "markdown": "md"}.get(ending, ending if ending in FORMATS else "html")
+    named = form or (ending if ending in (*FORMATS, *ALSO) else "html")
+    return ALSO.get(named, named)
 
 
 def _content(sources: list[StudySource]) -> Json:

@@ -68,6 +68,8 @@ class RunOrigin:
     """Sizes that the run has because nobody said otherwise."""
     tried: frozenset[Layout] = frozenset()
     """What else its study has run: that is known, and no advice."""
+    memory_limit_bytes: float | None = None
+    """What its study may take of a GPU's memory; None: all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,9 +156,15 @@ class DiagnosisInput:
         broken = broken_rules(self.planner.model, self.planner.job, layout)
         return broken[0][1] if broken else None
 
+    def is_within_limit(self, planned: PlannedLayout) -> bool:
+        """Tell whether what the allocator is taken to reserve is no more than the run's study may take."""
+        limit = self.origin.memory_limit_bytes
+        reserved = planned.memory_bytes * self.memory_ratio - self.planner.calibration.memory.context_bytes
+        return limit is None or reserved <= limit
+
     def fits(self, planned: PlannedLayout) -> bool:
         """Tell whether a layout is taken to fit, its memory being off by as much as that of the run was."""
-        if planned.oom_probability >= self.risk:
+        if planned.oom_probability >= self.risk or not self.is_within_limit(planned):
             return False
         is_out = self.measured.out_of_memory
         if self.measured.step_s is not None and not is_out and planned.memory_bytes <= self.planned.memory_bytes:

@@ -44,10 +44,12 @@ def fastest_planned(run: DiagnosisInput, *, pinned: dict[str, int | str] | None 
         writable = _writable(run, replace(space, pinned=pinned or {}))
         top = TOP + len(run.origin.tried)
         try:
-            best = run.planner.plan(run.layout.global_batch, top=top, risk=run.risk, space=writable).best
+            plan = run.planner.plan(run.layout.global_batch, top=top, risk=run.risk, space=writable)
         except UsageError:  # no layout is legal, which is not what was asked
             continue
-        fitting = [planned for planned in best if planned.layout not in run.origin.tried and run.fits(planned)]
+        # The fastest may all take more than the study may: the front has the fastest of those that take less.
+        found = (*plan.best, *plan.front)
+        fitting = [planned for planned in found if planned.layout not in run.origin.tried and run.fits(planned)]
         if fitting:
             return max(fitting, key=run.gain)
     return None

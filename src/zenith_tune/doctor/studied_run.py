@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,19 +53,20 @@ def from_study(folder: Path, hints: RunHints) -> DiagnosedRun:
 
 def from_named_study(name: str, hints: RunHints, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
     """Read a study of a database by its name, as far as it has come."""
-    from zenith_tune.record.export import trial_as_json
+    from zenith_tune.record.export import best_as_json, trial_as_json
     from zenith_tune.record.source import find_study
 
     view = find_study(name, db=db, output_dir=output_dir).view()
-    best, baseline = (trial_as_json(trial) if trial else None for trial in (view.best, view.baseline))
+    baseline = trial_as_json(view.baseline) if view.baseline else None
     study = {
         "command": view.header.command,
         "preset": view.header.preset,
         "args": view.header.args,
-        "best": best,
+        "best": best_as_json(view.study),
         "baseline": baseline,
         "gain": view.study.gain,
         "trials": [trial_as_json(trial) for trial in view.study.trials],
+        "search": {"memory_limit_bytes": view.study.memory_limit_bytes},
     }
     return _diagnosed(study, Path(name), hints)
 
@@ -94,9 +96,16 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
     origin = replace(
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
         tried=tried_layouts(preset, command, points, but=run.layout),
+        memory_limit_bytes=_memory_limit(study),
     )
     who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
     return replace(run, measured=measured, origin=origin, what=f"{who} of {folder}")
+
+
+def _memory_limit(study: Json) -> float | None:
+    """Return what the study may take of a GPU's memory, where it was told."""
+    search = study.get("search")
+    return positive(search.get("memory_limit_bytes")) if isinstance(search, dict) else None
 
 
 def _is_point(trial: Json) -> bool:
@@ -138,7 +147,9 @@ def _informative_trial(study: Json, folder: Path) -> Json:
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
     base, best = study.get("baseline"), study.get("best")
     gain = study.get("gain")
-    is_slower = isinstance(gain, int | float) and gain < 0
+    limit = _memory_limit(study) or math.inf
+    is_over = isinstance(base, dict) and (positive(base.get("peak_memory_bytes")) or 0.0) > limit
+    is_slower = isinstance(gain, int | float) and gain < 0 and not is_over
     candidates = [base, best] if is_slower else [best, base]
     well = [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]
     failed = [each for each in trials if each.get("outcome") == "oom"]

@@ -15,6 +15,10 @@ BATCH = "global_batch_size"
 """Under `extra`: the samples of a step, where the log tells."""
 
 
+class OtherSettingsError(ValueError):
+    """Report a run that says it trained with other settings than its trial was given; it has no value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Hold what one log says: the value, and what stands behind it."""

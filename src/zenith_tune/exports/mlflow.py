@@ -47,7 +47,7 @@ def export_to_mlflow(view: StudyView, uri: str) -> tuple[int, int]:
         for trial in new:
             _write(client, experiment, trial, runs.get(_key(_tags(trial))))
         if view.best is not None:
-            client.set_experiment_tag(experiment, f"{MARK}best", str(view.best.number))
+            client.set_experiment_tag(experiment, f"{MARK}best", str(view.study.number_of(view.best)))
     return len(new), len(trials) - len(new)
 
 

@@ -68,6 +68,15 @@ def trial_as_json(trial: Trial) -> dict[str, Any]:
     }
 
 
+def best_as_json(study: Study) -> dict[str, Any] | None:
+    """Return the best trial as plain values: what counts of it was measured by the last of its runs."""
+    best = study.best
+    if best is None:
+        return None
+    first = study.first_run(best) or best
+    return {**trial_as_json(best), "number": first.number, "why": first.why, "reruns": study.reruns_of(best)}
+
+
 def export(
     study: Study, header: StudyHeader, folder: StudyFolder, best_command: str | None, search: StudySearch | None = None
 ) -> None:
@@ -98,7 +107,7 @@ def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
     return {
         **asdict(header),
         "direction": str(study.direction),
-        "best": trial_as_json(study.best) if study.best else None,
+        "best": best_as_json(study),
         "baseline": trial_as_json(study.baseline) if study.baseline else None,
         "gain": study.gain,
         "best_is_own": study.best_is_own,

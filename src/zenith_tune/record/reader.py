@@ -85,7 +85,7 @@ def remembered(folder: Path | None, study: Study) -> Json:
     except UsageError:
         return {}
     best = content.get("best")
-    is_still = isinstance(best, dict) and study.best is not None and best.get("number") == study.best.number
+    is_still = isinstance(best, dict) and study.best is not None and best.get("number") == study.number_of(study.best)
     kept = {name: content[name] for name in ("num_pruned", "num_repeated") if isinstance(content.get(name), int)}
     return {**kept, **({"best_command": content.get("best_command")} if is_still else {})}
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from zenith_tune.errors import UsageError
+from zenith_tune.study.budget import Budget, MemoryLimit, Training
 from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Findings, Prediction
 from zenith_tune.study.verdict import Verdict
@@ -30,6 +32,11 @@ class StudySearch:
     why_ended: str = ""
     memory_limit_bytes: float | None = None
     """What the best might take of a GPU's memory."""
+    budget: Budget = field(default_factory=Budget)
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    """The limits as they were stated: a resumed study keeps them."""
+    elapsed_s: float = 0.0
+    """How long all runs of the study took; of one that was killed, until its last trial ended."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     """What the study came to, as plain values; nothing while it runs."""
     tables: tuple[Findings, ...] = field(default=())
@@ -75,11 +82,18 @@ class StudySearch:
                 ended_s=None if ended_s is None else _number(ended_s),
                 why_ended=_text(content.get("why_ended", "")),
                 memory_limit_bytes=None if (limit := content.get("memory_limit_bytes")) is None else _number(limit),
+                budget=_budget(content.get("budget", {})),
+                memory=MemoryLimit(**content.get("memory", {})),
+                elapsed_s=_number(content.get("elapsed_s", 0.0)),
                 verdict=dict(content.get("verdict", {})),
                 tables=tuple(_table(each) for each in content.get("tables", ())),
             )
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, UsageError, ValueError):
             return cls()
+
+
+def _budget(content: Json) -> Budget:
+    return Budget(**{**content, "training": Training(**content.get("training", {}))})
 
 
 def _table(content: Json) -> Findings:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
-from zenith_tune.record.export import batch_note, trial_as_json
+from zenith_tune.record.export import batch_note, best_as_json, trial_as_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
@@ -81,7 +81,7 @@ class JsonLinesReporter(StudyListener):
         study = end.study
         content = {
             "why": end.why,
-            "best": trial_as_json(study.best) if study.best else None,
+            "best": best_as_json(study),
             "baseline": trial_as_json(study.baseline) if study.baseline else None,
             "gain": study.gain,
             "best_is_own": study.best_is_own,

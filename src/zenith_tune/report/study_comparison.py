@@ -98,7 +98,7 @@ def _caution(differences: list[list[str]]) -> str:
 
 
 def _fastest(study: Json) -> Json | None:
-    number = study["baseline"] if study["fastest_is_baseline"] else study["best"]
+    number = study["baseline"] if study["fastest_is_baseline"] else study["best_run"]
     return next((trial for trial in study["trials"] if trial["number"] == number and trial["value"]), None)
 
 

@@ -92,7 +92,7 @@ def fenced(text: str) -> str:
 
 
 def _headline(study: Json) -> str:
-    number = study["baseline"] if study["fastest_is_baseline"] else study["best"]
+    number = study["baseline"] if study["fastest_is_baseline"] else study["best_run"]
     best = next((trial for trial in study["trials"] if trial["number"] == number), None)
     tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
     counts = f"{count(len(tried), 'trial')}, {study['num_failed']} failed"
@@ -108,7 +108,10 @@ def _headline(study: Json) -> str:
     gain += " (within the noise)" if study["is_within_noise"] else ""
     if study["best_is_own"]:
         gain = ", with the settings of your own command: no gain"
-    return f"Best: **{escaped(best['label'])}**, {escaped(value)}{gain} ({counts})."
+    again = f", run again as trial {', '.join(map(str, study['best_reruns']))}" if study["best_reruns"] else ""
+    first = next((trial for trial in study["trials"] if trial["number"] == study["best"]), best)
+    name = f"Best: trial {first['number']}, **{escaped(first['label'])}**"
+    return f"{name}, {escaped(value)}{gain}{again} ({counts})."
 
 
 def _best_first(study: Json) -> list[Json]:

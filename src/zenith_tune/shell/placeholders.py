@@ -38,6 +38,25 @@ def misspelt_placeholder(text: str, known: Collection[str]) -> tuple[str, str] |
     return None
 
 
+def unknown_placeholder(text: str, known: Collection[str]) -> str | None:
+    """Return the first name in braces that nobody fills, in a command that has placeholders.
+
+    What stands in quotes without any placeholder is another program's: `awk '{print}'`, or a format of its own.
+
+    >>> unknown_placeholder("python train.py --tp {tp} --layers {layers}", ["tp", "mbs"])
+    'layers'
+    """
+    if not placeholder_names(text, known):
+        return None
+    for part in (part for token in ParsedCommand.of(text).tokens for part in _parts(token)):
+        names = [match[1] for match in _PLACEHOLDER.finditer(text, part.start, part.end)]
+        if part.quote is Quote.NONE or not {*known}.isdisjoint(names):
+            unknown = next((name for name in names if name not in known), None)
+            if unknown is not None:
+                return unknown
+    return None
+
+
 def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[str]]:
     """Return the text with its placeholders filled, and the names that were used.
 

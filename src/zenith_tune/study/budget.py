@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zenith_tune.errors import UsageError
+from zenith_tune.units import GIB
 
 DEFAULT_TRAIN_HOURS = 8.0
 """Of training where nothing says how long it will run: a night. Longer trainings are worth more trials."""
@@ -53,6 +54,17 @@ def refuse_out_of_range(option: str, hours: float | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Hold what the trials of a study are expected to take."""
+
+    num_trials: int
+    wall_s: float
+    gpu_s: float
+    is_cut: bool = False
+    """Whether the budget ends them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Hold what a study may take, and what it is for.
 
@@ -64,7 +76,7 @@ class Budget:
     gpu_hours: float | None = None
     """Of all trials, those of earlier runs of the study included."""
     max_hours: float | None = None
-    """From the start of this run of the study to its end."""
+    """From its start to its end, earlier runs of the study included."""
     price: float | None = None
     """Dollars for one GPU for one hour."""
 
@@ -82,6 +94,49 @@ class Budget:
         if self.max_hours is not None:
             limits.append(self.max_hours * 3600 - elapsed_s)
         return min(limits, default=None)
+
+    def bounded(self, estimate: Estimate, *, spent_gpu_s: float, elapsed_s: float) -> Estimate:
+        """Return an estimate of what is to come, cut off where the budget ends.
+
+        >>> whole = Estimate(num_trials=6, wall_s=9000, gpu_s=72000)
+        >>> Budget(max_hours=1.0).bounded(whole, spent_gpu_s=0, elapsed_s=600)
+        Estimate(num_trials=2, wall_s=3000.0, gpu_s=24000.0, is_cut=True)
+        """
+        shares = []
+        if self.gpu_hours is not None and estimate.gpu_s > 0:
+            shares.append((self.gpu_hours * 3600 - spent_gpu_s) / estimate.gpu_s)
+        if self.max_hours is not None and estimate.wall_s > 0:
+            shares.append((self.max_hours * 3600 - elapsed_s) / estimate.wall_s)
+        share = max(min(shares, default=1.0), 0.0)
+        if share >= 1:
+            return estimate
+        num = math.floor(estimate.num_trials * share)
+        return Estimate(num_trials=num, wall_s=estimate.wall_s * share, gpu_s=estimate.gpu_s * share, is_cut=True)
+
+    def or_else(self, kept: Budget) -> Budget:
+        """Return the budget with what it leaves open as another has it.
+
+        >>> Budget(max_hours=2.0).or_else(Budget(max_hours=1.0, price=2.5))
+        Budget(training=Training(hours=None, steps=None), gpu_hours=None, max_hours=2.0, price=2.5)
+        """
+        hours = kept.training.hours if self.training.hours is None else self.training.hours
+        return replace(
+            self,
+            training=replace(self.training, hours=hours),
+            gpu_hours=kept.gpu_hours if self.gpu_hours is None else self.gpu_hours,
+            max_hours=kept.max_hours if self.max_hours is None else self.max_hours,
+            price=kept.price if self.price is None else self.price,
+        )
+
+    def options(self) -> list[str]:
+        """Return what was stated, as the user would write it."""
+        stated = {
+            "--train-hours": self.training.hours,
+            "--gpu-hours": self.gpu_hours,
+            "--max-hours": self.max_hours,
+            "--price": self.price,
+        }
+        return [f"{option} {value:g}" for option, value in stated.items() if value is not None]
 
     def describe(self) -> str:
         """Say what the study may take, or nothing where it may take what it likes."""
@@ -125,6 +180,15 @@ class MemoryLimit:
             raise UsageError(f"--max-memory must be above 0, but got {self.max_bytes:g}")
         if self.max_bytes is not None and self.headroom is not None:
             raise UsageError("--max-memory and --headroom say the same", hint="give one of them")
+
+    def or_else(self, kept: MemoryLimit) -> MemoryLimit:
+        """Return the limit, or another one where none was stated."""
+        return self if self.options() else kept
+
+    def options(self) -> list[str]:
+        """Return what was stated, as the user would write it."""
+        size = [] if self.max_bytes is None else [f"--max-memory {self.max_bytes / GIB:g}GiB"]
+        return size or ([] if self.headroom is None else [f"--headroom {self.headroom * 100:g}%"])
 
     def bytes_of(self, capacity_bytes: float | None) -> float | None:
         """Return the limit on a GPU of so much memory; None where there is none, or nobody knows the GPU."""

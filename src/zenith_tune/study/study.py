@@ -123,6 +123,15 @@ class Study:
         identity = trial.identity.removesuffix(RERUN) if trial.is_rerun else None
         return next((each for each in self.trials if each.identity == identity), None)
 
+    def number_of(self, trial: Trial) -> int:
+        """Return the number that a trial is known by: that of its first run, whichever run counts."""
+        return (self.first_run(trial) or trial).number or 0
+
+    def reruns_of(self, trial: Trial) -> list[int]:
+        """Return the numbers of the runs that repeated a trial to confirm it."""
+        identity = trial.identity.removesuffix(RERUN) + RERUN
+        return [each.number or 0 for each in self.trials if each.is_rerun and each.identity == identity]
+
     def limit_memory(self, limit_bytes: float | None) -> None:
         """Choose the best among what takes no more of a GPU's memory."""
         self.memory_limit_bytes = limit_bytes

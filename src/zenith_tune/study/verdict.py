@@ -84,13 +84,19 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
     if gain is None:
         compared = "your own command did not run, so no gain is claimed"
         if base is not None:
-            no_ratio = f"no ratio to the {base.value:g} of your own command can be stated" if base.ok else ""
+            no_ratio = (
+                f"no ratio to the {format_value(base.value or 0.0)} of your own command can be stated"
+                if base.ok
+                else ""
+            )
             compared = no_ratio or "your own command failed"
-        found = f"best: trial {best.number}, {format_value(best.value or 0.0, best.unit)}"
+        found = f"best: trial {study.number_of(best)}, {format_value(best.value or 0.0, best.unit)}"
         return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
     if gain <= 0 and base is not None and not study.may_be_best(base):
         takes = f"your own command takes {format_bytes(base.peak_memory_bytes or 0)}, more than it may"
-        found = f"trial {best.number} is the fastest within the memory limit, {1 + gain:.2f}x your own command"
+        found = (
+            f"trial {study.number_of(best)} is the fastest within the memory limit, {1 + gain:.2f}x your own command"
+        )
         return Verdict(sentence=f"{takes}: {found}", speedup=1 + gain, memory_share=memory_share)
     if gain <= 0 or study.fastest is base:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
@@ -105,7 +111,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     assert best is not None and gain is not None
     half = interval_half(study)
     is_confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
-    ties = tuple(trial.number or 0 for trial in _ties(study, half))
+    ties = tuple(study.number_of(trial) for trial in _ties(study, half))
     safer = _safer(study, memory_share, capacity_bytes)
     is_faster = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
     parts = (
@@ -187,7 +193,7 @@ def _safer(study: Study, memory_share: float | None, capacity_bytes: float | Non
     if not found:
         return None
     gain, trial = max(found, key=lambda item: item[0])
-    return Safer(number=trial.number or 0, speedup=1 + gain, memory_bytes=trial.peak_memory_bytes or 0)
+    return Safer(number=study.number_of(trial), speedup=1 + gain, memory_bytes=trial.peak_memory_bytes or 0)
 
 
 def _faster(trial: Trial) -> str:

@@ -20,7 +20,12 @@ from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_placeholders, misspelt_placeholder, placeholder_names
+from zenith_tune.shell.placeholders import (
+    fill_placeholders,
+    misspelt_placeholder,
+    placeholder_names,
+    unknown_placeholder,
+)
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.budget import Budget, MemoryLimit
@@ -89,14 +94,25 @@ class StudyConfig:
 
     @functools.cached_property
     def _cluster(self) -> ClusterSpec | None:
-        """The cluster, where the preset knows it."""
+        """The cluster, where the preset knows it; it may look up the model for that, also on the hub."""
         with contextlib.suppress(UsageError):
             subject = self.preset.subject(self.command)
             if subject is not None:
                 return subject.cluster
+        return self._named_cluster
+
+    @functools.cached_property
+    def _named_cluster(self) -> ClusterSpec | None:
         with contextlib.suppress(UsageError):  # without a model there is no plan, but the GPUs may be known
             return load_cluster(str(self.preset_args["cluster"])) if self.preset_args.get("cluster") else None
         return None
+
+    @property
+    def _first_cluster(self) -> ClusterSpec | None:
+        """The cluster as it is known at the start: nothing is looked up unless the strategy or a limit needs it."""
+        counts_gpus = self.budget.gpu_hours is not None or self.budget.price is not None
+        is_needed = self.memory.headroom is not None or (counts_gpus and self.resources.gpus_per_node is None)
+        return self._cluster if self.strategy.plans or is_needed else self._named_cluster
 
     @property
     def capacity_bytes(self) -> float | None:
@@ -104,18 +120,23 @@ class StudyConfig:
         return None if self._cluster is None else float(self._cluster.gpu.memory_bytes)
 
     @property
+    def first_capacity_bytes(self) -> float | None:
+        """The memory of one GPU, where it is known at the start."""
+        return None if self._first_cluster is None else float(self._first_cluster.gpu.memory_bytes)
+
+    @property
     def num_gpus(self) -> int | None:
         """The GPUs of a trial, where they are known."""
         if self.resources.gpus_per_node is not None:
             return self.resources.nodes * self.resources.gpus_per_node
-        return None if self._cluster is None else self._cluster.num_gpus
+        return None if self._first_cluster is None else self._first_cluster.num_gpus
 
     @property
     def priced_budget(self) -> Budget:
         """The budget, with the public price of the cluster's GPUs where the user gives none."""
-        if self.budget.price is not None or self._cluster is None:
+        if self.budget.price is not None or self._first_cluster is None:
             return self.budget
-        return replace(self.budget, price=public_price(self._cluster.gpu.name))
+        return replace(self.budget, price=public_price(self._first_cluster.gpu.name))
 
     @property
     def header(self) -> StudyHeader:
@@ -165,6 +186,10 @@ class StudyConfig:
             limits = replace(self.limits, n_trials=n_trials or self.strategy.default_n_trials)
         return replace(self, limits=limits)
 
+    def with_limits(self, budget: Budget, memory: MemoryLimit) -> StudyConfig:
+        """Return the same study under these limits, but for those that it states itself."""
+        return replace(self, budget=self.budget.or_else(budget), memory=self.memory.or_else(memory))
+
     def to_resume(self) -> StudyConfig:
         """Return the same study for a second call, which continues where the first one stopped."""
         return replace(self, place=replace(self.place, resume=True, retry_failed=False))
@@ -178,6 +203,9 @@ class StudyConfig:
         if (misspelt := misspelt_placeholder(self.command, self._placeholders())) is not None:
             name, meant = misspelt
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")
+        if (unknown := unknown_placeholder(self.command, self._placeholders())) is not None:
+            known = ", ".join(f"{{{name}}}" for name in sorted(self._placeholders()))
+            raise UsageError(f"unknown placeholder {{{unknown}}}", hint=f"write one of {known}, or the value itself")
         fill_placeholders(self.render(first), {TRIAL_FOLDER: str(self.place.folder.path)})
 
     def check_program(self) -> None:

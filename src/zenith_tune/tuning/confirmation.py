@@ -65,9 +65,16 @@ class Confirmation:
                 verdict = slowed if gain > 0 else "what it measured at first did not hold"
         if not num_more and gain is not None:
             return f"{line}: {verdict}"
-        last = self._session.study.best
+        study = self._session.study
+        last = study.best
         stays = last is not None and last.identity == again.identity
-        chosen = "it stays the best trial" if stays else f"trial {last.number} is the best" if last else "none is left"
+        chosen = (
+            "it stays the best trial"
+            if stays
+            else f"trial {study.number_of(last)} is the best"
+            if last
+            else "none is left"
+        )
         return f"{line}: {verdict}; after {num_more} more run again {chosen}"
 
     def _drift(self) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import Measurement, Progress
+from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress
 from zenith_tune.evaluators.early_stop import DEFAULT_NOISE
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement
@@ -204,6 +204,8 @@ class TrialExecution:
         metadata = {**_metadata(request), "duration": result.duration_s}
         try:
             measured = _checked(self._evaluator.measure(text, metadata))
+        except OtherSettingsError as error:
+            return hidden_failure(text, has_value=False) or _no_effect(str(error))
         except ValueError as error:
             return hidden_failure(text, has_value=False) or _metric_failure(str(error))
         except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
@@ -214,9 +216,8 @@ class TrialExecution:
     def _without_effect(self, text: str, request: TrialRequest) -> Failure | None:
         """Fail a run whose log says that it trained with other arguments than it was given."""
         asked = self._preset.logged_as(request.params) if request.params else {}
-        if (message := disagreement(text, asked)) is None:
-            return None
-        return Failure(outcome=Outcome.ERROR, kind=FailureKind.NO_EFFECT, message=message)
+        message = disagreement(text, asked)
+        return None if message is None else _no_effect(message)
 
     def _mask_log(self, files: TrialFolder) -> None:
         if not self._secrets:
@@ -255,6 +256,10 @@ class TrialExecution:
             if is_disk_full(error):
                 raise
         return trial
+
+
+def _no_effect(message: str) -> Failure:
+    return Failure(outcome=Outcome.ERROR, kind=FailureKind.NO_EFFECT, message=clean_line(message))
 
 
 def _metadata(request: TrialRequest) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class StudySession:
         self.config = config
         place = config.place
         self.study = Study(config.evaluator.direction)
-        self.study.limit_memory(config.memory.bytes_of(config.capacity_bytes))
+        self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
         with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
             self.study.own_params = config.preset.own_point(config.masked_command)
         self.recorded: dict[str, Trial] = {}
@@ -75,6 +75,8 @@ class StudySession:
         self._record: StudyRecord | None = None
         self._search = StudySearch()
         self._began = time.monotonic()
+        self._earlier_s = 0.0
+        """How long earlier runs of the study took."""
         self._running: dict[int, float] = {}
         """When the trials that run now were started, by number."""
         self._silence = SilenceLimit(config.timeouts.fixed_s)
@@ -101,6 +103,7 @@ class StudySession:
                     record.create(self.config.header, self.study.direction)
                 elif self.config.place.resume:
                     record.reopen(self.config.header)
+                    self._keep_limits(record.search())
                 else:
                     raise self._exists_already()
             self._take_up(record, is_new=is_new)
@@ -122,6 +125,22 @@ class StudySession:
         finished = record.finished()
         self._load(finished, record)
         self.others.begin(trial.number or 0 for trial in finished)
+
+    def _keep_limits(self, search: StudySearch) -> None:
+        """Take the limits that the study was begun with where no others are stated, and the time that it took."""
+        self._earlier_s = search.elapsed_s
+        config = self.config.with_limits(search.budget, search.memory)
+        if config == self.config:
+            return
+        self.config = config
+        self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
+        options = ", ".join([*config.budget.options(), *config.memory.options()])
+        self._notifier.noted(f"the study keeps the limits that it was begun with: {options}")
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long all runs of the study took by now."""
+        return self._earlier_s + time.monotonic() - self._began
 
     def _exists_already(self) -> StudyError:
         return StudyError(
@@ -205,12 +224,14 @@ class StudySession:
             num_slots=plan.num_slots,
             begun_s=time.time(),
             memory_limit_bytes=self.study.memory_limit_bytes,
+            budget=self.config.budget,
+            memory=self.config.memory,
         )
         record.keep_search(self._search)
 
     def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
         """Write why the study stops, what its strategy has found, and what it comes to."""
-        self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes)
+        self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes, elapsed_s=self.elapsed_s)
         self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, verdict)
         # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, DiskFullError):
@@ -255,6 +276,10 @@ class StudySession:
             self.study, config.priced_budget, num_gpus=config.num_gpus or 1, capacity_bytes=self._capacity_bytes()
         )
 
+    def limit_memory(self) -> None:
+        """Choose the best among what leaves room, by all that is known of the GPUs at the end of the search."""
+        self.study.limit_memory(self.config.memory.bytes_of(self._capacity_bytes()))
+
     def _capacity_bytes(self) -> float | None:
         """Return the memory of a GPU: the cluster's, or what a run that was out of it said."""
         return self.config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
@@ -269,7 +294,7 @@ class StudySession:
         num_gpus, now = self.config.num_gpus or 1, time.monotonic()
         running_s = sum(now - start for start in list(self._running.values()))
         left_s = self.config.budget.left_s(
-            gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=now - self._began, num_gpus=num_gpus
+            gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=self.elapsed_s, num_gpus=num_gpus
         )
         again = (self.study.best, self.study.baseline) if keeps and self.config.confirm else ()
         kept_s = CONFIRMING * sum((trial.duration_s or 0.0) * trial.num_runs for trial in again if trial is not None)
@@ -399,10 +424,13 @@ class StudySession:
             self._notifier.noted(f"{problem}: what it measured is left out")
             raise TakenOver(problem)
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
+        if self.config.budget.max_hours is not None:  # one that is killed afterwards has taken so long at least
+            record.keep_search(replace(self._search, elapsed_s=self.elapsed_s))
         self._tell_preset(trial)
         self._notifier.finished(trial, label, self.study, counts=counts)
-        if trial.outcome is Outcome.OOM and self.config.capacity_bytes is None:
-            self.study.limit_memory(self.config.memory.bytes_of(self._capacity_bytes()))
+        if trial.outcome is Outcome.OOM and self.config.first_capacity_bytes is None:
+            capacity = reported_capacity(trial.cause for trial in self.study.trials)
+            self.study.limit_memory(self.config.memory.bytes_of(capacity))
 
     def label(self, trial: Trial) -> str:
         """Return what a trial is called."""

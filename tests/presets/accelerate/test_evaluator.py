@@ -8,6 +8,7 @@ from tests.mentions import mentions
 from tests.presets.accelerate.logs import epochs, pair, prepared, steps
 from tests.presets.deepspeed.logs import TRAINER_END
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, RunAsked
 from zenith_tune.study.parameters import Direction
 from zenith_tune.testing import EvaluatorContract
@@ -178,3 +179,18 @@ def test_lines_of_strangers_are_passed_over() -> None:
 def test_bad_arguments_are_one_line(args: dict[str, Any], part: str) -> None:
     with pytest.raises(UsageError, match=part):
         AccelerateEvaluator(**args)
+
+
+def test_a_trial_that_ran_otherwise_is_told_from_a_log_without_a_value() -> None:
+    evaluator = AccelerateEvaluator(gbs=8, n_gpus=2)
+    evaluator.asked = lambda params: RunAsked(
+        num_processes=2, wrapper=None, settings={"zero_stage": params.get("s", 2)}
+    )
+    log = pair(settings={"zero_stage": 2}) + steps(STEADY)
+    assert evaluator.evaluate(log, {"parameters": {"s": 2}}) > 0
+    with pytest.raises(OtherSettingsError):
+        evaluator.evaluate(log, {"parameters": {"s": 3}})
+    for text, params in ((steps(STEADY), {"s": 3}), (pair(processes=3) + steps(STEADY), {})):
+        with pytest.raises(ValueError) as refused:
+            evaluator.evaluate(text, {"parameters": params})
+        assert not isinstance(refused.value, OtherSettingsError)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,3 +168,15 @@ def test_programs_without_accelerate_are_left_alone_and_the_users_own_sitecustom
     (own / "sitecustomize.py").write_text("import builtins\nbuiltins.greeting = 'hello'\n")
     done = run("print(greeting)", site, own)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+
+
+def test_fsdp_says_whether_it_offloads_in_either_version() -> None:
+    class CPUOffloadPolicy:
+        pass
+
+    class OffloadPolicy:
+        pass
+
+    policies = (CPUOffloadPolicy(), OffloadPolicy(), SimpleNamespace(offload_params=True))
+    states = [SimpleNamespace(fsdp_plugin=SimpleNamespace(cpu_offload=policy)) for policy in policies]
+    assert [accelerate_hook.settings_of(state)["offload_params"] for state in states] == [True, False, True]

@@ -71,6 +71,19 @@ def test_a_longer_training_is_worth_more_trials() -> None:
     assert hour < night < weeks
 
 
+def test_until_something_has_run_no_trial_is_too_dear() -> None:
+    picker = Acquisition(prior(), Training(hours=1e-6))
+    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
+    for _ in range(3):
+        pick = picker.pick()
+        assert pick is not None, "there is nothing yet that a trial could be behind"
+        observer.tell(pick.index, Trial(params={}, outcome=Outcome.OOM, duration_s=600.0))
+    pick = picker.pick()
+    assert pick is not None
+    observer.tell(pick.index, Trial(params={}, outcome=Outcome.OK, value=1.0, step_s=1.0, duration_s=600.0))
+    assert picker.pick() is None
+
+
 def test_intervals_shrink_with_evidence() -> None:
     trials, picker = World({}, noise=0.01, seed=8).trials(), Acquisition(prior())
     observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)

@@ -37,7 +37,7 @@ def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
     for name, value in asked.items():
         dumped = re.findall(rf"(?<![\w.-]){name}(?: \.{{1,120}} |=|  )['\"]?([\w/+-]{{1,40}})", log)
         # A launcher may dump its defaults first: one dump that agrees is enough.
-        if dumped and str(value) not in dumped:
+        if dumped and str(value).lower() not in map(str.lower, dumped):
             return f"{name} is {dumped[-1]} in the log, but {value} was asked for"
     return None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
+from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress, TuningEvaluator
 from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
 from zenith_tune.registry import EvaluatorRegistry
@@ -239,8 +239,11 @@ class AccelerateEvaluator(TuningEvaluator):
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""
         run = AccelerateRun.read(stdout)
-        if (fault := self._fault(run, stdout, metadata)) is not None:
-            raise ValueError(fault)
+        params = metadata.get("parameters") or {}
+        if (cause := _flaw(stdout)) is not None:
+            raise ValueError(cause)
+        if (fault := self._fault(run, params)) is not None:
+            raise (OtherSettingsError if params and run.reports else ValueError)(fault)
         extra: dict[str, Value] = {}
         if run.reports:
             extra = {"accelerate": str(run.reports[0].get("version")), "wrapper": str(run.reports[0].get("wrapper"))}
@@ -261,7 +264,8 @@ class AccelerateEvaluator(TuningEvaluator):
         """Return the values of the steady steps so far; None while there are none, or where they are worth nothing."""
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         run = AccelerateRun.read(whole_lines)
-        if not run.seconds or self._fault(run, whole_lines, metadata) is not None:
+        is_faulty = _flaw(whole_lines) or self._fault(run, metadata.get("parameters") or {})
+        if not run.seconds or is_faulty:
             return None
         values = self._values(_steady(run))
         return Progress(
@@ -287,12 +291,8 @@ class AccelerateEvaluator(TuningEvaluator):
     def _values(self, seconds: list[float]) -> list[float]:
         return seconds if self.objective == "latency" else [(self.gbs or 1) / step_s for step_s in seconds]
 
-    def _fault(self, run: AccelerateRun, log: str, metadata: Mapping[str, Any]) -> str | None:
-        if (cause := flaw(log)) is not None:
-            return cause
-        if not log or log.isspace():
-            return "the log is empty"
-        return run.fault(self.asked(metadata.get("parameters") or {})) if self.check else None
+    def _fault(self, run: AccelerateRun, params: Mapping[str, Value]) -> str | None:
+        return run.fault(self.asked(params)) if self.check else None
 
     def _asked_by_arguments(self, params: Mapping[str, Value]) -> RunAsked:
         num_processes = self.n_gpus or 1
@@ -304,6 +304,10 @@ class AccelerateEvaluator(TuningEvaluator):
         except ValueError:
             hint = "train for three steps or more, with an optimizer that Accelerator.prepare has prepared"
             raise ValueError(f"the log has no speed, because no two steps were seen; {hint}") from None
+
+
+def _flaw(log: str) -> str | None:
+    return flaw(log) or ("the log is empty" if not log or log.isspace() else None)
 
 
 def _steady(run: AccelerateRun) -> list[float]:

@@ -146,6 +146,9 @@ def settings_of(state: Any) -> dict[str, Any]:
     for name, fields in PLUGIN_FIELDS.items():
         plugin = getattr(state, name, None)
         found.update({field: getattr(plugin, field, None) for field in fields if plugin is not None})
+    if (policy := getattr(getattr(state, "fsdp_plugin", None), "cpu_offload", None)) is not None:
+        # Version 2 has a class for it, version 1 a field.
+        found["offload_params"] = getattr(policy, "offload_params", type(policy).__name__ == "CPUOffloadPolicy")
     args = getattr(getattr(state, "megatron_lm_plugin", None), "megatron_lm_default_args", {})
     found.update({name: args[name] for name in MEGATRON_ARGS if name in args})
     return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}

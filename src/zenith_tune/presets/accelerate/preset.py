@@ -132,6 +132,7 @@ BACKENDS: dict[str, type[Backend]] = {
     FSDP_TYPE: FsdpBackend,
     PLAIN_TYPE: PlainBackend,
 }
+DECISIVE = ("tp", "pp", "stage", "checkpointing", "mbs")
 RESULT_CONFIG = "accelerate_config_optimal.yaml"
 RESULT_DS_CONFIG = "ds_config_optimal.json"
 MOST_GRID_POINTS = 100
@@ -226,6 +227,10 @@ class AcceleratePreset(TuningPreset):
         if of_model is not None or int(params["tp"]) == 1 or (island := self._island()) is None:
             return of_model
         return island.explain(int(params["tp"]), int(backend.axes["tp"][0]))
+
+    def decisive(self) -> tuple[str, ...]:
+        # What differs from what was asked is found by the evaluator, from what the trial's hook says of the live job.
+        return tuple(name for name in DECISIVE if name in self._backend.axes)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._backend.layout(params)

@@ -211,10 +211,12 @@ class FsdpBackend(Backend):
         return changes
 
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        offload: dict[str, Value] = {"offload_params": bool(params["offload"])} if "offload" in params else {}
         return {
             "fsdp_version": 2,
             "reshard_after_forward": bool(params["reshard"]),
             "activation_checkpointing": bool(params["checkpointing"]),
+            **offload,
         }
 
     def layout(self, params: Mapping[str, Value]) -> Layout:

@@ -114,8 +114,7 @@ class DeepSpeedPreset(TuningPreset):
             memory.observe(trial)
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        names = {"stage": "zero_optimization_stage", "mbs": "train_micro_batch_size_per_gpu"}
-        return {names[name]: params[name] for name in names if name in params}
+        return self._space.dumped(params)
 
     def decisive(self) -> tuple[str, ...]:
         return ("stage", "mbs")

@@ -14,6 +14,7 @@ from zenith_tune.presets.deepspeed.command import PRESET
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
 from zenith_tune.strategies.zero_progressive.axes import AXES, CHECKPOINTING, CPU, OFF, STAGES, TUNING, ZeroAxis
 from zenith_tune.strategies.zero_progressive.ds_config import (
+    ACCUMULATION,
     MICRO_BATCH,
     SECTIONS,
     STAGE,
@@ -27,6 +28,12 @@ from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 NAMES = ("stage", "mbs", CHECKPOINTING, *AXES)
 SEARCHABLE = {DEFAULT: ("stage", "mbs"), "tuning": TUNING, **{name: (name,) for name in NAMES}}
 """What `search` may list; the first two names stand for several axes."""
+
+OFFLOADED_AS = {
+    "offload_optimizer": "DeepSpeedZeroOffloadOptimizerConfig",
+    "offload_param": "DeepSpeedZeroOffloadParamConfig",
+}
+"""How DeepSpeed dumps a section that it has; it dumps one that it has not as None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,22 @@ class DeepSpeedSpace:
             if not AXES[name].matters(stage):
                 changes[AXES[name].keys] = None  # DeepSpeed refuses what a stage cannot offload
         return changes
+
+    def dumped(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return a point by the names that DeepSpeed and the Trainer dump their arguments under."""
+        stage = int(params["stage"])
+        found: dict[str, Value] = {
+            "zero_optimization_stage": stage,
+            "train_micro_batch_size_per_gpu": params["mbs"],
+            ACCUMULATION[-1]: self.layout(params).num_micro_batches,
+        }
+        if CHECKPOINTING in params:
+            found["gradient_checkpointing"] = params[CHECKPOINTING]
+        for name in (name for name, axis in self.axes.items() if name in AXES and axis.matters(stage)):
+            is_offload = name in OFFLOADED_AS
+            value = OFFLOADED_AS[name] if is_offload and params[name] != OFF else params[name]
+            found[name.removeprefix("stage3_")] = "None" if is_offload and params[name] == OFF else value
+        return found
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         """Return the layout that a point stands for."""

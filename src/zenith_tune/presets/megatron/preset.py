@@ -145,7 +145,9 @@ class MegatronPreset(TuningPreset):
         return self.space.explain(params)
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        return dumped_sizes(params)
+        is_full = params.get("recompute_granularity") == "full"
+        names = ("recompute_granularity", *(("recompute_method", "recompute_num_layers") if is_full else ()))
+        return dumped_sizes(params) | {name: params[name] for name in names if name in params}
 
     def decisive(self) -> tuple[str, ...]:
         return ("tp", "pp", "mbs")

@@ -59,9 +59,15 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     if not takes_options(job):
         return fill_placeholders(command, values)[0]
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
-    wanted = _wanted(job, layout, params, filled)
+    return with_options(line, wanted_switches(job, layout, params, filled)).text
+
+
+def wanted_switches(
+    job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str] = ()
+) -> Wanted:
+    """Return what a point sets and takes away beside the sizes, without what a placeholder says."""
     unfilled = {name: value for name, value in params.items() if name not in filled}
-    return with_options(line, wanted | wanted_overlap(unfilled) | lever_options(job, unfilled)).text
+    return _wanted(job, layout, params, filled) | wanted_overlap(unfilled) | lever_options(job, unfilled)
 
 
 def takes_options(job: MegatronJob) -> bool:

@@ -64,7 +64,26 @@ def dumped_sizes(params: Mapping[str, Value]) -> dict[str, Value]:
     {'tensor_model_parallel_size': 2, 'micro_batch_size': 4}
     """
     names = {name: option[2:].replace("-", "_") for name, option in OPTIONS.items()}
-    return {names[name]: params[name] for name in ("tp", "pp", "cp", "ep", "mbs") if name in params}
+    sizes = {names[name]: params[name] for name in ("tp", "pp", "cp", "ep", "mbs") if name in params}
+    chunks: dict[str, Value] = {DUMPED_CHUNKS: params["vp"]} if int(params.get("vp", 1)) > 1 else {}
+    return sizes | chunks
+
+
+DUMPED_CHUNKS = "virtual_pipeline_model_parallel_size"
+
+
+def dumped_options(wanted: Wanted, *, tp: int) -> dict[str, Value]:
+    """Return the options that are set by the names that Megatron-LM dumps them under, without the pipeline's split.
+
+    >>> dumped_options({"--recompute-method": None, "--sequence-parallel": True}, tp=2)
+    {'sequence_parallel': True}
+    """
+    left_out = {*PIPELINE, *([SEQUENCE_PARALLEL] if tp == 1 else [])}  # which Megatron switches off there
+    return {
+        option[2:].replace("-", "_"): value
+        for option, value in wanted.items()
+        if value is not None and option not in left_out
+    }
 
 
 def with_options(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:

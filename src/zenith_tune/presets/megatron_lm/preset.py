@@ -14,7 +14,12 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.levers import NONE, Lever, chosen_levers
-from zenith_tune.presets.megatron_lm.command import refuse_unwritable, takes_options, written_command
+from zenith_tune.presets.megatron_lm.command import (
+    refuse_unwritable,
+    takes_options,
+    wanted_switches,
+    written_command,
+)
 from zenith_tune.presets.megatron_lm.job import (
     MAX_GPUS,
     MegatronJob,
@@ -26,7 +31,7 @@ from zenith_tune.presets.megatron_lm.job import (
     unread_job,
 )
 from zenith_tune.presets.megatron_lm.levers import NAMES, NUMERIC, PLAIN, lever_space, levers_for, logged_levers
-from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
+from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
@@ -201,7 +206,10 @@ class MegatronLmPreset(TuningPreset):
         return whole(args.text("--train-iters") or "")
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        return dumped_sizes(params) | logged_levers(self._space().job, params)
+        space = self._space()
+        switches = wanted_switches(space.job, space.layout(params), params)
+        dumped = dumped_options(switches, tp=int(params["tp"]))
+        return dumped_sizes(params) | dumped | logged_levers(space.job, params)
 
     def decisive(self) -> tuple[str, ...]:
         return ("tp", "pp", "mbs")

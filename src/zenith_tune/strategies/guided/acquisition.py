@@ -77,6 +77,9 @@ LEAST_GAIN = 0.01
 HOPELESS = 0.02
 """What has a smaller chance to run is not tried, also where nothing ran yet."""
 
+STATED_LIMIT = 0.99
+"""A share of the memory below this was stated by the user, and is not what is left free in any case."""
+
 
 class Acquisition:
     """Choose among the layouts of a prior, and learn from their trials."""
@@ -142,14 +145,20 @@ class Acquisition:
         return self.training.seconds(math.exp(self.best_log_step))
 
     def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Proposal:
-        """Pick where nothing has run: the fastest that fits well enough, or else what fits best."""
+        """Pick where nothing has run: the fastest that fits well enough, or else what fits best.
+
+        Without anything to gain on, no trial is weighed against the training that it is for.
+        """
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
         index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
-        what = "predicted fastest" if not self._closed.any() else "predicted fastest of those likely to fit"
+        what = "predicted fastest"
+        if self._closed.any():
+            what = "nothing has run yet, and this is predicted the fastest of those likely to fit"
         if not safe.any():
             what = "nothing has run yet, and this is the most likely to fit"
-        why = f"{what}: {_seconds(mean[index], sd[index])} per step, {self.memory.room[index]:.0%} chance to fit"
+        fits_by = f"{self.memory.room[index]:.0%} chance {self._to_fit}"
+        why = f"{what}: {_seconds(mean[index], sd[index])} per step, {fits_by}"
         return Proposal(index=index, why=why, expected_s=math.exp(mean[index]))
 
     def _next(
@@ -174,7 +183,11 @@ class Acquisition:
         against = f"{abs(ahead):.0%} {'faster' if ahead >= 0 else 'slower'} than the best"
         faster = float(normal_cdf((self.best_log_step - mean[index]) / sd[index])) * self.time.ordinary
         predicted = f"predicted {_seconds(mean[index], sd[index])} per step ({against})"
-        return f"{predicted}, {faster:.0%} chance to be faster, {self.memory.room[index]:.0%} to fit"
+        return f"{predicted}, {faster:.0%} chance to be faster, {self.memory.room[index]:.0%} {self._to_fit}"
+
+    @property
+    def _to_fit(self) -> str:
+        return "to fit within the limit" if self.prior.limit_share < STATED_LIMIT else "to fit"
 
 
 def _seconds(log_step: float, sd: float) -> str:

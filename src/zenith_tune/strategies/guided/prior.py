@@ -76,6 +76,8 @@ class Prior:
     log_memory: FloatArray
     """Logarithm of the needed share of what may be used of a device's memory."""
     memory_sd: FloatArray
+    limit_share: float = 1.0
+    """What may be used of a device's memory."""
 
     def __len__(self) -> int:
         return len(self.log_step)
@@ -108,6 +110,7 @@ def prior_of(
         own_sd=SHARES["own"] * misfit,
         log_memory=log_memory,
         memory_sd=memory_sd,
+        limit_share=limit / capacity,
     )
 
 

@@ -6,8 +6,11 @@ const tile = (value, name, lead) =>
 
 function studyHeadline(data) {
   const own = data.fastest_is_baseline;
-  const best = data.trials.find((trial) => (own ? trial.is_baseline : trial.number === data.best));
-  const title = best ? (own ? "Your own command is the fastest so far" : best.label) : "No trial went well yet";
+  // What counts of a trial that ran again is its last run; its name and why it was picked are its first's.
+  const best = data.trials.find((trial) => trial.number === fastestOf(data));
+  const first = own ? best : data.trials.find((trial) => trial.number === data.best);
+  const title = best ? (own ? "Your own command is the fastest so far" : first.label) : "No trial went well yet";
+  const again = data.best_reruns.map((number) => `trial ${number}`).join(" and ");
   const tiles = best
     ? [
         tile(
@@ -48,7 +51,8 @@ function studyHeadline(data) {
         `study ${format.short(data.name, 120)} · preset ${data.header.preset}${data.strategy ? ` · strategy ${data.strategy}` : ""} · ${data.header.evaluator}`,
       ),
       el("h1", null, format.short(title, 160)),
-      best && best.why ? el("p", { class: "note" }, `Picked because: ${best.why}`) : null,
+      first && first.why ? el("p", { class: "note" }, `Picked because: ${first.why}`) : null,
+      first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, run again as ${again}.`) : null,
       el("div", { class: "tiles" }, tiles),
       ownNotes(data),
       data.best_command ? commandBox(data.best_command, "the best command", "copy-best") : null,

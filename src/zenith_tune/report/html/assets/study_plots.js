@@ -1,5 +1,5 @@
 // The plots of a study's values, each from the data of the page alone.
-const fastestOf = (data) => (data.fastest_is_baseline ? data.baseline : data.best);
+const fastestOf = (data) => (data.fastest_is_baseline ? data.baseline : data.best_run);
 const kindOf = (data, trial) =>
   [
     trial.is_baseline ? "base" : "",
