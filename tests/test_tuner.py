@@ -321,3 +321,11 @@ def test_a_program_that_does_not_exist_is_refused_before_anything_starts(tmp_pat
 def test_the_trial_folder_placeholder_is_each_trials_own_folder(tmp_path: Path) -> None:
     tune(tmp_path, "sh -c 'echo value: {x} > {trial_folder}/mine; cat {trial_folder}/mine'").optimize()
     assert (tmp_path / "out/s/trials/0002/mine").read_text() == "value: 3\n"
+
+
+def test_an_empty_log_names_the_file_that_the_output_went_to(tmp_path: Path) -> None:
+    command = f"sh -c 'echo value: {{x}} > {tmp_path}/run.log'"
+    witness = Witness()
+    with pytest.raises(UsageError):
+        tune(tmp_path, command, listener=witness).optimize()
+    assert all(f"{tmp_path}/run.log" in (trial.cause or "") for trial in witness.trials)
