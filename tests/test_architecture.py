@@ -131,6 +131,8 @@ def test_public_names_are_these() -> None:
         "IntParameter",
         "JobSpec",
         "Layout",
+        "MegatronHeuristicStrategy",
+        "MegatronPreset",
         "Outcome",
         "Parameter",
         "Planner",

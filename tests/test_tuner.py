@@ -354,3 +354,11 @@ def test_model_and_cluster_are_looked_up_before_the_first_trial_only_where_somet
     witness = Listens()
     tune(tmp_path, preset=LooksUp([1]), listener=witness, **options).optimize()
     assert bool(witness.num_asked) is is_asked
+
+
+def test_an_empty_log_names_the_file_that_the_output_went_to(tmp_path: Path) -> None:
+    command = f"sh -c 'echo value: {{x}} > {tmp_path}/run.log'"
+    witness = Witness()
+    with pytest.raises(UsageError):
+        tune(tmp_path, command, listener=witness).optimize()
+    assert all(f"{tmp_path}/run.log" in (trial.cause or "") for trial in witness.trials)

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout import Layout as Layout
     from zenith_tune.planner.planner import Planner as Planner
     from zenith_tune.presets.base import TuningPreset as TuningPreset
+    from zenith_tune.presets.megatron.preset import MegatronPreset as MegatronPreset
     from zenith_tune.registry import EvaluatorRegistry as EvaluatorRegistry
     from zenith_tune.registry import PresetRegistry as PresetRegistry
     from zenith_tune.registry import RunnerRegistry as RunnerRegistry
     from zenith_tune.registry import StrategyRegistry as StrategyRegistry
     from zenith_tune.strategies.base import TuningStrategy as TuningStrategy
+    from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy as MegatronHeuristicStrategy
     from zenith_tune.study.parameters import BoolParameter as BoolParameter
     from zenith_tune.study.parameters import CategoricalParameter as CategoricalParameter
     from zenith_tune.study.parameters import Direction as Direction
@@ -52,8 +54,10 @@ _HOMES = {
     ),
     "zenith_tune.planner.planner": ("Planner",),
     "zenith_tune.presets.base": ("TuningPreset",),
+    "zenith_tune.presets.megatron.preset": ("MegatronPreset",),
     "zenith_tune.registry": ("EvaluatorRegistry", "PresetRegistry", "RunnerRegistry", "StrategyRegistry"),
     "zenith_tune.strategies.base": ("TuningStrategy",),
+    "zenith_tune.strategies.megatron_heuristic": ("MegatronHeuristicStrategy",),
     "zenith_tune.study.trial": ("Outcome", "Trial"),
     "zenith_tune.tuner": ("PresetTuner",),
 }

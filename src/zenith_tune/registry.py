@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import re
+import sys
 import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+_IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)", re.ASCII)
 
 
 class PluginWarning(UserWarning):
@@ -61,7 +67,9 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str) -> type[T]:
-        """Return the class registered under `name`, importing it if need be."""
+        """Return the class registered under `name`, importing it if need be; `file.py:Class` is one of a file."""
+        if name not in self._classes and (match := _IN_FILE.fullmatch(name)):
+            self._classes[name] = self._load_file(Path(match[1]), match[2])
         if name not in self._classes and name in self._built_in:
             importlib.import_module(self._built_in[name])
         if name not in self._classes:
@@ -89,6 +97,31 @@ class Registry(Generic[T]):
                 yield name, self.get(name)
             except UnknownNameError:
                 continue
+
+    def _load_file(self, path: Path, name: str) -> type[T]:
+        """Return a class of a file of the user's own, which is imported once."""
+        what = f"{self.kind} {path}:{name}"
+        if not path.is_file():
+            raise UsageError(
+                f"{what} cannot be loaded: there is no file {path}", hint="give its path as it is from here"
+            )
+        module_name = f"zenithtune:{path.resolve()}"
+        module = sys.modules.get(module_name)
+        if module is None:
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            assert spec is not None and spec.loader is not None  # it ends in .py
+            module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except Exception as error:  # a stranger's module may raise anything at import
+                del sys.modules[module_name]
+                raise UsageError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
+        found = getattr(module, name, None)
+        if not isinstance(found, type):
+            own = (value for value in vars(module).values() if isinstance(value, type))
+            classes = [value.__name__ for value in own if value.__module__ == module_name]
+            raise UsageError(f"{path} has no class {name}", hint=f"it has {', '.join(classes) or 'none'}")
+        return found
 
     def _entry_points(self) -> EntryPoints:
         from importlib import metadata  # not at the top: it costs more than the rest of this module
@@ -119,6 +152,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "megatron": "zenith_tune.presets.megatron.preset",
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
         "mimo": "zenith_tune.presets.mimo.preset",
+        "space": "zenith_tune.presets.space",
     },
 )
 StrategyRegistry: Registry[TuningStrategy] = Registry(
@@ -139,6 +173,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
     "zenith_tune.evaluators",
     {
         "duration": "zenith_tune.evaluators.duration",
+        "json": "zenith_tune.evaluators.json_lines",
         "regex": "zenith_tune.evaluators.regex",
         "megatron": "zenith_tune.presets.megatron.evaluator",
         "accelerate": "zenith_tune.presets.accelerate.evaluator",

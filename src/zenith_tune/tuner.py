@@ -88,7 +88,7 @@ class PresetTuner:
         needed = made.resources(command).for_gpus(preset_args.get("n_gpus"))
         # A framework prints its configuration, and whatever that holds, into the log.
         texts = [command, *made.baseline_files().values()]
-        place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=preset_name)
+        place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=preset_name.rpartition(":")[2])
         self.config = StudyConfig(
             line=ParsedCommand.of(command),
             preset_name=preset_name,

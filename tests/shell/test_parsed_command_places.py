@@ -61,7 +61,7 @@ def test_without_a_safe_place_the_part_and_the_placeholders_are_named_in_one_lin
         line.set({"--k": 1})
     message = str(caught.value)
     assert part in message and "\n" not in message
-    assert mentions(message, "{tp}", "{mbs}")
+    assert mentions(message, "{tp}", "{mbs}") and ("leave the & out" in message) == part.endswith("&'")
     for edit in (line.remove, line.add_flag):
         with pytest.raises(CommandError, match=re.escape(message)):
             edit("--k")
@@ -243,3 +243,19 @@ def test_options_go_inside_the_text_that_flock_runs(tmp_path: Path, option: str)
     line = ParsedCommand.of(text).set({"--k": 1})
     ran = subprocess.run(line.argv(), capture_output=True, text=True, check=True)
     assert ran.stdout == "['-c', '--k', '1']\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("python t.py > run.log", "run.log"),
+        ("python t.py --x 1 >>logs/run.log 2>&1", "logs/run.log"),
+        ("python t.py &> run.log", "run.log"),
+        ("bash -c 'python t.py > run.log'", "run.log"),
+        ("python t.py 2> errors.log", None),
+        ("python t.py 2>&1 | tee run.log", None),
+        ("python t.py --expr 'a>b'", None),
+    ],
+)
+def test_where_a_command_writes_its_output(command: str, path: str | None) -> None:
+    assert ParsedCommand.of(command).output_file == path

@@ -26,6 +26,8 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
               help="What `nvidia-smi topo -m` printed on one node: the nodes of the job are linked so.")  # fmt: skip
 @click.option("--strategy", metavar="NAME", help="How to search: guided, zero-progressive, grid, random, optuna, ...")
+@click.option("--space", multiple=True, metavar="NAME=VALUES",
+              help="Tune a program of your own: bs=4,8,16 or lr=log:1e-5..1e-3 for {bs} or --bs.")  # fmt: skip
 @click.option("--allow", multiple=True, metavar="NAME",
               help="Try a lever that changes the numerics as well, such as fp8 or bf16_grads.")  # fmt: skip
 @click.option("--strategy-args", metavar="K=V,...", multiple=True, help="The strategy's arguments, e.g. seed=1.")
@@ -134,7 +136,7 @@ def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTune
     evaluator, evaluator_args, objective = _evaluator(options)
     return PresetTuner(
         command=ParsedCommand.from_argv(command).text,
-        preset=options["preset"],
+        preset=_preset(options),
         strategy=options["strategy"],
         evaluator=evaluator,
         output_dir=options["output_dir"],
@@ -174,6 +176,15 @@ def _early_stop(options: dict[str, Any]) -> EarlyStop | None:
     return chosen if options["early_stop"] else None
 
 
+def _preset(options: dict[str, Any]) -> str | None:
+    name: str | None = options["preset"]
+    if options["space"] and name not in (None, "space"):
+        raise UsageError(
+            "--space is a preset of its own", hint="leave --preset out, or take --args search= of that preset"
+        )
+    return "space" if options["space"] else name
+
+
 def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str | None]:
     """Return the evaluator's name, its arguments, and the objective's name."""
     from zenith_tune.evaluators.choice import is_objective_name
@@ -188,7 +199,7 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
                 f"{problem}: give one" if objective is None else f"{problem}, but {objective!r} has its own way"
             )
         return options["evaluator"], _pairs(options, "evaluator_args"), objective
-    if options["evaluator"] not in (None, "regex") or options["evaluator_args"]:
+    if options["evaluator"] not in (None, "regex", "json") or options["evaluator_args"]:
         raise UsageError(
             "--objective REGEX is an evaluator of its own", hint="leave --evaluator and --evaluator-args out"
         )
@@ -196,9 +207,12 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
 
     if "direction" in args:
         args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
+    if objective.startswith(JSON):
+        return "json", {"key": objective.removeprefix(JSON), **args}, None
     return "regex", {"pattern": objective, **args}, None
 
 
+JSON = "json:"
 _EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",)}
 
 
@@ -211,6 +225,8 @@ def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
 
 def _tune_args(options: dict[str, Any]) -> dict[str, str]:
     args, topology = _pairs(options, "args"), options["topology"]
+    if options["space"]:
+        args = {**args, "space": ";".join(options["space"])}
     if options["allow"]:
         args = {**args, "allow": "+".join([*filter(None, [args.get("allow")]), *options["allow"]])}
     if topology is None:

@@ -35,11 +35,11 @@ class ShellText(NamedTuple):
     offset: int = 0
 
 
-def refusal(problem: str, part: str) -> CommandError:
+def refusal(problem: str, part: str, hint: str = HINT) -> CommandError:
     """Return the error for a command with no safe place, with the offending part shown without secrets."""
     [shown] = shown_words([part])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return CommandError(f"{problem}, but the training command has {shown!r}", hint=HINT)
+    return CommandError(f"{problem}, but the training command has {shown!r}", hint=hint)
 
 
 def shown_text(words: Sequence[Word]) -> str:

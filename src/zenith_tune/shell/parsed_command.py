@@ -36,6 +36,8 @@ _SCRIPT_READ_BYTES = 1 << 20
 _SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=")
 _PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
 
+_OUTPUT = re.compile(r"(?:^|[\s;\"')])(?:1|&)?>>?\s*([\w./$~{}-]+)")
+
 
 def plain_value(value: Value) -> str:
     """Return a value as a program reads it: booleans are true or false, floats keep every digit.
@@ -195,6 +197,16 @@ class ParsedCommand:
         problem = "does not seem to pass its arguments on, so the options that are added may have no effect"
         hint = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
         return [f"{script.value} {problem}: {hint}"]
+
+    @property
+    def output_file(self) -> str | None:
+        """Return the file that the command, or a shell that it starts, writes its output to; None: to its caller.
+
+        >>> ParsedCommand.of("bash -c 'python train.py > run.log'").output_file
+        'run.log'
+        """
+        found = _OUTPUT.search(self.text)
+        return found[1] if found else None
 
     @cached_property
     def commands(self) -> tuple[SimpleCommand, ...]:

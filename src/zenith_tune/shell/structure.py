@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zenith_tune.shell.launchers import program_name
+from zenith_tune.shell.launchers import ASSIGNMENT, program_name
 from zenith_tune.shell.lexer import CONTROL_FLOW, KEYWORDS, Word
-from zenith_tune.shell.target import SimpleCommand, is_assignment
+from zenith_tune.shell.target import SimpleCommand
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
@@ -121,11 +121,11 @@ def names_set(program: str, arguments: Sequence[str]) -> set[str]:
 
 
 def set_by_env(words: Sequence[Word]) -> list[Word]:
-    """Return the assignments behind an `env` that starts the program."""
+    """Return the assignments behind an `env` that starts the program, which takes them in quotes as well."""
     at = next((i for i, word in enumerate(words) if program_name(word) == "env"), len(words)) + 1
     while at < len(words) and words[at].value.startswith("-"):
         at += 1 + (words[at].value in ("-u", "--unset", "-C", "--chdir"))
-    end = next((i for i in range(at, len(words)) if not is_assignment(words[i])), len(words))
+    end = next((i for i in range(at, len(words)) if not ASSIGNMENT.match(words[i].value)), len(words))
     return list(words[at:end])
 
 

@@ -158,7 +158,8 @@ def _check_structure(command: SimpleCommand) -> None:
     if first in CONTROL_FLOW:
         raise refusal("options cannot be added to control flow", first)
     if command.closer == "&":
-        raise refusal("a training program must not run in the background", f"{first} ... &".strip())
+        hint = f"leave the & out, or {HINT}"
+        raise refusal("a training program must not run in the background", f"{first} ... &".strip(), hint)
     if command.closer == "(" and first:
         raise refusal("options cannot be added to a function", f"{first}()")
     if command.closer in (";;", ";&", ";;&"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -13,7 +14,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction, Parameter, Params, Value
-from zenith_tune.study.trial import Findings, Trial
+from zenith_tune.study.trial import Findings, Outcome, Trial
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch
@@ -87,6 +88,44 @@ class EvalFunction(Protocol):
         return True
 
 
+class PlainFunction:
+    """Try points by a plain function, which returns a value, or None for a point that failed."""
+
+    def __init__(self, function: Callable[[Mapping[str, Value]], float | None]) -> None:
+        self._function = function
+
+    def __call__(self, params: Mapping[str, Value]) -> float | None:
+        return self.run(params).value
+
+    def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
+        """Return a trial that has nothing but its value."""
+        value = self._function(dict(params))
+        outcome = Outcome.ERROR if value is None else Outcome.OK
+        return Trial(params=dict(params), outcome=outcome, value=None if value is None else float(value), why=why)
+
+    def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
+        """Return a trial that is over."""
+        future: Future[Trial] = Future()
+        future.set_result(self.run(params, why))
+        return future
+
+    def has_room(self) -> bool:
+        """Tell that a point starts at once."""
+        return True
+
+
+def _taking_functions(optimize: Callable[..., None]) -> Callable[..., None]:
+    """Return an `optimize` whose `eval_fn` may be a plain function."""
+
+    @functools.wraps(optimize)
+    def wrapped(
+        self: TuningStrategy, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction
+    ) -> None:
+        optimize(self, eval_fn if hasattr(eval_fn, "submit") else PlainFunction(eval_fn), search_space, direction)
+
+    return wrapped
+
+
 class TuningStrategy(ABC):
     """Pick the points to try.
 
@@ -103,12 +142,17 @@ class TuningStrategy(ABC):
     default_n_trials: ClassVar[int] = 50
     """The budget, where the user gives none and the strategy does not end by itself."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "optimize" in vars(cls):
+            cls.optimize = _taking_functions(cls.optimize)  # type: ignore[method-assign]
+
     def prepare(self, job: TunedJob) -> None:  # noqa: B027 - most strategies need nothing of it
         """Hear of the job before `optimize`; raises UsageError where the strategy cannot tune it."""
 
     @abstractmethod
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        """Call `eval_fn` until done; TrialExhausted passes through."""
+        """Call `eval_fn`, which may be a plain function, until done; TrialExhausted passes through."""
 
     def max_trials(self, search_space: Mapping[str, Parameter]) -> int | None:
         """Return an upper bound on the trials that a run to the end takes, or None if there is none."""

@@ -20,6 +20,7 @@ from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.record.storage import disk_full, is_disk_full
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import mask, mask_file
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.parameters import Value
@@ -37,6 +38,9 @@ _NOT_THE_COMMANDS_FAULT = {
     # Cancelled, so that a study that is resumed runs it again.
     End.REVOKED: (Outcome.CANCELLED, FailureKind.REVOKED),
 }
+
+FEW_CHARACTERS = 200
+"""A log of no more holds a warning or two, and nothing that was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +211,8 @@ class TrialExecution:
         except OtherSettingsError as error:
             return hidden_failure(text, has_value=False) or _no_effect(str(error))
         except ValueError as error:
-            return hidden_failure(text, has_value=False) or _metric_failure(str(error))
+            message = f"{error}{_written_elsewhere(text, request)}"
+            return hidden_failure(text, has_value=False) or _metric_failure(message)
         except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
             raised = f"{type(error).__name__}: {error}"
             return _metric_failure(f"evaluator {type(self._evaluator).__name__} raised {raised}")
@@ -260,6 +265,13 @@ class TrialExecution:
 
 def _no_effect(message: str) -> Failure:
     return Failure(outcome=Outcome.ERROR, kind=FailureKind.NO_EFFECT, message=clean_line(message))
+
+
+def _written_elsewhere(text: str, request: TrialRequest) -> str:
+    """Say where the output of a command went whose log has next to nothing, if the command itself says so."""
+    is_empty = len(text.strip()) <= FEW_CHARACTERS
+    target = ParsedCommand.of(request.command).output_file if is_empty else None
+    return f": your command writes its output to {target}; leave that out" if target is not None else ""
 
 
 def _metadata(request: TrialRequest) -> dict[str, Any]:

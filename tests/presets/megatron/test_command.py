@@ -10,6 +10,7 @@ import pytest
 
 from zenith_tune.errors import CommandError
 from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 from zenith_tune.study.parameters import Params
 
 FAKE_TRAINER = Path(__file__).parents[3] / "examples" / "fake_megatron_train.py"
@@ -84,12 +85,19 @@ def test_what_is_there_is_replaced_in_the_spelling_that_the_command_uses() -> No
     ]
 
 
-def test_a_placeholder_is_filled_and_gets_no_option() -> None:
+def test_a_command_with_placeholders_is_filled_and_gets_no_option() -> None:
     edited = PLAIN.apply_parameters("OUT=run-{tp}-{mbs} python train.py --tp {tp} --world {n_gpus}", POINT)
-    assert edited.startswith("OUT=run-4-2 python train.py --tp 4 --world 8 ")
-    expected = dict(ALL_OPTIONS)
-    del expected["--tensor-model-parallel-size"], expected["--micro-batch-size"]
-    assert options_of(edited) == {"--tp": "4", "--world": "8", **expected}
+    assert edited == "OUT=run-4-2 python train.py --tp 4 --world 8"
+
+
+def test_of_a_command_with_placeholders_nothing_else_is_searched() -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    preset.bind("python fake_megatron_train.py --micro-batch-size {mbs} --tensor-model-parallel-size 2")
+    space = preset.get_search_space()
+    assert {name for name, parameter in space.items() if len(parameter.grid(1)) > 1} == {"mbs"}
+    assert space["tp"].grid(1) == [2]
+    assert [point["mbs"] for point in preset.points()] == [1, 2, 4]
+    assert not isinstance(preset.get_recommended_strategy(), MegatronHeuristicStrategy)
 
 
 def test_the_global_batch_is_always_set_unless_it_has_a_placeholder() -> None:
@@ -122,7 +130,6 @@ def test_without_folding_selective_keeps_its_method_as_documented() -> None:
     [
         "python train.py",
         "python train.py --recompute-method block --recompute-num-layers 4",
-        "python train.py --recompute-method {recompute_method} --recompute-num-layers={recompute_num_layers}",
     ],
 )
 def test_with_folding_selective_has_neither_method_nor_layers(command: str) -> None:

@@ -258,3 +258,31 @@ def test_hostile_text_is_judged_in_a_moment(piece: str) -> None:
     started = time.process_time()
     cause(piece * (2**22 // len(piece)))
     assert time.process_time() - started < 30
+
+
+BARE = "throughput per GPU (TFLOP/s/GPU): {}\n"
+
+
+@pytest.mark.parametrize(
+    "evaluator", [MegatronEvaluator(), MegatronEvaluator("tflops"), MegatronEvaluator(gbs=8, seq=8)]
+)
+def test_a_throughput_on_a_line_of_its_own_is_a_value(evaluator: MegatronEvaluator) -> None:
+    found = evaluator.measure(f"starting\n{BARE.format('80.0')}done\n", {})
+    assert (found.value, found.unit, found.num_samples, found.spread) == (80.0, "TFLOP/s/GPU", 1, None)
+
+
+def test_several_of_them_have_a_warm_up() -> None:
+    log = "".join(map(BARE.format, (20.0, 60.0, 80.0, 81.0, 79.0, 80.0)))
+    found = MegatronEvaluator().measure(log, {})
+    assert found.value == 80.0 and found.num_samples == 4
+
+
+@pytest.mark.parametrize("text", ["nan", "-1.0", "0.0", "inf", "much"])
+def test_a_throughput_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        MegatronEvaluator().measure(BARE.format("80.0") + BARE.format(text), {})
+
+
+def test_a_bare_throughput_tells_no_step_time() -> None:
+    with pytest.raises(ValueError):
+        MegatronEvaluator("step_time").measure(BARE.format("80.0"), {})

@@ -15,7 +15,7 @@ from tests.mentions import mentions
 from tests.presets.points import PLAIN
 from tests.study_tools import Witness
 from zenith_tune import Direction, Parameter, PresetTuner, TuningStrategy
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron.preset import MegatronPreset
 from zenith_tune.presets.megatron.swift import INTERLEAVING, swift_version, with_underscores
 from zenith_tune.shell import ParsedCommand
@@ -190,13 +190,14 @@ def test_version_3_needs_the_number_of_layers_before_the_first_trial() -> None:
     interleaved().bind("megatron sft --save_steps 5")
 
 
-def test_a_command_with_no_place_for_the_chunks_is_refused_at_once() -> None:
+def test_a_command_with_no_place_for_the_chunks_keeps_them() -> None:
     names = "tp pp cp ep etp mbs gbs recompute_granularity recompute_method recompute_num_layers"
     full = " ".join(f"{{{name}}}" for name in [*names.split(), "vit_gradient_checkpointing"])
     template = f"{{ ./a.sh {full}; ./b.sh; }} | tee log"
     FOLDING.bind(template)
-    with pytest.raises(CommandError):
-        interleaved().bind(template)
+    preset = interleaved()
+    preset.bind(template)
+    assert preset.get_search_space()["vp"].grid(1) == [1]
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,8 @@ def test_what_env_sets_reaches_the_script(before: str, value: str, tmp_path: Pat
     assert tp(tmp_path, "TP=${TP:-8}", before=before) == value
     run = find_pretrain_run("env WORLD_SIZE=8 python3 pretrain_gpt.py", {})
     assert run is not None and run.variables["WORLD_SIZE"] == "8"
+    quoted = find_pretrain_run("env 'A=two words' \"B=$X y\" WORLD_SIZE=8 torchrun pretrain_gpt.py", {"X": "x"})
+    assert quoted is not None and quoted.variables == {"A": "two words", "B": "x y", "WORLD_SIZE": "8"}
 
 
 def test_nothing_runs_behind_an_exit_that_is_certain(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.presets.megatron_lm.job import find_pretrain_run
-from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, with_options
+from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, Wanted, with_options
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
+from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.study.parameters import Value
 
 _WORD = r"(?:^|[\s/;&|('\"=])"
@@ -96,10 +96,7 @@ def _value(said: str) -> Value:
 def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> str:
     """Fill the placeholders of `command`, such as {tp}, then set the options of the values that had none.
 
-    What `wanted` has is set or taken away instead. A command that has a placeholder for every value is the user's own
-    template, which may have no place for options: sequence parallelism is not added to it.
+    What `wanted` has is set or taken away instead.
     """
     options = {name: option for name, option in OPTIONS.items() if name in values and option not in wanted}
-    if options.keys() <= placeholder_names(command, values):
-        wanted = {option: value for option, value in wanted.items() if option != SEQUENCE_PARALLEL}
     return with_options(ParsedCommand.of(fill_or_set(command, options, values)), wanted).text

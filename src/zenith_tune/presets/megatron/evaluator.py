@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from zenith_tune.errors import CommandError, UnknownNameError, UsageError
 from zenith_tune.evaluators.base import BATCH, Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import (
+    TFLOPS,
     IterationLine,
     peak_allocated_bytes,
     peak_memory_bytes,
@@ -66,6 +67,9 @@ def _length(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and len(text) < 10 and int(text) > 0 else None
 
 
+_BARE = re.compile(rf"^[ \t]*{re.escape(TFLOPS)}:[ \t]*([-+\w.]{{1,30}})[ \t]*$", re.MULTILINE)
+"""A line that holds a throughput and nothing else, as small trainers of one's own print it."""
+
 OBJECTIVES = {
     "tokens_per_s": Direction.MAXIMIZE,
     "throughput": Direction.MAXIMIZE,
@@ -94,7 +98,7 @@ class MegatronEvaluator(TuningEvaluator):
     `gbs` and `seq` are given; without them they are taken from the log or the command, and where those do not tell
     either, it falls back to samples or iterations per second. `throughput`, otherwise the default, is TFLOP/s per GPU
     where the log prints it, else samples per second where the global batch size is known (from the log or from `gbs`),
-    else iterations per second.
+    else iterations per second. A log without iteration lines may print the throughput alone, on lines of its own.
 
     >>> line = " iteration {0}/ 3 | elapsed time per iteration (ms): 500.0 | global batch size: 16 |\\n"
     >>> log = line.format(1) + line.format(2) + line.format(3)
@@ -126,6 +130,9 @@ class MegatronEvaluator(TuningEvaluator):
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""
+        if rates := self._bare_rates(stdout, metadata):
+            peak = peak_memory_bytes(stdout, [])
+            return summarise(rates, Direction.MAXIMIZE, unit="TFLOP/s/GPU", peak_memory_bytes=peak)
         lines = _valid_lines(stdout, metadata)
         steady = _steady(lines)
         reading = self._read(steady, stdout, metadata)
@@ -137,6 +144,15 @@ class MegatronEvaluator(TuningEvaluator):
             peak_memory_bytes=peak_memory_bytes(stdout, lines),
             extra=_extra(steady, stdout, reading),
         )
+
+    def _bare_rates(self, stdout: str, metadata: Mapping[str, Any]) -> list[float]:
+        """Return the steady rates of a log that prints them, and nothing else of its iterations."""
+        if self.direction is Direction.MINIMIZE or self.objective == "samples_per_s" or _all_lines(stdout, metadata):
+            return []
+        rates = [float(match[1]) for match in _BARE.finditer(stdout)]
+        if any(not (math.isfinite(rate) and rate > 0) for rate in rates):
+            raise ValueError("a throughput must be above 0, but the log prints another")
+        return rates[num_warm_up([1 / rate for rate in rates]) :]
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady lines so far; None while there are none, or where they are worth nothing."""
@@ -223,7 +239,7 @@ def _required_tflops(tflops: list[float]) -> list[float]:
 
 def _valid_lines(stdout: str, metadata: Mapping[str, Any]) -> list[IterationLine]:
     """Return the iteration lines that count, or raise ValueError with the cause where the run is worth nothing."""
-    lines = read_megatron_lines(stdout) or read_swift_lines(stdout) or read_swift_lines(logging_file(stdout, metadata))
+    lines = _all_lines(stdout, metadata)
     if not lines:
         if not stdout or stdout.isspace():
             raise ValueError("the log is empty")
@@ -231,6 +247,10 @@ def _valid_lines(stdout: str, metadata: Mapping[str, Any]) -> list[IterationLine
         raise ValueError(f"no iteration line in the log; {hint}")
     _refuse_nan(lines)
     return _without_leading_skips(lines)
+
+
+def _all_lines(stdout: str, metadata: Mapping[str, Any]) -> list[IterationLine]:
+    return read_megatron_lines(stdout) or read_swift_lines(stdout) or read_swift_lines(logging_file(stdout, metadata))
 
 
 def _refuse_nan(lines: Sequence[IterationLine]) -> None:

@@ -40,7 +40,7 @@ from zenith_tune.presets.megatron.swift import (
 from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, dumped_sizes
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import placeholder_names
+from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
@@ -125,6 +125,10 @@ class MegatronPreset(TuningPreset):
         if self.facts.num_experts is None and describes_dense_model(command):
             self.facts = replace(self.facts, num_experts=0)
             self.space = replace(self.space, rules=replace(self.space.rules, facts=self.facts))
+        if filled := placeholder_names(command, self.get_search_space()):
+            own = {**UNSAID, "mbs": 1, "recompute_granularity": "full", **own_values(command)}
+            fixed = {name: own[name] for name in self.get_search_space() if name not in filled}
+            self.space = replace(self.space, fixed=fixed)
         if self.vp_max == 1:
             return
         if self._swift_major(command) == 3 and self.facts.num_layers is None:
@@ -198,6 +202,8 @@ class MegatronPreset(TuningPreset):
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
         values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
+        if placeholder_names(command, params):  # the user's own template, which may have no place for other options
+            return fill_placeholders(command, values)[0]
         if not self.folding:
             return edit_command(command, values, {})
         is_swift, interleaved = runs_ms_swift(command), self._interleaving(command, params)
@@ -254,6 +260,10 @@ class MegatronPreset(TuningPreset):
             from zenith_tune.strategies.guided.strategy import GuidedStrategy
 
             return GuidedStrategy()
+        if self.space.fixed:
+            from zenith_tune.strategies.grid import GridStrategy
+
+            return GridStrategy()
         from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 
         return MegatronHeuristicStrategy(n_gpus=self.n_gpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES, Layout
@@ -27,13 +27,15 @@ class MegatronSpace:
     mbs_max: int
     vp_max: int
     rules: MegatronRules
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    """What is not searched, because the command is a template without a place for it."""
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the search space."""
         sizes = _powers_of_two(self.n_gpus)
         micro_batches = [mbs for mbs in _powers_of_two(self.mbs_max) if self.gbs % mbs == 0]
         chunks = {"vp": CategoricalParameter(_powers_of_two(self.vp_max))} if self.vp_max > 1 else {}
-        return {
+        found: dict[str, Parameter] = {
             **{name: CategoricalParameter(sizes) for name in SIZES},
             "mbs": CategoricalParameter(micro_batches),
             "recompute_granularity": CategoricalParameter(["full", "selective"]),
@@ -42,6 +44,7 @@ class MegatronSpace:
             "vit_gradient_checkpointing": CategoricalParameter(["true", "false"]),
             **chunks,
         }
+        return found | {name: CategoricalParameter([value]) for name, value in self.fixed.items() if name in found}
 
     def layout(self, params: Mapping[str, Value], *, sharded: bool = False, sp: bool = False) -> Layout:
         """Return the layout of a point, with what its command says of sharding and of sequence parallelism."""

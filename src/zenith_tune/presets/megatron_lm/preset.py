@@ -207,7 +207,8 @@ class MegatronLmPreset(TuningPreset):
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         space = self._space()
-        switches = wanted_switches(space.job, space.layout(params), params)
+        plain = {name: value for name, value in params.items() if name in space.choices}
+        switches = wanted_switches(space.job, space.layout(params), plain)
         dumped = dumped_options(switches, tp=int(params["tp"]))
         return dumped_sizes(params) | dumped | logged_levers(space.job, params)
 

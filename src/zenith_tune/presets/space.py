@@ -1,0 +1,104 @@
+"""Tuning a program of one's own without writing a preset: `--space bs=4,8,16 --space lr=log:1e-5..1e-3`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import TuningPreset
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.placeholders import fill_or_set
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import (
+    CategoricalParameter,
+    FloatParameter,
+    IntParameter,
+    Parameter,
+    Params,
+    Value,
+)
+
+SEPARATOR = ";"
+"""Between the axes of one text."""
+MAX_GRID = 64
+"""Up to so many points all of them are tried, unless a strategy is named."""
+_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+_RANGE = re.compile(r"(log:)?([^,]+?)\.\.([^,]+)")
+EXAMPLE = "write e.g. --space bs=4,8,16 or --space lr=log:1e-5..1e-3"
+
+
+def parse_axis(text: str) -> tuple[str, Parameter]:
+    """Return the name and the values of one axis: a list, a range, or a range by ratio.
+
+    >>> parse_axis("bs=4,8,16"), parse_axis("lr=log:1e-5..1e-3")[1]
+    (('bs', CategoricalParameter(choices=(4, 8, 16))), FloatParameter(low=1e-05, high=0.001, log=True))
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not values or not _NAME.fullmatch(name):
+        raise UsageError(f"--space takes NAME=VALUES, but got {text!r}", hint=EXAMPLE)
+    try:
+        return name, _range(values) or CategoricalParameter([_read(value.strip()) for value in values.split(",")])
+    except ValueError as error:
+        raise UsageError(f"--space {name}: {error}", hint=EXAMPLE) from error
+
+
+def _range(values: str) -> Parameter | None:
+    if (match := _RANGE.fullmatch(values)) is None:
+        return None
+    log, low, high = match[1], _read(match[2]), _read(match[3])
+    if isinstance(low, str) or isinstance(high, str):
+        raise ValueError(f"a range goes from number to number, but got {values!r}")
+    if log or isinstance(low, float) or isinstance(high, float):
+        return FloatParameter(float(low), float(high), log=bool(log))
+    return IntParameter(low, high)
+
+
+def _read(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if not math.isfinite(number):
+            raise ValueError(f"{text} is no finite number")
+        return number
+    if not text:
+        raise ValueError("a value is empty")
+    return text
+
+
+@PresetRegistry.register("space")
+class SpacePreset(TuningPreset):
+    """Tune what `--space` lists: a value fills its placeholder, such as {bs}, or else sets the option --bs."""
+
+    def __init__(self, *, space: str) -> None:
+        axes = [parse_axis(part) for part in space.split(SEPARATOR)]
+        self._options = {name.replace("-", "_"): f"--{name}" for name, _ in axes}
+        self._space = {name.replace("-", "_"): parameter for name, parameter in axes}
+        if len(self._space) < len(axes):
+            raise UsageError(f"--space names an axis twice in {space!r}", hint="give each once")
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return dict(self._space)
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        return fill_or_set(command, self._options, params, keeps_names=True)
+
+    def own_point(self, command: str) -> Params | None:
+        line = ParsedCommand.of(command)
+        own = {name: line.get(option) for name, option in self._options.items()}
+        point = {name: _read(text) for name, text in own.items() if text}
+        is_whole = point.keys() == self._space.keys()
+        return {**point} if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.grid import GridStrategy
+        from zenith_tune.strategies.optuna import OptunaStrategy
+
+        axes = self._space.values()
+        is_listed = all(isinstance(axis, CategoricalParameter) for axis in axes)
+        size = math.prod(len(axis.grid(1)) for axis in axes) if is_listed else MAX_GRID + 1
+        return GridStrategy() if size <= MAX_GRID else OptunaStrategy()

@@ -1,0 +1,50 @@
+"""Numbers of logged objects."""
+
+from __future__ import annotations
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.json_lines import JsonEvaluator
+from zenith_tune.study.parameters import Direction
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"tokens_per_s": 5}', "tokens_per_s"),
+        ('2026-11-16 INFO step {"tokens_per_s": 5.0} done', "tokens_per_s"),
+        ('{"perf": {"tokens_per_s": "5"}}', "perf.tokens_per_s"),
+        ('{"perf.tokens_per_s": 5}', "perf.tokens_per_s"),
+        ("{'loss': 1.0, 'tokens_per_s': 5.0}", "tokens_per_s"),
+    ],
+)
+def test_a_number_is_found_by_its_name(line: str, key: str) -> None:
+    assert JsonEvaluator(key).evaluate(f"start\n{line}\nend {{\n", {}) == 5.0
+
+
+def test_rates_are_maximized_and_times_minimized_unless_said_otherwise() -> None:
+    assert JsonEvaluator("train/tokens_per_second").direction is Direction.MAXIMIZE
+    assert JsonEvaluator("step_time_s").direction is Direction.MINIMIZE
+    assert JsonEvaluator("tokens_per_s", direction=Direction.MINIMIZE).direction is Direction.MINIMIZE
+
+
+def test_a_median_leaves_the_others_and_numbers_an_iteration_show_progress() -> None:
+    log = "".join(f'{{"tokens_per_s": {rate}}}\n' for rate in (1, 5, 5, 6, 5))
+    evaluator = JsonEvaluator("tokens_per_s", selector="median")
+    assert evaluator.evaluate(log, {}) == 5.0
+    progress = evaluator.progress(log, {})
+    assert progress is not None and progress.num_iterations == 5
+
+
+@pytest.mark.parametrize(
+    "log", ["", "{}", '{"tokens_per_s": "fast"}', '{"tokens_per_s": NaN}', '{"tokens_per_s": {}}', "{" * 5000]
+)
+def test_a_log_without_the_number_is_a_failed_trial(log: str) -> None:
+    with pytest.raises(ValueError):
+        JsonEvaluator("tokens_per_s").evaluate(log, {})
+
+
+def test_a_name_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(UsageError):
+        JsonEvaluator("")

@@ -1,0 +1,115 @@
+"""Programs of one's own: axes on the command line, and plugs from a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.space import SpacePreset, parse_axis
+from zenith_tune.registry import PresetRegistry
+from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
+
+Tune = Callable[..., subprocess.CompletedProcess[str]]
+TRAINER = """
+import argparse, json
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--lr", type=float, default=1e-4)
+options = parser.parse_args()
+for step in range(4):
+    print(json.dumps({"step": step, "speed": {"tokens_per_s": 100.0 * options.batch_size}}))
+"""
+PLUGS = """
+from zenith_tune import CategoricalParameter, Direction, TuningEvaluator, TuningPreset, TuningStrategy
+
+class First(TuningStrategy):
+    ends_by_itself = True
+    def optimize(self, eval_fn, search_space, direction):
+        eval_fn({name: parameter.grid(1)[-1] for name, parameter in search_space.items()})
+
+class Mine(TuningPreset):
+    def get_search_space(self):
+        return {"b": CategoricalParameter([1, 2])}
+    def apply_parameters(self, command, params):
+        return f"{command} --batch-size {params['b']}"
+    def get_recommended_strategy(self):
+        return First()
+
+class Lines(TuningEvaluator):
+    direction = Direction.MAXIMIZE
+    def evaluate(self, stdout, metadata):
+        return stdout.count("tokens")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "parameter"),
+    [
+        ("bs=4,8,16", CategoricalParameter((4, 8, 16))),
+        ("kind = adam, sgd", CategoricalParameter(("adam", "sgd"))),
+        ("rate=0.1,1", CategoricalParameter((0.1, 1))),
+        ("depth=1..8", IntParameter(1, 8)),
+        ("rate=0.1..1", FloatParameter(0.1, 1.0)),
+        ("lr=log:1e-5..1e-3", FloatParameter(1e-5, 1e-3, log=True)),
+    ],
+)
+def test_an_axis_is_a_list_or_a_range(text: str, parameter: Parameter) -> None:
+    assert parse_axis(text)[1] == parameter
+
+
+@pytest.mark.parametrize(
+    "text", ["bs", "bs=", "=1", "bs=1..x", "lr=log:0..1", "bs=1,1", "bs=2..1", "x=nan", "b s=1", "x=1,,2"]
+)
+def test_what_is_no_axis_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_axis(text)
+
+
+def test_a_value_fills_its_placeholder_or_sets_its_option() -> None:
+    preset = SpacePreset(space="batch-size=4,8;lr=0.1,0.2")
+    command = preset.apply_parameters("python t.py --batch-size 1 --rate {lr}", {"batch_size": 8, "lr": 0.2})
+    assert command == "python t.py --batch-size 8 --rate 0.2"
+    assert preset.own_point("python t.py --batch-size 4 --lr 0.1") == {"batch_size": 4, "lr": 0.1}
+    assert preset.own_point("python t.py --batch-size 5 --lr 0.1") is None
+    with pytest.raises(UsageError):
+        SpacePreset(space="a-b=1;a_b=2")
+
+
+def test_a_program_of_ones_own_is_tuned_without_a_preset(zenithtune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TRAINER)
+    options = ("--space", "batch-size=2,8", "--space", "lr=1e-4,1e-3", "--objective", "json:speed.tokens_per_s")
+    done = zenithtune("optimize", *options, "--study-name", "s", "--no-confirm", "--", sys.executable, "t.py")
+    assert done.returncode == 0, done.stderr
+    study = json.loads((tmp_path / "zenithtune-out" / "s" / "study.json").read_text())
+    assert len(study["trials"]) == 5 and study["best"]["parameters"]["batch_size"] == 8
+    assert study["best"]["value"] == 800.0, "rates are maximized"
+    refused = zenithtune("optimize", "--preset", "demo", *options, "--", sys.executable, "t.py")
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+
+
+def test_preset_strategy_and_evaluator_come_from_a_file(zenithtune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TRAINER)
+    (tmp_path / "mine.py").write_text(PLUGS)
+    plugs = ("--preset", "./mine.py:Mine", "--strategy", "./mine.py:First", "--evaluator", "./mine.py:Lines")
+    done = zenithtune("optimize", *plugs, "--study-name", "s", "--no-confirm", "--", sys.executable, "t.py")
+    assert done.returncode == 0, done.stderr
+    study = json.loads((tmp_path / "zenithtune-out" / "s" / "study.json").read_text())
+    assert [trial["value"] for trial in study["trials"]] == [4.0, 4.0], "a whole number will do"
+    report = zenithtune("report", "s", "--output-dir", "zenithtune-out")
+    assert report.returncode == 0, report.stderr
+
+
+@pytest.mark.parametrize(("text", "name"), [(None, "X"), ("x = 1", "X"), ("X = 1", "X"), ("1 / 0", "X")])
+def test_a_file_that_does_not_serve_is_named(tmp_path: Path, text: str | None, name: str) -> None:
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        PresetRegistry.get(f"{path}:{name}")
+    assert str(path) in str(refused.value)
