@@ -102,8 +102,8 @@ class ProbeJob:
         fields: dict[str, Any] = {FIELDS.get(name, name): value for name, value in values.items()}
         if "recompute" in fields:
             fields.setdefault("recompute_layers", 0)
-        tp = int(fields.get("tp", start.tp))
-        fields.setdefault("sequence_parallel", tp > 1 and self.job.can_sequence_parallel)
+        tp, cp = (int(fields.get(name, getattr(start, name))) for name in ("tp", "cp"))
+        fields.setdefault("sequence_parallel", self.job.sequence_parallel(tp=tp, cp=cp))
         for name in ("sequence_parallel", "flash_attention"):
             fields[name] = bool(fields.get(name, getattr(start, name)))
         layout = replace(start, **fields)

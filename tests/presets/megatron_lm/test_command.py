@@ -88,6 +88,17 @@ def test_sequence_parallelism_comes_and_goes_with_tp() -> None:
     assert applied(SMALL, {"tp": 2}).get("--sequence-parallel") == ""
 
 
+def test_sequence_parallelism_of_the_command_is_kept_when_tp_is_raised_from_1() -> None:
+    local = f"{SMALL} --transformer-impl local --no-persist-layer-norm"
+    assert applied(f"{local} --sequence-parallel", {"tp": 2}).get("--sequence-parallel") == ""
+    assert not applied(local, {"tp": 2}).has("--sequence-parallel")
+
+
+def test_a_command_without_the_distributed_optimizer_gets_it_where_a_point_says_so() -> None:
+    assert applied(SMALL, {"zero": 1}).has("--use-distributed-optimizer")
+    assert not applied(SMALL, {"zero": 0}).has("--use-distributed-optimizer")
+
+
 def test_a_pipeline_that_does_not_go_evenly_is_counted_or_laid_out() -> None:
     line = applied(DEEPSEEK_V3, {"tp": 2, "pp": 16, "ep": 16, "etp": 1})
     assert line.get("--pipeline-model-parallel-layout") == "Et*3|(t*4|)*14,t*2mL"

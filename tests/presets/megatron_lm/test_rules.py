@@ -29,6 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(minor: int, options: str, layers: int) -> str:
     job = "--seq-length 128 --vocab-size 1000 --bf16 --global-batch-size 32 --micro-batch-size 1 --log-interval 1"
+    job += " --use-distributed-optimizer"
     return f"torchrun --nproc-per-node 8 m{minor}/pretrain_gpt.py --num-layers {layers} {DENSE} {job} {options}"
 
 

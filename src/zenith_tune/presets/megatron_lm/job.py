@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
@@ -21,9 +22,10 @@ from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
+from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS, SEQUENCE_PARALLEL
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
@@ -91,9 +93,26 @@ class MegatronJob:
 
     @property
     def can_sequence_parallel(self) -> bool:
-        """Tell whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it."""
+        """Tell whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it.
+
+        A command that has it is taken at its word, also at tp 1, where Megatron ignores it.
+        """
         has_own_norms = is_local(self.args) and self.args.has("--no-persist-layer-norm")
-        return not has_own_norms or self.start.sequence_parallel
+        return not has_own_norms or self.args.has(SEQUENCE_PARALLEL)
+
+    def sequence_parallel(self, *, tp: N, cp: N) -> Any:
+        """Tell whether a layout of these sizes has it where nobody says: it sends as much as without, and keeps less.
+
+        For arrays of sizes, which of them do.
+        """
+        return (tp > 1) & (self.job.seq_len % (tp * cp) == 0) & self.can_sequence_parallel
+
+    @property
+    def can_shard(self) -> bool:
+        """Tell whether the distributed optimizer goes: it takes Adam alone, and loads no state of another optimizer."""
+        args = self.args
+        loads_state = args.has("--load") and args.first("--no-load-optim", "--finetune") is None
+        return args.text("--optimizer") in (None, "adam") and not loads_state and not args.has("--freeze-all-layers")
 
 
 def at_most(what: str, number: int, most: int) -> int:
@@ -218,7 +237,7 @@ def _start(args: MegatronArgs, model: ModelSpec, *, num_gpus: int, given: Megatr
         zero=int(args.has("--use-distributed-optimizer")),
         recompute=recompute,
         recompute_layers=layers,
-        sequence_parallel=args.has("--sequence-parallel") and tp > 1,
+        sequence_parallel=args.has(SEQUENCE_PARALLEL) and tp > 1,
         flash_attention=has_flash_attention(args),
     )
 

@@ -216,7 +216,7 @@ class MegatronLmPreset(TuningPreset):
         if "zero" in params:
             words.append(f"Z{params['zero']}")
         words.append(f"mbs{params['mbs']}")
-        if "sequence_parallel" in params:
+        if "sequence_parallel" in params and params["tp"] != 1:
             words.append("SP" if params["sequence_parallel"] else "no SP")
         if params["recompute"] != "none":
             words.append(str(params["recompute"]))
