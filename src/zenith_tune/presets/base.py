@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +107,9 @@ class TuningPreset(ABC):
 
     def bind(self, command: str) -> None:  # noqa: B027 - most presets need nothing of it
         """Read what `command` itself says of the job, once and before anything else is asked of the preset."""
+
+    def continue_with(self, recorded: Mapping[str, Sequence[Value]]) -> None:  # noqa: B027 - most have one space
+        """Search what the trials of an earlier run chose from, where this release would search something else."""
 
     @abstractmethod
     def get_search_space(self) -> dict[str, Parameter]:

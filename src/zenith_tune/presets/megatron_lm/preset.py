@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -24,7 +24,7 @@ from zenith_tune.presets.megatron_lm.job import (
     unread_job,
 )
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
-from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
@@ -157,6 +157,10 @@ class MegatronLmPreset(TuningPreset):
             names.append(MODULES)
         refuse_unwritable(command, space.job, names)
         self._bound = space
+
+    def continue_with(self, recorded: Mapping[str, Sequence[Value]]) -> None:
+        if self._bound is not None and recorded and recorded.keys() <= STAGES.keys():
+            self._bound = MegatronLmSpace(self._bound.job, self._limits, recorded=recorded)
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {**self._space().parameters()}

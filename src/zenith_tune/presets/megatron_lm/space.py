@@ -82,15 +82,22 @@ class SearchLimits:
 class MegatronLmSpace:
     """Hold the choices of one job, and tell which points of them go."""
 
-    def __init__(self, job: MegatronJob, limits: SearchLimits) -> None:
+    def __init__(
+        self, job: MegatronJob, limits: SearchLimits, *, recorded: Mapping[str, Sequence[Value]] | None = None
+    ) -> None:
+        """Take the choices that a study was recorded with in place of those that this release would make."""
         self.job, self._limits = job, limits
         self.searched = _searched(limits.search, job)
+        if recorded is not None:
+            self.searched -= {*DOMINATED} - recorded.keys()
         self._start = TunedLayout.of(job.start) if self.searched & {*OVERLAPS, MODULES} else job.start
         self._facts, self._rules = job.facts, planner_rules(job)
         self._own_rules, self._recompute_rules = self._command_rules()
         self._tried_rules = self._dominance_rules()
         self._overlap_rules = {name: overlap_rules(name, job) for name in OVERLAPS if name in self.searched}
-        self.choices: dict[str, tuple[Value, ...]] = self._choices()
+        self.choices: dict[str, tuple[Value, ...]] = (
+            self._choices() if recorded is None else {name: tuple(recorded[name]) for name in STAGES if name in recorded}
+        )
 
     def _command_rules(self) -> tuple[list[LayoutRule], list[LayoutRule]]:
         """Return what the command and its version ask: of sizes, and of recomputation."""
