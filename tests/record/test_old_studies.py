@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -45,11 +46,11 @@ def test_a_study_of_an_earlier_release_is_resumed(
     assert [trial.number for trial in cut_off] == ([] if name == "complete" else [3])
 
 
-LAYOUTS = (
+LAYOUTS = shlex.split(
     "env WORLD_SIZE=4 python pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 "
     "--seq-length 1024 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 16 "
     "--pipeline-model-parallel-size 2 --train-iters 6 --log-interval 1 --mock-data"
-).split()
+)
 
 
 def test_a_study_of_layouts_continues_with_the_choices_that_it_was_recorded_with(

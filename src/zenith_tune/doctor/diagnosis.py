@@ -231,6 +231,7 @@ def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[st
         emit=emitted(PresetRegistry.name_of(type(preset)), command),
         unasked=() if trial.params else tuple(preset.implicit_defaults(command)),
         tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
+        tries=preset.tries,
     )
     return trial_diagnosis(subject, layout, trial, origin)
 

@@ -94,6 +94,7 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
     origin = replace(
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
         tried=tried_layouts(preset, command, points, but=run.layout),
+        tries=preset.tries,
     )
     who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
     return replace(run, measured=measured, origin=origin, what=f"{who} of {folder}")

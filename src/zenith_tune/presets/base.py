@@ -170,6 +170,10 @@ class TuningPreset(ABC):
         """Return what the preset itself expects of a point, where it plans without the planner."""
         return None
 
+    def tries(self, layout: Layout) -> bool:
+        """Tell whether a study that leaves the search to this preset may try a layout."""
+        return True
+
     def own_point(self, command: str) -> Params | None:
         """Return the point that `command` itself stands for, where it is one of the search space."""
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -186,6 +188,15 @@ class MegatronLmPreset(TuningPreset):
 
     def subject(self, command: str) -> PlanSubject:
         return subject_of(self._space(command).job, self.cluster, self.topology)
+
+    def tries(self, layout: Layout) -> bool:
+        return self._usual_space.tries(layout)
+
+    @functools.cached_property
+    def _usual_space(self) -> MegatronLmSpace:
+        """What is searched where nobody asks for less."""
+        usual = replace(self._limits, search=f"{DEFAULT}+{self._limits.search}")
+        return MegatronLmSpace(self._space().job, usual)
 
     def train_steps(self, command: str) -> int | None:
         args = self._space(command).job.args  # those of a script that is run by `bash train.sh`, too

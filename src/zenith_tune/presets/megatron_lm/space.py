@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.megatron.args import is_local
@@ -75,8 +75,8 @@ class SearchLimits:
 
     search: str = DEFAULT
     """Axes with a plus or a comma between them; `default` stands for those that are searched without it."""
-    tp_max: int
-    mbs_max: int
+    tp_max: int = 64
+    mbs_max: int = 16
 
 
 class MegatronLmSpace:
@@ -95,9 +95,8 @@ class MegatronLmSpace:
         self._own_rules, self._recompute_rules = self._command_rules()
         self._tried_rules = self._dominance_rules()
         self._overlap_rules = {name: overlap_rules(name, job) for name in OVERLAPS if name in self.searched}
-        self.choices: dict[str, tuple[Value, ...]] = (
-            self._choices() if recorded is None else {name: tuple(recorded[name]) for name in STAGES if name in recorded}
-        )
+        known = self._choices() if recorded is None else recorded
+        self.choices: dict[str, tuple[Value, ...]] = {name: tuple(known[name]) for name in STAGES if name in known}
 
     def _command_rules(self) -> tuple[list[LayoutRule], list[LayoutRule]]:
         """Return what the command and its version ask: of sizes, and of recomputation."""
@@ -143,6 +142,14 @@ class MegatronLmSpace:
         rules = itertools.chain(*self._rules.values(), *more)
         return first_reason(rules, self._facts, self.layout(params))
 
+    def tries(self, layout: Layout) -> bool:
+        """Tell whether a layout is one of the points, in all that a plan knows of it."""
+        point = {name: self._value(name, layout) for name in self.choices}
+        if any(value not in self.choices[name] for name, value in point.items()) or self.explain(point) is not None:
+            return False
+        meant = self.layout(point)
+        return all(getattr(meant, field.name) == getattr(layout, field.name) for field in fields(Layout))
+
     def points(self) -> Iterator[Params]:
         """Yield every point that breaks no rule."""
         return (table.point(row) for table in self.tables() for row in range(len(table)))
@@ -181,12 +188,12 @@ class MegatronLmSpace:
         return allowed
 
     def _with(self, layout: Layout, name: str, value: Value) -> Layout:
-        fields: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
+        changed: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
         if name == "recompute":
-            fields = _recompute_fields(str(value))
+            changed = _recompute_fields(str(value))
             if isinstance(layout, TunedLayout):
-                fields["module"] = module_of(str(value))
-        return replace(layout, **fields)
+                changed["module"] = module_of(str(value))
+        return replace(layout, **changed)
 
     def _choices(self) -> dict[str, tuple[Value, ...]]:
         found: dict[str, tuple[Value, ...]] = {}
@@ -202,12 +209,15 @@ class MegatronLmSpace:
         return {name: self._own(name) for name in self.choices}
 
     def _own(self, name: str) -> Value:
-        start = self.job.start
+        return self._value(name, self.job.start)
+
+    def _value(self, name: str, layout: Layout) -> Value:
+        """Return what a layout has of one name; what no layout says is as in the command."""
         if name == "recompute":
-            return recompute_name(start)
+            return recompute_name(layout)
         if name in OVERLAPS:
             return own_overlap(name, self.job.args)
-        value: int = start.micro_batch if name == "mbs" else getattr(start, name)
+        value: int = layout.micro_batch if name == "mbs" else getattr(layout, name)
         return value
 
     def _values(self, name: str) -> Sequence[Value]:
