@@ -181,6 +181,7 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         ("PYTHONPATH", "0.20"),
         ("tp, pp, vp, ep, etp, mbs, recompute",),
         ("--log-interval 1",),
+        ("--moe-router-force-load-balancing", "routing=as-is"),
         ("--rampup-batch-size",),
         ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
     ]

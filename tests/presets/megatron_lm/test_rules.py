@@ -143,6 +143,13 @@ def test_a_note_names_the_version_and_its_tree(here: Path) -> None:
     assert mentions(note, "Megatron 0.16.1", f"{here}/m16") and "warning" not in note
 
 
+@pytest.mark.parametrize(("minor", "is_balanced"), [(12, False), (13, True), (20, True)])
+def test_routing_is_balanced_by_releases_that_have_the_option(minor: int, is_balanced: bool) -> None:
+    experts = "--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall"
+    found = Tuned(minor, experts)
+    assert ("--moe-router-force-load-balancing" in found.preset.trial_command(found.command)) == is_balanced
+
+
 def test_a_version_that_is_not_known_is_taken_for_the_newest_with_a_warning(here: Path) -> None:
     assert mentions(notes(21), "warning", "Megatron 0.21.0", f"{here}/m21", "0.20")
     assert Tuned(21).explain(tp=4) is None

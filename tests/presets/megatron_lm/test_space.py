@@ -76,6 +76,7 @@ def test_what_is_not_searched_stays_as_it_is_in_the_command() -> None:
         "etp": (1,),
         "mbs": (1, 2, 4, 8, 16),
         "recompute": ("selective",),
+        "routing": ("balanced",),
     }
     assert found.open_names == ["mbs"]
 

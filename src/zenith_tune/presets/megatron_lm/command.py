@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.job import BALANCED, MegatronJob
 from zenith_tune.presets.megatron_lm.options import (
+    BALANCED_ROUTING,
     GATHER,
     GRADS,
+    LOG_INTERVAL,
     OPTIONS,
     PER_CHUNK,
     PIPELINE,
@@ -55,7 +57,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     """
     values = {**params, "gbs": layout.global_batch, "n_gpus": layout.num_gpus}
     filled = placeholder_names(command, values)
-    if not takes_options(job):
+    if not job.takes_options:
         return fill_placeholders(command, values)[0]
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
     wanted = _wanted(job, layout, params, filled)
@@ -63,9 +65,23 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     return with_options(line, wanted | wanted_overlap(unfilled)).text
 
 
-def takes_options(job: MegatronJob) -> bool:
-    """Tell whether options that are added to the command reach the program: a script must pass them on."""
-    return job.run is None or not job.run.script or job.run.added_at is not None
+def measured_command(command: str, job: MegatronJob) -> str:
+    """Return a command as it is measured: with a line of the log for every iteration, and its routing as asked for."""
+    if not job.takes_options:
+        return command
+    wanted: Wanted = {LOG_INTERVAL: 1, **({BALANCED_ROUTING: True} if job.routing == BALANCED else {})}
+    return with_options(ParsedCommand.of(command), wanted).text
+
+
+def routing_notes(job: MegatronJob) -> list[str]:
+    """Return how tokens go to experts in what is measured."""
+    if not job.has_experts or job.args.has(BALANCED_ROUTING):
+        return []
+    why = "a router that is not trained sends most tokens to a few experts"
+    if job.routing == BALANCED:
+        how = f"runs are measured with balanced routing ({BALANCED_ROUTING})"
+        return [f"{how}, as {why}; the best command is without; routing=as-is measures your router's own"]
+    return [f"runs are measured with your router's own choices: {why}, which takes memory and time"]
 
 
 def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:

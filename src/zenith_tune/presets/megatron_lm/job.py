@@ -20,12 +20,13 @@ from zenith_tune.describe.megatron.model import model_from_args, model_name
 from zenith_tune.describe.megatron.version import MegatronVersion, megatron_version
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS, SEQUENCE_PARALLEL
+from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, CUSTOM_SPLITS, SEQUENCE_PARALLEL
+from zenith_tune.presets.megatron_lm.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
@@ -44,6 +45,8 @@ OTHER_SHARDING = (
     "--use-custom-fsdp",
     "--tensor-parallel-num-weight-shards",
 )
+BALANCED, AS_IS = ROUTINGS = ("balanced", "as-is")
+"""How tokens go to experts while something is measured: to all alike, or where the command's own router sends them."""
 MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
 SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
 
@@ -56,6 +59,11 @@ class MegatronLmOverrides:
     gbs: int | None = None
     model: str | None = None
     vocab: int | None = None
+    routing: str = BALANCED
+
+    def __post_init__(self) -> None:
+        if self.routing not in ROUTINGS:
+            raise UnknownNameError("routing", self.routing, ROUTINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,8 @@ class MegatronJob:
     start: Layout
     version: MegatronVersion | None = None
     """Of the Megatron tree that the command uses; None where it is not found."""
+    routing: str = AS_IS
+    """How tokens go to experts while the job is measured; only one that has experts can be balanced."""
 
     @property
     def features(self) -> VersionFeatures:
@@ -85,6 +95,11 @@ class MegatronJob:
     def has_experts(self) -> bool:
         """Tell whether the model is a mixture of experts."""
         return self.model is not None and self.model.num_experts > 0
+
+    @property
+    def takes_options(self) -> bool:
+        """Tell whether options that are added to the command reach the program: a script must pass them on."""
+        return self.run is None or not self.run.script or self.run.added_at is not None
 
     @property
     def has_custom_split(self) -> bool:
@@ -170,7 +185,14 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         raise UsageError(f"{problem}, but the command has {option}", hint="take it out, or take --preset megatron")
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
-    return MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
+    found = MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
+    return replace(found, routing=given.routing) if _can_balance(found) else found
+
+
+def _can_balance(job: MegatronJob) -> bool:
+    """Tell whether routing can be balanced from outside: the version has the option, and the command has it not."""
+    has_option = job.features.has(BALANCED_ROUTING_SINCE) and not job.args.has(BALANCED_ROUTING)
+    return job.has_experts and has_option and job.takes_options
 
 
 def unread_job(given: MegatronLmOverrides) -> MegatronJob:

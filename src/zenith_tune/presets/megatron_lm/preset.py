@@ -14,8 +14,9 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
-from zenith_tune.presets.megatron_lm.command import refuse_unwritable, takes_options, written_command
+from zenith_tune.presets.megatron_lm.command import measured_command, refuse_unwritable, routing_notes, written_command
 from zenith_tune.presets.megatron_lm.job import (
+    BALANCED,
     MAX_GPUS,
     MegatronJob,
     MegatronLmOverrides,
@@ -29,7 +30,6 @@ from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
-from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.units import whole
@@ -47,7 +47,7 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     job = space.job
     notes = [_what_was_read(job), version_note(job.version)]
     notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
-    notes += _hidden(job) + _log(job)
+    notes += _hidden(job) + _log(job) + routing_notes(job)
     if option := job.args.first(*RAMPS):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
     if option := job.args.first("--save", "--load"):
@@ -90,7 +90,7 @@ def _log(job: MegatronJob) -> list[str]:
     interval = job.args.text(LOG_INTERVAL)
     if interval is not None and whole(interval) == 1:
         return []
-    if takes_options(job):
+    if job.takes_options:
         return [f"trials run with {LOG_INTERVAL} 1, so that they can end early; the best command keeps your own"]
     said = f"every {interval[:20]} iterations" if interval is not None else "every 100 iterations"
     return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
@@ -111,7 +111,8 @@ class MegatronLmPreset(TuningPreset):
 
     Model, sequence, batch, precision and GPUs are read from the command; `n_gpus`, `gbs`, `model` (a name of the
     catalog, a config.json or a Hugging Face id) and `vocab` say what it does not tell. `cluster` is this machine unless
-    named. `search` lists the axes, with a plus between them; the others stay as they are in the command.
+    named. `search` lists the axes, with a plus between them; the others stay as they are in the command. Mixtures of
+    experts are measured with balanced routing, or with `routing=as-is` by the router of the command.
 
     >>> preset = MegatronLmPreset(cluster="h100x8")
     >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
@@ -129,6 +130,7 @@ class MegatronLmPreset(TuningPreset):
         topology: str | None = None,
         model: str | None = None,
         vocab: int | None = None,
+        routing: str = BALANCED,
         search: str = DEFAULT,
         mbs_max: int = 16,
         tp_max: int = 64,
@@ -140,7 +142,7 @@ class MegatronLmPreset(TuningPreset):
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
         self.cluster, self.topology = cluster, topology
-        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
+        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab, routing=routing)
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
         self._bound: MegatronLmSpace | None = None
         self._unread: MegatronLmSpace | None = None
@@ -222,8 +224,8 @@ class MegatronLmPreset(TuningPreset):
         return written_command(command, space.job, space.layout(params), params)
 
     def trial_command(self, command: str) -> str:
-        """Return the command with a line of the log for every iteration, where options can be added to it."""
-        return ParsedCommand.of(command).set({LOG_INTERVAL: 1}).text if takes_options(self._space().job) else command
+        """Return the command as it is measured, where options can be added to it."""
+        return measured_command(command, self._space().job)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""

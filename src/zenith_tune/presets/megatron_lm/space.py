@@ -18,8 +18,8 @@ from zenith_tune.layouts.layout import Layout, divisors, parse_values
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
 from zenith_tune.layouts.rules import LayoutRule, first_reason, legal
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.presets.megatron_lm.command import takes_options
-from zenith_tune.presets.megatron_lm.job import MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm.options import ROUTED
 from zenith_tune.presets.megatron_lm.overlap import SELECTIVE, module_of, module_values, overlap_values
 from zenith_tune.presets.megatron_lm.rules import (
     BLOCK_IN_CHUNK,
@@ -65,6 +65,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "ep_overlap": (),
     "mbs": ("batch", "interleaved_batches"),
     "recompute": ("recompute_takes", "recompute_chunk", "framework"),
+    ROUTED: (),
 }
 """In the order in which a point is put together: the rules that can be checked once a value is chosen."""
 
@@ -89,6 +90,7 @@ class MegatronLmSpace:
         self.job, self._limits = job, limits
         self.searched = _searched(limits.search, job)
         if recorded is not None:
+            self.job = job if ROUTED in recorded else replace(job, routing=AS_IS)
             self.searched -= {*DOMINATED} - recorded.keys()
         self._start = TunedLayout.of(job.start) if self.searched & {*OVERLAPS, MODULES} else job.start
         self._facts, self._rules = job.facts, planner_rules(job)
@@ -130,7 +132,7 @@ class MegatronLmSpace:
         """Return the whole layout that a point stands for."""
         layout = self._start
         for name in STAGES:
-            if name in params:
+            if name in params and name != ROUTED:
                 layout = self._with(layout, name, params[name])
         if "sequence_parallel" in params:
             return layout
@@ -202,6 +204,9 @@ class MegatronLmSpace:
                 found[name] = tuple(self._values(name))
             elif name in ALWAYS:
                 found[name] = (self._own(name),)
+        # No choice, but what the record must say: runs with other routing cannot be compared.
+        if self.job.routing == BALANCED:
+            found[ROUTED] = (BALANCED,)
         return found
 
     def own_point(self) -> Params:
@@ -217,6 +222,8 @@ class MegatronLmSpace:
             return recompute_name(layout)
         if name in OVERLAPS:
             return own_overlap(name, self.job.args)
+        if name == ROUTED:
+            return self.job.routing
         value: int = layout.micro_batch if name == "mbs" else getattr(layout, name)
         return value
 
@@ -313,7 +320,7 @@ def _usual(job: MegatronJob) -> set[str]:
     if job.job.seq_len >= LONG_SEQUENCE or job.start.cp > 1:
         usual.add("cp")
     # A script that takes its values by placeholders has none for a switch.
-    usual |= set(_improvable(job)) if takes_options(job) else set()
+    usual |= set(_improvable(job)) if job.takes_options else set()
     return usual | ({"ep", "etp"} if job.has_experts else set())
 
 
