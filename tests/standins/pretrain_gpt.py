@@ -41,7 +41,8 @@ OPTIONAL_COUNTS = """num-layers hidden-size num-attention-heads seq-length ffn-h
     num-layers-per-virtual-pipeline-stage make-vocab-size-divisible-by"""
 SWITCHES = """bf16 fp16 swiglu group-query-attention untie-embeddings-and-output-weights disable-bias-linear mock-data
     sequence-parallel use-distributed-optimizer overlap-grad-reduce overlap-param-gather recompute-activations
-    moe-grouped-gemm log-throughput use-mcore-models no-position-embedding no-persist-layer-norm"""
+    moe-grouped-gemm log-throughput use-mcore-models no-position-embedding no-persist-layer-norm qk-layernorm
+    add-qkv-bias"""
 TEXTS = """normalization position-embedding-type tokenizer-type tokenizer-model transformer-impl attention-backend
     moe-token-dispatcher-type attention-dropout hidden-dropout lr split data-path"""
 SINCE = {

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm.job import BALANCED, MegatronJob
+from zenith_tune.presets.megatron_lm.job import BALANCED, MegatronJob, without_layout
 from zenith_tune.presets.megatron_lm.options import (
     BALANCED_ROUTING,
     GATHER,
@@ -62,7 +62,8 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
     wanted = _wanted(job, layout, params, filled)
     unfilled = {name: value for name, value in params.items() if name not in filled}
-    return with_options(line, wanted | wanted_overlap(unfilled)).text
+    text = with_options(line, wanted | wanted_overlap(unfilled)).text
+    return text if job.fixed is None else without_layout(text)
 
 
 def measured_command(command: str, job: MegatronJob) -> str:
@@ -96,7 +97,8 @@ def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], fille
         chunks_by=PER_CHUNK if is_old else VIRTUAL,
     )
     kept = {*SIZES.values(), *EXPERTS.values()}
-    if "vp" in filled or (job.has_custom_split and (layout.pp, layout.vp) == (start.pp, start.vp)):
+    is_own_split = job.has_custom_split and job.fixed is None and (layout.pp, layout.vp) == (start.pp, start.vp)
+    if "vp" in filled or is_own_split:
         kept |= {*PIPELINE}
     if "recompute" in filled:
         kept |= {*RECOMPUTE}
@@ -122,12 +124,12 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
             f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
         )
         raise UsageError(problem, hint=hint)
-    line = ParsedCommand.of(command)
+    line, fixed = ParsedCommand.of(command), job.fixed or job.args
     if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
         problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
         raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
     for option in (option for name in left for option in WRITTEN[name]):
-        if option not in SET_ONLY and job.args.has(option) and not is_removable(line, option):
+        if option not in SET_ONLY and fixed.has(option) and not is_removable(line, option):
             where = run.script or "a variable of your command"
             problem = f"{option} is set in {where}, where a trial cannot take it away"
             owners = " and ".join(name for name in left if option in WRITTEN[name])

@@ -25,7 +25,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, CUSTOM_SPLITS, SEQUENCE_PARALLEL
+from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, CUSTOM_SPLITS, LAYOUT_VARIABLE, SEQUENCE_PARALLEL
 from zenith_tune.presets.megatron_lm.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
@@ -80,6 +80,8 @@ class MegatronJob:
     """Of the Megatron tree that the command uses; None where it is not found."""
     routing: str = AS_IS
     """How tokens go to experts while the job is measured; only one that has experts can be balanced."""
+    fixed: MegatronArgs | None = None
+    """The arguments of a script whose layout a variable holds, without that; None of one that has no such variable."""
 
     @property
     def features(self) -> VersionFeatures:
@@ -185,8 +187,34 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         raise UsageError(f"{problem}, but the command has {option}", hint="take it out, or take --preset megatron")
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
-    found = MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
+    found = MegatronJob(
+        args=args,
+        run=run,
+        model=model,
+        job=job,
+        start=start,
+        version=megatron_version(run),
+        fixed=_fixed_args(command, run),
+    )
     return replace(found, routing=given.routing) if _can_balance(found) else found
+
+
+def without_layout(command: str) -> str:
+    """Return the command of a script that `plan --emit` wrote, without the layout that it has by itself.
+
+    >>> without_layout("bash run.sh")
+    'LAYOUT= bash run.sh'
+    """
+    is_said = LAYOUT_VARIABLE in ParsedCommand.of(command).assignments()
+    return command if is_said else f"{LAYOUT_VARIABLE}= {command}"
+
+
+def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:
+    if LAYOUT_VARIABLE not in run.variables:
+        return None
+    other = find_pretrain_run(without_layout(command))
+    is_other = other is not None and other.arguments != run.arguments
+    return MegatronArgs.of(other.arguments) if other is not None and is_other else None
 
 
 def _can_balance(job: MegatronJob) -> bool:
