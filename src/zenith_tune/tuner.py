@@ -13,6 +13,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.choice import choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import TuningPreset, recognised_preset
+from zenith_tune.record.reader import recorded_choices
 from zenith_tune.record.server.url import shown
 from zenith_tune.registry import PresetRegistry, StrategyRegistry, construct, typed
 from zenith_tune.runners.base import Runner, check_runner, make_runner
@@ -111,6 +112,8 @@ class PresetTuner:
             baseline=baseline,
             dump_env=dump_env,
         )
+        if resume:
+            made.continue_with(recorded_choices(place.database_url, place.study_name))
         self.config.check_command()
         self._runner, self._runner_args = runner, runner_args
         self._study: Study | None = None

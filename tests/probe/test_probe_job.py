@@ -50,6 +50,21 @@ def test_the_options_of_a_layout_are_put_into_the_run() -> None:
     assert options.count("--micro-batch-size") == 1
 
 
+def test_sequence_parallelism_of_the_command_is_kept_when_a_layout_raises_tp_from_1() -> None:
+    local = ("--transformer-impl", "local", "--no-persist-layer-norm")
+    assert "--sequence-parallel" in written(job_of(*local, "--sequence-parallel"), "TP4 PP2")
+    assert "--sequence-parallel" not in written(job_of(*local), "TP4 PP2")
+
+
+def test_experts_are_probed_with_balanced_routing_unless_somebody_says_otherwise() -> None:
+    experts = ("--num-experts", "8", "--moe-token-dispatcher-type", "alltoall", "--disable-bias-linear")
+    command = ParsedCommand.from_argv(training(*experts)).text
+    assert "--moe-router-force-load-balancing" in written(job_of(*experts), "TP2")
+    as_is = ProbeJob.of(command, MegatronLmOverrides(routing="as-is"))
+    assert "--moe-router-force-load-balancing" not in written(as_is, "TP2")
+    assert "--moe-router-force-load-balancing" not in written(job_of(), "TP2")
+
+
 @pytest.mark.parametrize("text", ["TP2 DP2", "tp=4,dp=8"])
 def test_data_parallelism_follows_from_the_rest(text: str) -> None:
     with pytest.raises(UsageError, match=r"8 GPUs .*is [24], .*DP[28]") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from tests.command_runs import as_json, running
 from tests.conftest import FAKE_TRAINER
 from tests.requirements import need_module
-from zenith_tune.record.reader import ExportedStudy
+from zenith_tune.record.reader import ExportedStudy, recorded_choices
 from zenith_tune.record.source import find_study
 from zenith_tune.study.trial import Outcome
 
 OLD_STUDIES = Path(__file__).parent / "old_studies"
+STAND_IN = Path(__file__).parents[1] / "standins" / "pretrain_gpt.py"
 COMMAND = ["python", "train.py", "--train-iters", "6", "--iteration-seconds", "0.05"]
 OPTIONS = ["--preset", "megatron", "--args", "n_gpus=4,gbs=16", "--output-dir", "out", "--resume"]
 
@@ -42,6 +44,40 @@ def test_a_study_of_an_earlier_release_is_resumed(
     assert after.study.trials[:num_old] == before.study.trials
     cut_off = [view.trial for view in after.trials if view.trial.outcome is Outcome.CANCELLED]
     assert [trial.number for trial in cut_off] == ([] if name == "complete" else [3])
+
+
+LAYOUTS = shlex.split(
+    "env WORLD_SIZE=4 python pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 "
+    "--seq-length 1024 --vocab-size 32000 --bf16 --micro-batch-size 1 --global-batch-size 16 "
+    "--pipeline-model-parallel-size 2 --train-iters 6 --log-interval 1 --mock-data"
+)
+
+
+def test_a_study_of_layouts_continues_with_the_choices_that_it_was_recorded_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copyfile(STAND_IN, "pretrain_gpt.py")
+    options = ["--args", "cluster=h100x8", "--strategy", "grid", "--db", "out/layouts.db", "--no-confirm"]
+    resumed = ["--study-name", "layouts", "--resume", "--n-trials", "5"]
+    done = running("optimize", capsys)(*options, *resumed, "--", *LAYOUTS)
+    assert done.code == 0, done.err
+    study = find_study("layouts", db="out/layouts.db").view().study
+    assert study.num_searched == 5
+    # What this release searches beyond them is not in the record: the sharded optimizer, and chunks that are laid out.
+    assert all(trial.params.keys() == study.trials[0].params.keys() for trial in study.trials)
+    assert "zero" not in study.trials[-1].params
+    choices = recorded_choices("sqlite:///out/layouts.db", "layouts")
+    assert choices["vp"] == (1, 2, 4)
+    # A new study of the same command has both.
+    done = running("optimize", capsys)(*options, "--study-name", "new", "--n-trials", "1", "--", *LAYOUTS)
+    assert done.code == 0, done.err
+    choices = recorded_choices("sqlite:///out/layouts.db", "new")
+    assert choices["zero"] == (0, 1) and choices["vp"] == (1, 2, 3, 4)
+
+
+def test_a_study_that_is_not_there_was_recorded_with_nothing() -> None:
+    assert recorded_choices("sqlite:///out/none.db", "layouts") == {}
+    assert recorded_choices("sqlite:///out/layouts.db", "none") == {}
 
 
 def test_the_trial_of_the_killed_tuner_is_seen_as_running(out: Path) -> None:

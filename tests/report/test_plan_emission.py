@@ -45,7 +45,7 @@ def test_an_output_folder_that_cannot_be_written_is_one_line(plan: Plan, tmp_pat
 def test_without_a_folder_the_file_alone_is_on_stdout(plan: Plan, more: list[str]) -> None:
     done = plan(*LLAMA, "--emit", "megatron", *more)
     assert done.code == 0
-    assert done.out.startswith("#!/usr/bin/env bash\n") and done.out.endswith("--bf16\n")
+    assert done.out.startswith("#!/usr/bin/env bash\n") and done.out.endswith('"$@"\n')
     assert "tok/s/GPU" in done.err and "note: " in done.err and "#!/usr" not in done.err
 
 

@@ -23,7 +23,7 @@ import sys
 from datetime import datetime
 
 GIB, MIB = 2**30, 2**20
-VERSIONS = {"0.7": (0, 7), "0.12": (0, 12), "0.16": (0, 16), "0.20": (0, 20)}
+VERSIONS = {"0.7": (0, 7), "0.12": (0, 12), "0.13": (0, 13), "0.16": (0, 16), "0.20": (0, 20)}
 COUNTS = {
     "tensor-model-parallel-size": 1,
     "pipeline-model-parallel-size": 1,
@@ -41,7 +41,8 @@ OPTIONAL_COUNTS = """num-layers hidden-size num-attention-heads seq-length ffn-h
     num-layers-per-virtual-pipeline-stage make-vocab-size-divisible-by"""
 SWITCHES = """bf16 fp16 swiglu group-query-attention untie-embeddings-and-output-weights disable-bias-linear mock-data
     sequence-parallel use-distributed-optimizer overlap-grad-reduce overlap-param-gather recompute-activations
-    moe-grouped-gemm log-throughput use-mcore-models no-position-embedding no-persist-layer-norm"""
+    moe-grouped-gemm log-throughput use-mcore-models no-position-embedding no-persist-layer-norm qk-layernorm
+    add-qkv-bias"""
 TEXTS = """normalization position-embedding-type tokenizer-type tokenizer-model transformer-impl attention-backend
     moe-token-dispatcher-type attention-dropout hidden-dropout lr split data-path"""
 SINCE = {
@@ -51,6 +52,7 @@ SINCE = {
     "account-for-loss-in-pipeline-split": (0, 11),
     "recompute-modules": (0, 12),
     "pipeline-model-parallel-layout": (0, 13),
+    "moe-router-force-load-balancing": (0, 13),
     "fake-process-group": (0, 16),
 }
 """Options that older releases refuse."""
@@ -81,7 +83,7 @@ def _add_newer(parser: argparse.ArgumentParser, version: tuple[int, int]) -> Non
     for name, first in SINCE.items():
         if version < first:
             parser.set_defaults(**{name.replace("-", "_"): None})
-        elif name.startswith(("account", "fake")):
+        elif name.startswith(("account", "fake", "moe")):
             parser.add_argument(f"--{name}", action="store_true")
         elif name == "recompute-modules":
             parser.add_argument(f"--{name}", nargs="*")

@@ -169,6 +169,7 @@ def _num_gpus(cluster: str | None) -> int | None:
 def _probed(job: ProbeJob, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
     from rich.console import Console
 
+    from zenith_tune.presets.megatron_lm.command import routing_notes
     from zenith_tune.probe.probe_file import probe_lock, probe_object
     from zenith_tune.probe.probed_layout import ranked
     from zenith_tune.probe.prober import Prober
@@ -188,6 +189,8 @@ def _probed(job: ProbeJob, planner: Planner, layouts: list[Layout], options: Opt
         timeout_s=options["timeout"],
         notify=lambda line: report.say(f"running {line}", style="dim"),
     )
+    for note in routing_notes(job.job):
+        report.say(f"note: {note}")
     lock = probe_lock(folder)
     try:
         lock.acquire()

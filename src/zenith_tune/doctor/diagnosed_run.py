@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from zenith_tune.presets.megatron.swift import CHUNKS, layout_in, megatron_subje
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
 from zenith_tune.presets.megatron_lm.options import OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.space import MegatronLmSpace, SearchLimits
 from zenith_tune.registry import PresetRegistry, construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
@@ -70,6 +71,8 @@ class RunOrigin:
     """What else its study has run: that is known, and no advice."""
     memory_limit_bytes: float | None = None
     """What its study may take of a GPU's memory; None: all of it."""
+    tries: Callable[[Layout], bool] = lambda layout: True
+    """Whether a study of the run may try a layout: what none tries is no advice for speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,8 @@ def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
     job = read_job(command, MegatronLmOverrides(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
     subject = subject_of(job, args.get("cluster"))
     modules = _listed(job.args.line, "--recompute-modules")
-    origin = hints.origin(emitted(MEGATRON_LM, command))
+    limits = SearchLimits(**{name: args[name] for name in ("tp_max", "mbs_max") if name in args})
+    origin = replace(hints.origin(emitted(MEGATRON_LM, command)), tries=MegatronLmSpace(job, limits).tries)
     return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules, origin=origin)
 
 

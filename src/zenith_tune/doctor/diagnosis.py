@@ -232,6 +232,7 @@ def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[st
         unasked=() if trial.params else tuple(preset.implicit_defaults(command)),
         tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
         memory_limit_bytes=study.memory_limit_bytes,
+        tries=preset.tries,
     )
     return trial_diagnosis(subject, layout, trial, origin)
 

@@ -175,8 +175,12 @@ class DiagnosisInput:
         return needed < planned.capacity_bytes
 
     def fitting(self, layouts: Iterable[Layout]) -> list[PlannedLayout]:
-        """Return the estimates of those that are legal and fit."""
-        return [planned for planned in self.legal(layouts) if self.fits(planned)]
+        """Return the estimates of those that are legal, fit, and are what a study of the run tries."""
+        return [planned for planned in self.legal(layouts) if self.is_tried(planned.layout) and self.fits(planned)]
+
+    def is_tried(self, layout: Layout) -> bool:
+        """Tell whether a study may try a layout; another global batch is another training, and no study's matter."""
+        return layout.global_batch != self.layout.global_batch or self.origin.tries(layout)
 
     def neighbours(self) -> list[PlannedLayout]:
         """Return the layouts one change away that fit."""

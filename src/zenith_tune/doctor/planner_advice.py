@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 
 from zenith_tune.describe.cluster_catalog import catalog_cluster
@@ -16,7 +17,8 @@ from zenith_tune.presets.formats import FRAMEWORKS, format_named
 
 LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
 """More than for what has a cause of its own: a plan is less sure of layouts the farther they are from the run."""
-TOP = 8
+TOP = 64
+"""Of the fastest layouts, among which some are wanted and fit."""
 SECONDS = "seconds a step"
 
 
@@ -30,7 +32,7 @@ def single_change(run: DiagnosisInput) -> Advice | None:
 
 def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
     """Advise the planner's best, where it is clearly faster than the run and than a change that gains `over`."""
-    best = fastest_planned(run, pinned={"flash": int(run.layout.flash_attention)})
+    best = fastest_planned(run, pinned={"flash": int(run.layout.flash_attention)}, is_wanted=run.is_tried)
     if best is None or (1 + run.gain(best)) / (1 + over) - 1 < LEAST_GAIN:
         return None
     finding = f"the planner's best layout is {best.name}, several sizes changed at once"
@@ -38,7 +40,12 @@ def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
     return run.advise("better_layout", best, run.step_s(best), SECONDS, finding, command=command)
 
 
-def fastest_planned(run: DiagnosisInput, *, pinned: dict[str, int | str] | None = None) -> PlannedLayout | None:
+def fastest_planned(
+    run: DiagnosisInput,
+    *,
+    pinned: dict[str, int | str] | None = None,
+    is_wanted: Callable[[Layout], bool] = lambda layout: True,
+) -> PlannedLayout | None:
     """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
     for space in (SearchSpace(max_tp=run.cluster.fast_domain), SearchSpace()):
         writable = _writable(run, replace(space, pinned=pinned or {}))
@@ -48,8 +55,8 @@ def fastest_planned(run: DiagnosisInput, *, pinned: dict[str, int | str] | None 
         except UsageError:  # no layout is legal, which is not what was asked
             continue
         # The fastest may all take more than the study may: the front has the fastest of those that take less.
-        found = (*plan.best, *plan.front)
-        fitting = [planned for planned in found if planned.layout not in run.origin.tried and run.fits(planned)]
+        untried = [planned for planned in (*plan.best, *plan.front) if planned.layout not in run.origin.tried]
+        fitting = [planned for planned in untried if is_wanted(planned.layout) and run.fits(planned)]
         if fitting:
             return max(fitting, key=run.gain)
     return None

@@ -97,6 +97,7 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
         tried=tried_layouts(preset, command, points, but=run.layout),
         memory_limit_bytes=_memory_limit(study),
+        tries=preset.tries,
     )
     who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
     return replace(run, measured=measured, origin=origin, what=f"{who} of {folder}")

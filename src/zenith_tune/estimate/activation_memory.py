@@ -126,7 +126,9 @@ def _mlp(w: Workload, stage: Stage, per: LayerBytes, imbalance: float) -> FloatA
     hidden = per.mlp_hidden * w.hidden / stage.sequence_split
     dense: Number = ffn * w.ffn_hidden / stage.tp
     routed = per.expert_hidden * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
-    experts = (w.top_k * imbalance * routed + per.router * w.num_experts) / stage.sequence_split
+    # A rank that has all experts gets its own tokens, whichever they go to; one of several at most those of all.
+    busiest = np.minimum(imbalance, layouts.ep)
+    experts = (w.top_k * busiest * routed + per.router * w.num_experts) / stage.sequence_split
     experts = experts + ffn * w.shared_ffn_hidden / stage.tp
     share = stage.moe_layers / np.maximum(stage.layers, 1.0)
     result: FloatArray = (hidden + (1.0 - share) * dense + share * experts) * stage.tokens

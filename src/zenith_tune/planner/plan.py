@@ -46,6 +46,8 @@ class PlannedLayout:
     memory_bytes: float
     memory_interval_bytes: tuple[float, float]
     """The interval that holds the peak memory with 90%."""
+    imbalanced_bytes: float | None
+    """Peak memory where the busiest expert-parallel rank has IMBALANCE times the mean tokens; None without such."""
     memory_parts: dict[str, float]
     capacity_bytes: float
     oom_probability: float

@@ -16,10 +16,11 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_risk import memory_quantiles
 from zenith_tune.estimate.model_flops import flops_per_token
 from zenith_tune.estimate.step import estimate
-from zenith_tune.estimate.workload import Estimate, FloatArray
+from zenith_tune.estimate.workload import Estimate, FloatArray, Workload
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch_of, layout_at
@@ -28,6 +29,7 @@ from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps, stage_memory
 from zenith_tune.planner.infeasible import DeadEnd
+from zenith_tune.planner.limits import IMBALANCE
 from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
@@ -242,7 +244,16 @@ class Planner:
         estimates = self.estimate(layouts)
         spread = estimates.memory_spread
         memory = memory_quantiles(estimates.memory_bytes, INTERVAL, self.calibration.memory, spread=spread)
-        return [self._planned(layouts, estimates, memory, row) for row in range(len(layouts))]
+        skewed = self._imbalanced(layouts)
+        return [self._planned(layouts, estimates, memory, skewed, row) for row in range(len(layouts))]
+
+    def _imbalanced(self, layouts: LayoutBatch) -> list[float | None]:
+        """Return the memory where routing is not balanced, of layouts that have expert parallelism."""
+        if not self.model.num_experts:
+            return [None] * len(layouts)
+        coefficients = replace(self.calibration.memory, imbalance=IMBALANCE)
+        found = estimate_memory(Workload.of(self.model, self.job), layouts, self.job.framework, coefficients)
+        return [float(size) if ep > 1 else None for size, ep in zip(found.device_bytes, layouts.ep, strict=True)]
 
     def estimate(self, layouts: LayoutBatch) -> Estimate:
         """Estimate memory and time of a batch."""
@@ -292,7 +303,9 @@ class Planner:
     def _neighbours(self, layout: Layout, space: SearchSpace | None) -> list[PlannedLayout]:
         return self.evaluate(neighbours(self.model, self.job, layout, space))
 
-    def _planned(self, layouts: LayoutBatch, found: Estimate, memory: FloatArray, row: int) -> PlannedLayout:
+    def _planned(
+        self, layouts: LayoutBatch, found: Estimate, memory: FloatArray, skewed: list[float | None], row: int
+    ) -> PlannedLayout:
         layout = layout_at(layouts, row)
         step_s = float(found.step_s[row])
         low, high = self.calibration.time.interval
@@ -306,6 +319,7 @@ class Planner:
             time_parts={name: float(part[row]) for name, part in found.time_parts.items()},
             memory_bytes=float(found.memory_bytes[row]),
             memory_interval_bytes=(float(memory[0, row]), float(memory[1, row])),
+            imbalanced_bytes=skewed[row],
             memory_parts={name: float(part[row]) for name, part in found.memory_parts.items()},
             capacity_bytes=float(self.cluster.gpu.memory_bytes),
             oom_probability=float(found.oom_probability[row]),

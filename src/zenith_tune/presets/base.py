@@ -109,6 +109,9 @@ class TuningPreset(ABC):
     def bind(self, command: str) -> None:  # noqa: B027 - most presets need nothing of it
         """Read what `command` itself says of the job, once and before anything else is asked of the preset."""
 
+    def continue_with(self, recorded: Mapping[str, Sequence[Value]]) -> None:  # noqa: B027 - most have one space
+        """Search what the trials of an earlier run chose from, where this release would search something else."""
+
     @abstractmethod
     def get_search_space(self) -> dict[str, Parameter]:
         """Return what is searched."""
@@ -175,6 +178,10 @@ class TuningPreset(ABC):
     def levers(self, command: str, params: Mapping[str, Value]) -> Sequence[Lever]:
         """Return the levers that may be tried on a point, beside what `command` itself has on."""
         return ()
+
+    def tries(self, layout: Layout) -> bool:
+        """Tell whether a study that leaves the search to this preset may try a layout."""
+        return True
 
     def own_point(self, command: str) -> Params | None:
         """Return the point that `command` itself stands for, where it is one of the search space."""

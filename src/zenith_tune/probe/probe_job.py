@@ -19,7 +19,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, parse_values
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.presets.launched_gpus import WORLD_SIZE, pretrain_gpus
-from zenith_tune.presets.megatron_lm.command import written_command
+from zenith_tune.presets.megatron_lm.command import measured_command, written_command
 from zenith_tune.presets.megatron_lm.job import (
     MegatronJob,
     MegatronLmOverrides,
@@ -102,8 +102,8 @@ class ProbeJob:
         fields: dict[str, Any] = {FIELDS.get(name, name): value for name, value in values.items()}
         if "recompute" in fields:
             fields.setdefault("recompute_layers", 0)
-        tp = int(fields.get("tp", start.tp))
-        fields.setdefault("sequence_parallel", tp > 1 and self.job.can_sequence_parallel)
+        tp, cp = (int(fields.get(name, getattr(start, name))) for name in ("tp", "cp"))
+        fields.setdefault("sequence_parallel", self.job.sequence_parallel(tp=tp, cp=cp))
         for name in ("sequence_parallel", "flash_attention"):
             fields[name] = bool(fields.get(name, getattr(start, name)))
         layout = replace(start, **fields)
@@ -141,7 +141,8 @@ class ProbeJob:
 
     def run_of(self, layout: Layout) -> ProgramRun:
         """Return the run with the options of a layout."""
-        run = find_pretrain_run(written_command(self.command, self.job, layout, _point(layout)))
+        written = written_command(self.command, self.job, layout, _point(layout))
+        run = find_pretrain_run(measured_command(written, self.job))
         assert run is not None
         return run
 

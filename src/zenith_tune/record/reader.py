@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import fields
@@ -13,11 +14,12 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
 from zenith_tune.record.server.url import shown
-from zenith_tune.record.storage import clear_errors, database_path, open_for_reading
+from zenith_tune.record.storage import clear_errors, database_path, open_for_reading, open_storage
 from zenith_tune.record.stored_trial import TWIN_OF, TrialFolders, exported_trial, refuse_unreadable, trial_view
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView, study_of
 from zenith_tune.study.files import Json, open_regular
-from zenith_tune.study.parameters import Direction
+from zenith_tune.study.optuna_types import quiet_optuna
+from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.study import Study
 from zenith_tune.units import MIB
 
@@ -95,6 +97,27 @@ def study_names(url: str) -> list[str]:
     storage = open_for_reading(url)
     with clear_errors(url):
         return [study.study_name for study in reversed(storage.get_all_studies())]
+
+
+def recorded_choices(url: str, name: str) -> dict[str, tuple[Value, ...]]:
+    """Return what every trial of a study chose from, by parameter; nothing of one that is not there or has no trials.
+
+    Parameters that some trials have beside those of the others are no part of the search space.
+    """
+    if (path := database_path(url)) is not None and not path.is_file():
+        return {}
+    storage = open_storage(url)  # a server may be starting, and have no tables yet
+    with clear_errors(url), refuse_unreadable(f"the trials of study {name!r}"), quiet_optuna(logging.ERROR):
+        is_there = any(study.study_name == name for study in storage.get_all_studies())
+        trials = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False) if is_there else []
+        storage.remove_session()
+        storage.engine.dispose()
+    points = [trial.distributions for trial in trials if trial.distributions]
+    return {
+        name: tuple(kind.choices)
+        for name, kind in (points[0] if points else {}).items()
+        if hasattr(kind, "choices") and all(name in point for point in points)
+    }
 
 
 class StudyReader:

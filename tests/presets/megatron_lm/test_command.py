@@ -6,7 +6,7 @@ import pytest
 
 from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
@@ -88,6 +88,17 @@ def test_sequence_parallelism_comes_and_goes_with_tp() -> None:
     assert applied(SMALL, {"tp": 2}).get("--sequence-parallel") == ""
 
 
+def test_sequence_parallelism_of_the_command_is_kept_when_tp_is_raised_from_1() -> None:
+    local = f"{SMALL} --transformer-impl local --no-persist-layer-norm"
+    assert applied(f"{local} --sequence-parallel", {"tp": 2}).get("--sequence-parallel") == ""
+    assert not applied(local, {"tp": 2}).has("--sequence-parallel")
+
+
+def test_a_command_without_the_distributed_optimizer_gets_it_where_a_point_says_so() -> None:
+    assert applied(SMALL, {"zero": 1}).has("--use-distributed-optimizer")
+    assert not applied(SMALL, {"zero": 0}).has("--use-distributed-optimizer")
+
+
 def test_a_pipeline_that_does_not_go_evenly_is_counted_or_laid_out() -> None:
     line = applied(DEEPSEEK_V3, {"tp": 2, "pp": 16, "ep": 16, "etp": 1})
     assert line.get("--pipeline-model-parallel-layout") == "Et*3|(t*4|)*14,t*2mL"
@@ -153,6 +164,47 @@ def test_a_trial_logs_every_iteration_and_the_point_itself_does_not() -> None:
         ParsedCommand.of(preset.apply_parameters(command, preset.own_point(command) or {})).get("--log-interval")
         == "50"
     )
+
+
+def test_experts_are_measured_with_balanced_routing_and_the_point_itself_is_not() -> None:
+    preset = bound(MIXTRAL)
+    own = preset.own_point(MIXTRAL)
+    assert own is not None and own["routing"] == "balanced"
+    written = preset.apply_parameters(MIXTRAL, own)
+    assert ParsedCommand.of(preset.trial_command(written)).get("--moe-router-force-load-balancing") == ""
+    assert not ParsedCommand.of(written).has("--moe-router-force-load-balancing")
+
+
+@pytest.mark.parametrize(
+    ("command", "keywords"),
+    [
+        (SMALL, {}),
+        (MIXTRAL, {"routing": "as-is"}),
+        (f"{MIXTRAL} --moe-router-force-load-balancing", {}),
+    ],
+)
+def test_routing_is_left_alone_where_there_is_none_or_somebody_says_so(
+    command: str, keywords: dict[str, int | str]
+) -> None:
+    preset = bound(command, **keywords)
+    assert "routing" not in preset.get_search_space()
+    count = command.count("--moe-router-force-load-balancing")
+    assert preset.trial_command(command).count("--moe-router-force-load-balancing") == count
+
+
+def test_a_routing_that_is_none_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="as-is"):
+        MegatronLmPreset(routing="asis")
+
+
+def test_a_study_without_balanced_routing_continues_without() -> None:
+    preset = bound(MIXTRAL)
+    recorded = {name: [value] for name, value in (preset.own_point(MIXTRAL) or {}).items() if name != "routing"}
+    preset.continue_with(recorded)
+    assert "--moe-router-force-load-balancing" not in preset.trial_command(MIXTRAL)
+    preset = bound(MIXTRAL)
+    preset.continue_with({**recorded, "routing": ["balanced"]})
+    assert "--moe-router-force-load-balancing" in preset.trial_command(MIXTRAL)
 
 
 def test_a_script_that_does_not_pass_its_arguments_on_logs_as_it_does(script: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_no_flag_is_one_that_megatron_does_not_know() -> None:
     [
         (target(tp=2), True),
         (target(cp=2), True),
-        (target(pp=2), False),
+        (target(pp=2), True),
         (target(cluster="b200x64", tp=2), False),
         (target(cluster="gb200x64", tp=2), False),
     ],
@@ -126,27 +127,40 @@ def test_one_connection_is_set_where_megatron_asks_for_it(at: Target, needed: bo
     assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in emit_megatron(at).text) is needed
 
 
-def printed(at: Target, folder: Path) -> str:
+def printed(at: Target, folder: Path, arguments: Sequence[str] = ("--data-path", "my data"), **variables: str) -> str:
     """Run a script with a torchrun that prints what it is given."""
     emission = emit_megatron(at)
     (folder / emission.file_name).write_text(emission.text)
     (folder / "torchrun").write_text('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n')
     (folder / "torchrun").chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "MASTER_ADDR": "here"}
-    command = ["bash", emission.file_name, "--data-path", "my data"]
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "MASTER_ADDR": "here", **variables}
+    command = ["bash", emission.file_name, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_script_runs_and_passes_on_what_it_is_given(tmp_path: Path) -> None:
     shown = printed(target(cluster="h100x8", tp=8, sequence_parallel=True), tmp_path)
     assert shown.startswith("1 --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --num-layers 80 --hidden-size 8192")
-    assert " --data-path my data --tensor-model-parallel-size 8 " in shown, "the layout has the last word"
-    assert shown.rstrip().endswith("--bf16")
+    assert " --tensor-model-parallel-size 8 " in shown and "--mock-data" not in shown
+    assert shown.rstrip().endswith(" --data-path my data"), "what is given has the last word"
 
 
 def test_the_shell_leaves_a_layout_as_it_is(tmp_path: Path) -> None:
     shown = printed(target(model=DEEPSEEK_V3, cluster="h100x2048", pp=16, ep=64), tmp_path)
     assert " --pipeline-model-parallel-layout Et*3|(t*4|)*14,t*2mL --expert" in shown
+
+
+def test_a_script_without_data_trains_on_mock_data(tmp_path: Path) -> None:
+    shown = printed(target(cluster="h100x8", tp=8), tmp_path, [])
+    assert "--mock-data" in shown and "--tokenizer-type NullTokenizer" in shown
+    assert "--mock-data" not in printed(target(cluster="h100x8", tp=8), tmp_path, [], DATA="--data-path x")
+
+
+def test_a_layout_that_is_given_takes_the_place_of_the_scripts_own(tmp_path: Path) -> None:
+    at = target(cluster="h100x8", pp=2, recompute="full/uniform", recompute_layers=1)
+    shown = printed(at, tmp_path, ["--tensor-model-parallel-size", "8"], LAYOUT="")
+    assert "--recompute" not in shown and "--pipeline-model-parallel-size" not in shown
+    assert "--recompute-granularity full" in printed(at, tmp_path, [])
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_llama3_70b_is_written_as_in_its_report() -> None:
         "--swiglu",
         "--disable-bias-linear",
         "--untie-embeddings-and-output-weights",
+        "--vocab-size 128256",
     ]
 
 

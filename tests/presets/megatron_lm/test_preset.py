@@ -181,6 +181,7 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         ("PYTHONPATH", "0.20"),
         ("tp, pp, vp, ep, etp, mbs, recompute",),
         ("--log-interval 1",),
+        ("--moe-router-force-load-balancing", "routing=as-is"),
         ("--rampup-batch-size",),
         ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
     ]
@@ -206,7 +207,8 @@ def test_notes_name_the_script_and_what_it_hides(tmp_path: Path, monkeypatch: py
         ({}, "mbs1"),
         ({"tp": 4, "pp": 2, "vp": 4, "mbs": 2, "recompute": "full/block5"}, "TP4 PP2 VP4 mbs2 full/block5"),
         ({"cp": 2, "ep": 8, "etp": 2, "recompute": "selective"}, "CP2 EP8 ETP2 mbs1 selective"),
-        ({"zero": 1, "sequence_parallel": False}, "Z1 mbs1 no SP"),
+        ({"zero": 1, "sequence_parallel": False}, "Z1 mbs1"),
+        ({"tp": 2, "sequence_parallel": False}, "TP2 mbs1 no SP"),
         ({"overlap": "none", "tp_overlap": False, "ep_overlap": False}, "mbs1"),
         (
             {"overlap": "params", "tp_overlap": True, "ep_overlap": True, "recompute": "selective/moe_act"},

@@ -29,6 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(minor: int, options: str, layers: int) -> str:
     job = "--seq-length 128 --vocab-size 1000 --bf16 --global-batch-size 32 --micro-batch-size 1 --log-interval 1"
+    job += " --use-distributed-optimizer"
     return f"torchrun --nproc-per-node 8 m{minor}/pretrain_gpt.py --num-layers {layers} {DENSE} {job} {options}"
 
 
@@ -140,6 +141,13 @@ def notes(minor: int, **version: int | str) -> str:
 def test_a_note_names_the_version_and_its_tree(here: Path) -> None:
     note = notes(16, patch=1)
     assert mentions(note, "Megatron 0.16.1", f"{here}/m16") and "warning" not in note
+
+
+@pytest.mark.parametrize(("minor", "is_balanced"), [(12, False), (13, True), (20, True)])
+def test_routing_is_balanced_by_releases_that_have_the_option(minor: int, is_balanced: bool) -> None:
+    experts = "--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall"
+    found = Tuned(minor, experts)
+    assert ("--moe-router-force-load-balancing" in found.preset.trial_command(found.command)) == is_balanced
 
 
 def test_a_version_that_is_not_known_is_taken_for_the_newest_with_a_warning(here: Path) -> None:

@@ -8,9 +8,12 @@ import pytest
 
 from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200, read
+from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.layouts.axes import Axes
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import RULES, broken_rules
+from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.megatron_lm.space import STAGES, MegatronLmSpace, SearchLimits
 from zenith_tune.study.parameters import Params
 
@@ -40,6 +43,7 @@ def test_sizes_are_divisors_of_the_gpus_that_the_model_allows() -> None:
         "cp": (1,),
         "ep": (1,),
         "etp": (1,),
+        "zero": (0, 1),
         "mbs": (1, 2, 3, 4, 6, 8, 12),
         "recompute": ("none", "selective", "full/uniform1", "full/block1", "full/block3"),
     }
@@ -72,6 +76,7 @@ def test_what_is_not_searched_stays_as_it_is_in_the_command() -> None:
         "etp": (1,),
         "mbs": (1, 2, 4, 8, 16),
         "recompute": ("selective",),
+        "routing": ("balanced",),
     }
     assert found.open_names == ["mbs"]
 
@@ -103,6 +108,7 @@ COMMANDS = {
     ),
     "uneven layers": (tiny("--num-layers 7", n_gpus=8, gbs=8), "default"),
     "all axes": (tiny("--use-distributed-optimizer", n_gpus=4, gbs=8), "default+cp+zero+sequence_parallel"),
+    "sharded at best": (tiny("--tensor-model-parallel-size 2 --seq-length 129", n_gpus=8, gbs=8), "default"),
     "experts": (tiny("--num-experts 4 --moe-ffn-hidden-size 48 --disable-bias-linear", n_gpus=4, gbs=4), "default"),
     "every etp": (tiny("--num-experts 4 --disable-bias-linear", n_gpus=4, gbs=4), "tp+pp+ep+etp+recompute"),
     "experts with a bias": (tiny("--num-experts 4", n_gpus=4, gbs=4), "default"),
@@ -234,8 +240,70 @@ def test_sequence_parallelism_follows_tp_unless_torchs_own_norms_forbid_it_or_it
     assert not space(tiny(), "tp+sequence_parallel").layout({**with_tp, "sequence_parallel": False}).sequence_parallel
 
 
+def test_sequence_parallelism_that_the_command_has_at_tp_1_is_kept() -> None:
+    local = tiny("--transformer-impl local --no-persist-layer-norm --sequence-parallel")
+    assert space(local).layout({**PLAIN, "tp": 2}).sequence_parallel
+    experts = f"{local} --num-experts 4 --disable-bias-linear"
+    tensor_parallel = [point for point in space(experts).points() if point["tp"] != 1]
+    assert tensor_parallel and all(space(experts).layout(point).sequence_parallel for point in tensor_parallel)
+    without = tiny("--transformer-impl local --no-persist-layer-norm --num-experts 4 --disable-bias-linear")
+    assert {point["tp"] for point in space(without).points()} == {1}
+
+
+def test_a_sequence_that_tp_does_not_divide_is_left_whole() -> None:
+    odd = space(tiny("--seq-length 129", n_gpus=4, gbs=4))
+    assert {odd.layout(point).sequence_parallel for point in odd.points() if point["tp"] == 2} == {False}
+
+
+def test_a_command_whose_optimizer_is_not_sharded_is_tried_sharded_and_its_own_layout_alone_is_not() -> None:
+    found = space(tiny("--pipeline-model-parallel-size 2", n_gpus=4, gbs=8))
+    points = list(found.points())
+    alone = [point for point in points if found.layout(point).dp == 1]
+    unsharded = [point for point in points if point["zero"] == 0 and point not in alone]
+    assert unsharded == [found.own_point()]
+    assert {point["zero"] for point in alone} == {0}
+    assert {**found.own_point(), "zero": 1} in points
+    both = space(tiny(n_gpus=4, gbs=8), "default+zero")
+    assert {point["zero"] for point in both.points() if both.layout(point).dp == 4} == {0, 1}
+
+
+def test_a_command_with_tp_and_no_sequence_parallelism_is_tried_with_it() -> None:
+    found = space(tiny("--tensor-model-parallel-size 2 --use-distributed-optimizer", n_gpus=4, gbs=8))
+    without = [point for point in found.points() if point["tp"] != 1 and not point["sequence_parallel"]]
+    assert without == [found.own_point()]
+    assert "sequence_parallel" not in space(LLAMA3_8B).choices and "zero" not in space(LLAMA3_8B).choices
+
+
+@pytest.mark.parametrize(
+    ("options", "is_tried"),
+    [
+        ("", True),
+        ("--optimizer adam", True),
+        ("--optimizer sgd", False),
+        ("--optimizer muon", False),
+        ("--load checkpoints", False),
+        ("--load checkpoints --finetune", True),
+    ],
+)
+def test_the_distributed_optimizer_is_tried_where_it_goes(options: str, is_tried: bool) -> None:
+    assert ("zero" in space(tiny(options)).searched) == is_tried
+
+
+def test_one_gpu_has_nothing_to_shard() -> None:
+    assert "zero" not in space(tiny(n_gpus=1, gbs=4)).choices
+
+
+def test_pipelines_are_laid_out_in_as_many_chunks_as_a_plan_has() -> None:
+    found = space(LLAMA3_8B)
+    assert found.choices["vp"] == (1, 2, 3, 4, 5, 6, 7, 8, 16)
+    planned = Axes(model=load_model("llama3-8b"), job=found.job.job, num_gpus=8, space=SearchSpace()).pipeline()
+    tried = {(point["pp"], point["vp"]) for point in found.points()}
+    assert tried <= set(planned)
+    assert {(2, 3), (4, 3), (2, 7)} <= tried
+
+
 def test_a_pipeline_that_the_command_splits_by_itself_stays_a_choice() -> None:
-    own: Params = {**PLAIN, "pp": 2, "vp": 4}
+    own: Params = {**PLAIN, "pp": 2, "vp": 4, "zero": 0}
     command = tiny("--pipeline-model-parallel-size 2", n_gpus=2, gbs=4)
     assert mentions(space(command).explain(own), "num_layers", "pp*vp", 6, 8)
     # Stages of their own for embedding and loss, which no plan makes.

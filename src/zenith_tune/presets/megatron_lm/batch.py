@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -29,19 +29,19 @@ class TunedBatch(LayoutBatch):
 
 
 def layouts_of(
-    table: PointTable, start: Layout, *, recompute: Mapping[str, Layout], sp_follows_tp: bool
+    table: PointTable, start: Layout, *, recompute: Mapping[str, Layout], sequence_parallel: Callable[..., Any]
 ) -> LayoutBatch:
     """Return the layouts of rows; what is not chosen is 1, or else as in `start`.
 
-    `recompute` has for each kind a layout that recomputes in this way; with `sp_follows_tp` every row with tensor
-    parallelism has sequence parallelism.
+    `recompute` has for each kind a layout that recomputes in this way; `sequence_parallel` tells of tp and cp whether
+    they have it, where it is no choice of its own.
     """
     columns: dict[str, Any] = {
         name: table[name] for name in (*SIZES, "mbs", "zero", "sequence_parallel") if name in table
     }
-    columns = {"mbs": start.micro_batch, "zero": start.zero, "sequence_parallel": start.sequence_parallel} | columns
-    if sp_follows_tp:
-        columns["sequence_parallel"] = columns["tp"] > 1
+    columns = {"mbs": start.micro_batch, "zero": start.zero} | columns
+    if "sequence_parallel" not in table:
+        columns["sequence_parallel"] = sequence_parallel(tp=columns.get("tp", 1), cp=columns.get("cp", 1))
     if "recompute" in table:
         kinds = [recompute[str(kind)] for kind in table.values["recompute"]]
         codes = np.array([(RECOMPUTE_NAMES.index(kind.recompute), kind.recompute_layers) for kind in kinds])

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.job import BALANCED, MegatronJob, without_layout
 from zenith_tune.presets.megatron_lm.levers import lever_options
 from zenith_tune.presets.megatron_lm.options import (
+    BALANCED_ROUTING,
     GATHER,
     GRADS,
+    LOG_INTERVAL,
     OPTIONS,
     PER_CHUNK,
     PIPELINE,
@@ -56,10 +58,11 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     """
     values = {**params, "gbs": layout.global_batch, "n_gpus": layout.num_gpus}
     filled = placeholder_names(command, values)
-    if not takes_options(job):
+    if not job.takes_options:
         return fill_placeholders(command, values)[0]
     line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
-    return with_options(line, wanted_switches(job, layout, params, filled)).text
+    text = with_options(line, wanted_switches(job, layout, params, filled)).text
+    return text if job.fixed is None else without_layout(text)
 
 
 def wanted_switches(
@@ -70,9 +73,23 @@ def wanted_switches(
     return _wanted(job, layout, params, filled) | wanted_overlap(unfilled) | lever_options(job, unfilled)
 
 
-def takes_options(job: MegatronJob) -> bool:
-    """Tell whether options that are added to the command reach the program: a script must pass them on."""
-    return job.run is None or not job.run.script or job.run.added_at is not None
+def measured_command(command: str, job: MegatronJob) -> str:
+    """Return a command as it is measured: with a line of the log for every iteration, and its routing as asked for."""
+    if not job.takes_options:
+        return command
+    wanted: Wanted = {LOG_INTERVAL: 1, **({BALANCED_ROUTING: True} if job.routing == BALANCED else {})}
+    return with_options(ParsedCommand.of(command), wanted).text
+
+
+def routing_notes(job: MegatronJob) -> list[str]:
+    """Return how tokens go to experts in what is measured."""
+    if not job.has_experts or job.args.has(BALANCED_ROUTING):
+        return []
+    why = "a router that is not trained sends most tokens to a few experts"
+    if job.routing == BALANCED:
+        how = f"runs are measured with balanced routing ({BALANCED_ROUTING})"
+        return [f"{how}, as {why}; the best command is without; routing=as-is measures your router's own"]
+    return [f"runs are measured with your router's own choices: {why}, which takes memory and time"]
 
 
 def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:
@@ -87,7 +104,8 @@ def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], fille
         chunks_by=PER_CHUNK if is_old else VIRTUAL,
     )
     kept = {*SIZES.values(), *EXPERTS.values()}
-    if "vp" in filled or (job.has_custom_split and (layout.pp, layout.vp) == (start.pp, start.vp)):
+    is_own_split = job.has_custom_split and job.fixed is None and (layout.pp, layout.vp) == (start.pp, start.vp)
+    if "vp" in filled or is_own_split:
         kept |= {*PIPELINE}
     if "recompute" in filled:
         kept |= {*RECOMPUTE}
@@ -113,12 +131,12 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
             f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
         )
         raise UsageError(problem, hint=hint)
-    line = ParsedCommand.of(command)
+    line, fixed = ParsedCommand.of(command), job.fixed or job.args
     if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
         problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
         raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
     for option in (option for name in left for option in WRITTEN[name]):
-        if option not in SET_ONLY and job.args.has(option) and not is_removable(line, option):
+        if option not in SET_ONLY and fixed.has(option) and not is_removable(line, option):
             where = run.script or "a variable of your command"
             problem = f"{option} is set in {where}, where a trial cannot take it away"
             owners = " and ".join(name for name in left if option in WRITTEN[name])

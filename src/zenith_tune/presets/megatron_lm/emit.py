@@ -12,7 +12,17 @@ from collections.abc import Sequence
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.megatron_lm.options import Options, layout_notes, low_precision, megatron_options
+from zenith_tune.presets.megatron_lm.options import (
+    LAYOUT_VARIABLE,
+    OPTIONS,
+    PIPELINE,
+    RECOMPUTE,
+    SEQUENCE_PARALLEL,
+    Options,
+    layout_notes,
+    low_precision,
+    megatron_options,
+)
 from zenith_tune.shell import plain_value
 
 
@@ -29,7 +39,7 @@ def model_options(model: ModelSpec, seq_len: int) -> Options:
 
 def model_notes(model: ModelSpec) -> list[str]:
     """Return what of the model no option here says."""
-    notes = [f"the tokenizer gives the vocabulary: {model.vocab} here (--vocab-size where it does not)"]
+    notes = [f"vocabulary: {model.vocab} by --vocab-size, where the tokenizer has none of its own"]
     if not model.num_positions:
         notes.append("positions are taken to be rotary: add --rotary-base and scaling as the model has them")
     if model.num_experts:
@@ -117,6 +127,12 @@ NEWER_THAN_HOPPER = ("b200", "b300", "gb200", "gb300")
 LOCAL = "megatron-local"
 
 
+REPLACED = frozenset((*OPTIONS.values(), *PIPELINE, *RECOMPUTE, SEQUENCE_PARALLEL))
+"""What a trial gives itself, or must be able to take away."""
+MOCK_DATA = "--mock-data --tokenizer-type NullTokenizer --train-iters 30 --lr 1e-4 --eval-iters 0"
+DATA_OPTIONS = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
+
+
 def megatron_flags(target: Target) -> list[str]:
     """Return the flags of the layout in Megatron's spelling: hyphens, and switches without a value."""
     return _flags({**megatron_options(target), "seq_length": target.job.seq_len, **_precision(target)})
@@ -125,33 +141,51 @@ def megatron_flags(target: Target) -> list[str]:
 def model_flags(target: Target) -> list[str]:
     """Return the flags of the model."""
     local: Options = {"transformer_impl": "local"} if target.job.framework.name == LOCAL else {}
-    return _flags({**model_options(target.model, target.job.seq_len), **local})
+    vocab: Options = {"vocab_size": target.model.vocab}
+    return _flags({**model_options(target.model, target.job.seq_len), **vocab, **local})
 
 
 def emit_megatron(target: Target) -> Emission:
     """Return a script; what follows its name on the command line goes to Megatron too: data and schedule.
 
-    It stands between the model and the layout, because of two values Megatron takes the last.
+    Of two values Megatron takes the last, and what must be taken away stands in a variable: a study can tune it.
     """
-    connections = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one_connection(target) else []
+    flags = megatron_flags(target)
+    setup = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one_connection(target) else []
+    setup += _variables([flag for flag in flags if flag.split()[0] in REPLACED])
     launch = f"torchrun --nproc-per-node {target.gpus_per_node} --nnodes {target.num_nodes}"
     if target.num_nodes > 1:
         launch += ' --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"'
     start = f'{launch} "${{PRETRAIN:-pretrain_gpt.py}}"'
-    lines = [start, *model_flags(target), '"$@"', *megatron_flags(target)]
-    return Emission(file_name="run_megatron.sh", text=_script(target, lines, connections), notes=_notes(target))
+    fixed = [flag for flag in flags if flag.split()[0] not in REPLACED]
+    lines = [start, *model_flags(target), *fixed, f'${LAYOUT_VARIABLE} $DATA "$@"']
+    return Emission(file_name="run_megatron.sh", text=_script(target, lines, setup), notes=_notes(target))
+
+
+def _variables(layout: Sequence[str]) -> list[str]:
+    """Return what a trial, or a user, puts something else in the place of: the layout, and data where none is given."""
+    words = " ".join(word for flag in layout for word in shlex.split(flag))
+    patterns = " | ".join(f'*" {option} "*' for option in DATA_OPTIONS)
+    return [
+        f'{LAYOUT_VARIABLE}=${{{LAYOUT_VARIABLE}-"{words}"}}',
+        f'DATA=${{DATA-"{MOCK_DATA}"}}',
+        f'case " $* " in {patterns}) DATA= ;; esac',
+    ]
 
 
 def _script(target: Target, lines: Sequence[str], setup: Sequence[str] = ()) -> str:
     """Return a shell script that runs one command, written over several lines."""
-    script = ["#!/usr/bin/env bash", f"# {target.title}", "set -euo pipefail", *setup]
+    # Without -f the shell might take a pipeline's layout for a pattern of files.
+    script = ["#!/usr/bin/env bash", f"# {target.title}", "set -efuo pipefail", *setup]
     return "\n".join(script) + "\n" + " \\\n  ".join(lines) + "\n"
 
 
 def needs_one_connection(target: Target) -> bool:
-    """Tell whether Megatron insists on CUDA_DEVICE_MAX_CONNECTIONS=1: before Blackwell, with TP or CP."""
-    is_new = target.cluster.gpu.name.lower().startswith(NEWER_THAN_HOPPER)
-    return not is_new and (target.layout.tp > 1 or target.layout.cp > 1)
+    """Tell whether Megatron insists on CUDA_DEVICE_MAX_CONNECTIONS=1: before Blackwell, with TP or CP.
+
+    A layout without may be tuned into one that has them.
+    """
+    return not target.cluster.gpu.name.lower().startswith(NEWER_THAN_HOPPER)
 
 
 def _flags(options: Options) -> list[str]:
@@ -167,7 +201,8 @@ def _precision(target: Target) -> Options:
 
 
 def _notes(target: Target) -> tuple[str, ...]:
-    notes = ["give the data, the tokenizer and the schedule as arguments of the script"]
+    notes = ["it trains on mock data: give yours, the tokenizer and the schedule as arguments of the script"]
+    notes.append("tune it by: zenithtune optimize -- bash run.sh")
     notes += model_notes(target.model)
     if needs_one_connection(target):
         notes.append("CUDA_DEVICE_MAX_CONNECTIONS=1 is set: Megatron asks for it with TP or CP before Blackwell")

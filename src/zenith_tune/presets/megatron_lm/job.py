@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
@@ -19,11 +20,13 @@ from zenith_tune.describe.megatron.model import model_from_args, model_name
 from zenith_tune.describe.megatron.version import MegatronVersion, megatron_version
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
+from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, CUSTOM_SPLITS, LAYOUT_VARIABLE, SEQUENCE_PARALLEL
+from zenith_tune.presets.megatron_lm.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron_lm.version import VersionFeatures
 from zenith_tune.presets.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
@@ -42,6 +45,8 @@ OTHER_SHARDING = (
     "--use-custom-fsdp",
     "--tensor-parallel-num-weight-shards",
 )
+BALANCED, AS_IS = ROUTINGS = ("balanced", "as-is")
+"""How tokens go to experts while something is measured: to all alike, or where the command's own router sends them."""
 MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
 SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
 
@@ -54,6 +59,11 @@ class MegatronLmOverrides:
     gbs: int | None = None
     model: str | None = None
     vocab: int | None = None
+    routing: str = BALANCED
+
+    def __post_init__(self) -> None:
+        if self.routing not in ROUTINGS:
+            raise UnknownNameError("routing", self.routing, ROUTINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,10 @@ class MegatronJob:
     start: Layout
     version: MegatronVersion | None = None
     """Of the Megatron tree that the command uses; None where it is not found."""
+    routing: str = AS_IS
+    """How tokens go to experts while the job is measured; only one that has experts can be balanced."""
+    fixed: MegatronArgs | None = None
+    """The arguments of a script whose layout a variable holds, without that; None of one that has no such variable."""
 
     @property
     def features(self) -> VersionFeatures:
@@ -85,15 +99,37 @@ class MegatronJob:
         return self.model is not None and self.model.num_experts > 0
 
     @property
+    def takes_options(self) -> bool:
+        """Tell whether options that are added to the command reach the program: a script must pass them on."""
+        return self.run is None or not self.run.script or self.run.added_at is not None
+
+    @property
     def has_custom_split(self) -> bool:
         """Tell whether the command itself says which layers each stage of its pipeline gets."""
         return self.args.first(*CUSTOM_SPLITS) is not None
 
     @property
     def can_sequence_parallel(self) -> bool:
-        """Tell whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it."""
+        """Tell whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it.
+
+        A command that has it is taken at its word, also at tp 1, where Megatron ignores it.
+        """
         has_own_norms = is_local(self.args) and self.args.has("--no-persist-layer-norm")
-        return not has_own_norms or self.start.sequence_parallel
+        return not has_own_norms or self.args.has(SEQUENCE_PARALLEL)
+
+    def sequence_parallel(self, *, tp: N, cp: N) -> Any:
+        """Tell whether a layout of these sizes has it where nobody says: it sends as much as without, and keeps less.
+
+        For arrays of sizes, which of them do.
+        """
+        return (tp > 1) & (self.job.seq_len % (tp * cp) == 0) & self.can_sequence_parallel
+
+    @property
+    def can_shard(self) -> bool:
+        """Tell whether the distributed optimizer goes: it takes Adam alone, and loads no state of another optimizer."""
+        args = self.args
+        loads_state = args.has("--load") and args.first("--no-load-optim", "--finetune") is None
+        return args.text("--optimizer") in (None, "adam") and not loads_state and not args.has("--freeze-all-layers")
 
 
 def at_most(what: str, number: int, most: int) -> int:
@@ -151,7 +187,40 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         raise UsageError(f"{problem}, but the command has {option}", hint="take it out, or take --preset megatron")
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
-    return MegatronJob(args=args, run=run, model=model, job=job, start=start, version=megatron_version(run))
+    found = MegatronJob(
+        args=args,
+        run=run,
+        model=model,
+        job=job,
+        start=start,
+        version=megatron_version(run),
+        fixed=_fixed_args(command, run),
+    )
+    return replace(found, routing=given.routing) if _can_balance(found) else found
+
+
+def without_layout(command: str) -> str:
+    """Return the command of a script that `plan --emit` wrote, without the layout that it has by itself.
+
+    >>> without_layout("bash run.sh")
+    'LAYOUT= bash run.sh'
+    """
+    is_said = LAYOUT_VARIABLE in ParsedCommand.of(command).assignments()
+    return command if is_said else f"{LAYOUT_VARIABLE}= {command}"
+
+
+def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:
+    if LAYOUT_VARIABLE not in run.variables:
+        return None
+    other = find_pretrain_run(without_layout(command))
+    is_other = other is not None and other.arguments != run.arguments
+    return MegatronArgs.of(other.arguments) if other is not None and is_other else None
+
+
+def _can_balance(job: MegatronJob) -> bool:
+    """Tell whether routing can be balanced from outside: the version has the option, and the command has it not."""
+    has_option = job.features.has(BALANCED_ROUTING_SINCE) and not job.args.has(BALANCED_ROUTING)
+    return job.has_experts and has_option and job.takes_options
 
 
 def unread_job(given: MegatronLmOverrides) -> MegatronJob:
@@ -218,7 +287,7 @@ def _start(args: MegatronArgs, model: ModelSpec, *, num_gpus: int, given: Megatr
         zero=int(args.has("--use-distributed-optimizer")),
         recompute=recompute,
         recompute_layers=layers,
-        sequence_parallel=args.has("--sequence-parallel") and tp > 1,
+        sequence_parallel=args.has(SEQUENCE_PARALLEL) and tp > 1,
         flash_attention=has_flash_attention(args),
     )
 

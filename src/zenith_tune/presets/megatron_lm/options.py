@@ -46,6 +46,7 @@ RECOMPUTE = (
 SHARDING = "--use-distributed-optimizer"
 GRADS, GATHER = "--overlap-grad-reduce", "--overlap-param-gather"
 TP_OVERLAP, EP_OVERLAP = "--tp-comm-overlap", "--overlap-moe-expert-parallel-comm"
+BALANCED_ROUTING = "--moe-router-force-load-balancing"
 BARE = frozenset((*ACCOUNT, RECOMPUTE[-1], SEQUENCE_PARALLEL, SHARDING, GRADS, GATHER, TP_OVERLAP, EP_OVERLAP))
 """Switches, which take no value."""
 
@@ -53,6 +54,10 @@ Wanted = dict[str, Value | None]
 """Options with their values; True for a switch that is on, None for what must not be there."""
 
 
+LAYOUT_VARIABLE = "LAYOUT"
+"""Of a script that `plan --emit` writes: its layout, in whose place a trial gives its own."""
+ROUTED = "routing"
+"""The name under which a point says that its run was measured with balanced routing."""
 LOG_INTERVAL = "--log-interval"
 """After how many iterations Megatron prints a line; 100 unless it is given."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.levers import NONE, Lever, chosen_levers
 from zenith_tune.presets.megatron_lm.command import (
+    measured_command,
     refuse_unwritable,
-    takes_options,
+    routing_notes,
     wanted_switches,
     written_command,
 )
 from zenith_tune.presets.megatron_lm.job import (
+    BALANCED,
     MAX_GPUS,
     MegatronJob,
     MegatronLmOverrides,
@@ -33,7 +36,7 @@ from zenith_tune.presets.megatron_lm.job import (
 from zenith_tune.presets.megatron_lm.levers import NAMES, NUMERIC, PLAIN, lever_space, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
-from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
@@ -54,7 +57,7 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     job = space.job
     notes = [_what_was_read(job), version_note(job.version)]
     notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
-    notes += _hidden(job) + _log(job)
+    notes += _hidden(job) + _log(job) + routing_notes(job)
     if option := job.args.first(*RAMPS):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
     if option := job.args.first("--save", "--load"):
@@ -97,7 +100,7 @@ def _log(job: MegatronJob) -> list[str]:
     interval = job.args.text(LOG_INTERVAL)
     if interval is not None and whole(interval) == 1:
         return []
-    if takes_options(job):
+    if job.takes_options:
         return [f"trials run with {LOG_INTERVAL} 1, so that they can end early; the best command keeps your own"]
     said = f"every {interval[:20]} iterations" if interval is not None else "every 100 iterations"
     return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
@@ -120,7 +123,8 @@ class MegatronLmPreset(TuningPreset):
     catalog, a config.json or a Hugging Face id) and `vocab` say what it does not tell. `cluster` is this machine unless
     named. `search` lists the axes, with a plus between them; the others stay as they are in the command. `levers` are
     the settings that are tried on the best layout: default, none, or names with a plus between them; those that change
-    the numerics are tried where `allow` names them.
+    the numerics are tried where `allow` names them. Mixtures of experts are measured with balanced routing, or with
+    `routing=as-is` by the router of the command.
 
     >>> preset = MegatronLmPreset(cluster="h100x8")
     >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
@@ -138,6 +142,7 @@ class MegatronLmPreset(TuningPreset):
         topology: str | None = None,
         model: str | None = None,
         vocab: int | None = None,
+        routing: str = BALANCED,
         search: str = DEFAULT,
         levers: str = DEFAULT,
         allow: str = NONE,
@@ -151,7 +156,7 @@ class MegatronLmPreset(TuningPreset):
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
         self.cluster, self.topology = cluster, topology
-        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab)
+        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab, routing=routing)
         self._levers = chosen_levers(levers, PLAIN, "lever")
         self._allowed = chosen_levers(allow, NUMERIC, "lever that changes the numerics")
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
@@ -172,6 +177,10 @@ class MegatronLmPreset(TuningPreset):
             names.append(MODULES)
         refuse_unwritable(command, space.job, names)
         self._bound = space
+
+    def continue_with(self, recorded: Mapping[str, Sequence[Value]]) -> None:
+        if self._bound is not None and recorded and recorded.keys() <= STAGES.keys():
+            self._bound = MegatronLmSpace(self._bound.job, self._limits, recorded=recorded)
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {**self._space().parameters()}
@@ -198,6 +207,15 @@ class MegatronLmPreset(TuningPreset):
     def subject(self, command: str) -> PlanSubject:
         return subject_of(self._space(command).job, self.cluster, self.topology)
 
+    def tries(self, layout: Layout) -> bool:
+        return self._usual_space.tries(layout)
+
+    @functools.cached_property
+    def _usual_space(self) -> MegatronLmSpace:
+        """What is searched where nobody asks for less."""
+        usual = replace(self._limits, search=f"{DEFAULT}+{self._limits.search}")
+        return MegatronLmSpace(self._space().job, usual)
+
     def train_steps(self, command: str) -> int | None:
         args = self._space(command).job.args  # those of a script that is run by `bash train.sh`, too
         samples, batch = args.text("--train-samples"), args.text("--global-batch-size")
@@ -220,7 +238,7 @@ class MegatronLmPreset(TuningPreset):
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         space = self._space(command)
-        if not takes_options(space.job):
+        if not space.job.takes_options:
             return []
         found = levers_for(space.job, space.layout(params), ParsedCommand.of(command))
         levers = [lever.lever for lever in found if lever.name not in space.searched]
@@ -238,8 +256,8 @@ class MegatronLmPreset(TuningPreset):
         return written_command(command, space.job, space.layout(params), params)
 
     def trial_command(self, command: str) -> str:
-        """Return the command with a line of the log for every iteration, where options can be added to it."""
-        return ParsedCommand.of(command).set({LOG_INTERVAL: 1}).text if takes_options(self._space().job) else command
+        """Return the command as it is measured, where options can be added to it."""
+        return measured_command(command, self._space().job)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""
@@ -247,7 +265,7 @@ class MegatronLmPreset(TuningPreset):
         if "zero" in params:
             words.append(f"Z{params['zero']}")
         words.append(f"mbs{params['mbs']}")
-        if "sequence_parallel" in params:
+        if "sequence_parallel" in params and params["tp"] != 1:
             words.append("SP" if params["sequence_parallel"] else "no SP")
         if params["recompute"] != "none":
             words.append(str(params["recompute"]))

@@ -143,6 +143,41 @@ BLOCK_IN_CHUNK = LayoutRule(
 )
 
 
+CUT = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+def tried_rule(name: str, job: MegatronJob, *, is_whole: bool) -> LayoutRule:
+    """Return the rule that an axis has the value that dominates the other, but for the command's own layout.
+
+    Sharded over several ranks the optimizer sends no more and keeps less, and so does sequence parallelism. Before
+    `is_whole`, micro-batch and recomputation are not chosen yet: every layout that is cut as the command's own holds.
+    """
+    start = job.start
+
+    def best(at: Any) -> Any:
+        if name == "zero":
+            return (is_alone(at, has_experts=job.has_experts) ^ True) * 1
+        return job.sequence_parallel(tp=at.tp, cp=at.cp)
+
+    def is_own(at: Any) -> Any:
+        same: Any = True
+        for size in (*CUT, "micro_batch", "recompute_layers") if is_whole else CUT:
+            same = (getattr(at, size) == getattr(start, size)) & same
+        return same & at.recompute_is((start.recompute,)) if is_whole else same
+
+    return rule_of(
+        f"{name}_tried",
+        f"{name} is tried at its best alone, unless search names it",
+        lambda facts, at: (getattr(at, name) == best(at)) | is_own(at),
+        lambda facts, at: f"got {getattr(at, name)} in place of {best(at)}",
+    )
+
+
+def is_alone(at: Any, *, has_experts: bool) -> Any:
+    """Tell whether no other rank holds the same weights, so that there is nothing to share or to sum."""
+    return (at.dp * at.cp == 1) & ((at.edp == 1) | (not has_experts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
     """Hold an option and its need; `values` are those that need it, none for whatever it is set to."""
@@ -298,9 +333,6 @@ def _once_alone(job: MegatronJob) -> LayoutRule:
     """Return the rule that one data-parallel rank, which has nothing to overlap, is tried in one way."""
     own, has_experts = str(own_overlap("overlap", job.args)), job.has_experts
 
-    def is_alone(at: Any) -> Any:
-        return (at.dp * at.cp == 1) & ((at.edp == 1) | (not has_experts))
-
     def is_own(at: Any) -> Any:
         if own != "params":
             return at.overlap == own
@@ -310,7 +342,7 @@ def _once_alone(job: MegatronJob) -> LayoutRule:
         tried = "none" if own == "params" and not at.zero else own
         return f"overlap is without effect on one data-parallel rank: tried as {tried}, but got {at.overlap}"
 
-    return _plain(lambda at: implies(is_alone(at), is_own(at)), message)
+    return _plain(lambda at: implies(is_alone(at, has_experts=has_experts), is_own(at)), message)
 
 
 def _switched_rules(name: str, job: MegatronJob, *, about_recompute: bool) -> Iterator[LayoutRule]:

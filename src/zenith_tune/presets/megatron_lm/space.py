@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.megatron.args import is_local
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout, divisors, parse_values
-from zenith_tune.layouts.pipeline import ACCOUNTED, is_accounted, is_even, layers_per_chunk
+from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
 from zenith_tune.layouts.rules import LayoutRule, first_reason, legal
-from zenith_tune.presets.megatron_lm.job import MegatronJob, recompute_name
+from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm.options import ROUTED
 from zenith_tune.presets.megatron_lm.overlap import SELECTIVE, module_of, module_values, overlap_values
 from zenith_tune.presets.megatron_lm.rules import (
     BLOCK_IN_CHUNK,
@@ -32,6 +34,7 @@ from zenith_tune.presets.megatron_lm.rules import (
     planner_rules,
     switch_rules,
     switches_in,
+    tried_rule,
 )
 from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 
@@ -42,12 +45,12 @@ if TYPE_CHECKING:
 ALWAYS = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "recompute")
 MODULES = "modules"
 """Asks for more kinds of `recompute`; no axis of its own."""
-ON_REQUEST = ("zero", "sequence_parallel", *OVERLAPS, MODULES)
+DOMINATED = ("zero", "sequence_parallel")
+"""Searched where the command has them off and they can be on; off is then tried for the command's own layout alone."""
+ON_REQUEST = (*DOMINATED, *OVERLAPS, MODULES)
 DEFAULT = "default"
 LONG_SEQUENCE = 16_384
 """Tokens from which on context parallelism is searched without being asked for."""
-MAX_LAID_OUT = 4
-"""Chunks per rank that are tried where the layers go into no equal ones."""
 STAGES: Mapping[str, tuple[str, ...]] = {
     "tp": ("heads", "query_groups", "ffn"),
     "pp": ("world",),
@@ -62,6 +65,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "ep_overlap": (),
     "mbs": ("batch", "interleaved_batches"),
     "recompute": ("recompute_takes", "recompute_chunk", "framework"),
+    ROUTED: (),
 }
 """In the order in which a point is put together: the rules that can be checked once a value is chosen."""
 
@@ -72,22 +76,29 @@ class SearchLimits:
 
     search: str = DEFAULT
     """Axes with a plus or a comma between them; `default` stands for those that are searched without it."""
-    tp_max: int
-    mbs_max: int
+    tp_max: int = 64
+    mbs_max: int = 16
 
 
 class MegatronLmSpace:
     """Hold the choices of one job, and tell which points of them go."""
 
-    def __init__(self, job: MegatronJob, limits: SearchLimits) -> None:
+    def __init__(
+        self, job: MegatronJob, limits: SearchLimits, *, recorded: Mapping[str, Sequence[Value]] | None = None
+    ) -> None:
+        """Take the choices that a study was recorded with in place of those that this release would make."""
         self.job, self._limits = job, limits
         self.searched = _searched(limits.search, job)
+        if recorded is not None:
+            self.job = job if ROUTED in recorded else replace(job, routing=AS_IS)
+            self.searched -= {*DOMINATED} - recorded.keys()
         self._start = TunedLayout.of(job.start) if self.searched & {*OVERLAPS, MODULES} else job.start
-        self._sp_follows_tp = "sequence_parallel" not in self.searched and job.can_sequence_parallel
         self._facts, self._rules = job.facts, planner_rules(job)
         self._own_rules, self._recompute_rules = self._command_rules()
+        self._tried_rules = self._dominance_rules()
         self._overlap_rules = {name: overlap_rules(name, job) for name in OVERLAPS if name in self.searched}
-        self.choices: dict[str, tuple[Value, ...]] = self._choices()
+        known = self._choices() if recorded is None else recorded
+        self.choices: dict[str, tuple[Value, ...]] = {name: tuple(known[name]) for name in STAGES if name in known}
 
     def _command_rules(self) -> tuple[list[LayoutRule], list[LayoutRule]]:
         """Return what the command and its version ask: of sizes, and of recomputation."""
@@ -100,6 +111,13 @@ class MegatronLmSpace:
         recompute = switch_rules(switches, job.start, about_recompute=True)
         recompute += overlap_recompute_rules(job) if "ep_overlap" in self.searched else []
         return own + switch_rules(switches, job.start, about_recompute=False), [*recompute, BLOCK_IN_CHUNK]
+
+    def _dominance_rules(self) -> dict[str, list[LayoutRule]]:
+        """Return by stage what leaves out layouts that another one dominates, of axes that nobody asked for."""
+        asked = search_names(self._limits.search)
+        names = [name for name in DOMINATED if name in self.searched and name not in asked]
+        early = {name: [tried_rule(name, self.job, is_whole=False)] for name in names}
+        return {**early, "recompute": [tried_rule(name, self.job, is_whole=True) for name in names]}
 
     def parameters(self) -> dict[str, CategoricalParameter]:
         """Return the search space."""
@@ -114,15 +132,25 @@ class MegatronLmSpace:
         """Return the whole layout that a point stands for."""
         layout = self._start
         for name in STAGES:
-            if name in params and name in self.choices:
+            if name in params and name in self.choices and name != ROUTED:
                 layout = self._with(layout, name, params[name])
-        return layout
+        if "sequence_parallel" in params:
+            return layout
+        return replace(layout, sequence_parallel=self.job.sequence_parallel(tp=layout.tp, cp=layout.cp))
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point breaks the first rule that it breaks, or None."""
-        planned, overlaps = itertools.chain(*self._rules.values()), itertools.chain(*self._overlap_rules.values())
-        rules = itertools.chain(planned, self._own_rules, overlaps, self._recompute_rules)
+        more = [self._own_rules, *self._overlap_rules.values(), self._recompute_rules, *self._tried_rules.values()]
+        rules = itertools.chain(*self._rules.values(), *more)
         return first_reason(rules, self._facts, self.layout(params))
+
+    def tries(self, layout: Layout) -> bool:
+        """Tell whether a layout is one of the points, in all that a plan knows of it."""
+        point = {name: self._value(name, layout) for name in self.choices}
+        if any(value not in self.choices[name] for name, value in point.items()) or self.explain(point) is not None:
+            return False
+        meant = self.layout(point)
+        return all(getattr(meant, field.name) == getattr(layout, field.name) for field in fields(Layout))
 
     def points(self) -> Iterator[Params]:
         """Yield every point that breaks no rule."""
@@ -141,7 +169,7 @@ class MegatronLmSpace:
         from zenith_tune.presets.megatron_lm.batch import layouts_of
 
         kinds = {str(kind): self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
-        return layouts_of(table, self._start, recompute=kinds, sp_follows_tp=self._sp_follows_tp)
+        return layouts_of(table, self._start, recompute=kinds, sequence_parallel=self.job.sequence_parallel)
 
     def _stages(self) -> Iterator[tuple[str, list[LayoutRule]]]:
         """Yield every parameter with the rules that can be checked once its value is chosen."""
@@ -151,6 +179,7 @@ class MegatronLmSpace:
             rules += self._overlap_rules.get(name, [])
             rules += self._own_rules if name == "sequence_parallel" else []
             rules += self._recompute_rules if name == "recompute" else []
+            rules += self._tried_rules.get(name, [])
             if name in self.choices:
                 yield name, rules
                 rules = []
@@ -161,14 +190,12 @@ class MegatronLmSpace:
         return allowed
 
     def _with(self, layout: Layout, name: str, value: Value) -> Layout:
-        fields: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
+        changed: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
         if name == "recompute":
-            fields = _recompute_fields(str(value))
+            changed = _recompute_fields(str(value))
             if isinstance(layout, TunedLayout):
-                fields["module"] = module_of(str(value))
-        elif name == "tp" and "sequence_parallel" not in self.searched:
-            fields["sequence_parallel"] = int(value) > 1 and self._sp_follows_tp
-        return replace(layout, **fields)
+                changed["module"] = module_of(str(value))
+        return replace(layout, **changed)
 
     def _choices(self) -> dict[str, tuple[Value, ...]]:
         found: dict[str, tuple[Value, ...]] = {}
@@ -177,6 +204,9 @@ class MegatronLmSpace:
                 found[name] = tuple(self._values(name))
             elif name in ALWAYS:
                 found[name] = (self._own(name),)
+        # No choice, but what the record must say: runs with other routing cannot be compared.
+        if self.job.routing == BALANCED:
+            found[ROUTED] = (BALANCED,)
         return found
 
     def own_point(self) -> Params:
@@ -184,12 +214,17 @@ class MegatronLmSpace:
         return {name: self._own(name) for name in self.choices}
 
     def _own(self, name: str) -> Value:
-        start = self.job.start
+        return self._value(name, self.job.start)
+
+    def _value(self, name: str, layout: Layout) -> Value:
+        """Return what a layout has of one name; what no layout says is as in the command."""
         if name == "recompute":
-            return recompute_name(start)
+            return recompute_name(layout)
         if name in OVERLAPS:
             return own_overlap(name, self.job.args)
-        value: int = start.micro_batch if name == "mbs" else getattr(start, name)
+        if name == ROUTED:
+            return self.job.routing
+        value: int = layout.micro_batch if name == "mbs" else getattr(layout, name)
         return value
 
     def _values(self, name: str) -> Sequence[Value]:
@@ -224,21 +259,20 @@ class MegatronLmSpace:
         return first_reason((rule for each in rules for rule in self._rules[each]), self._facts, layout) is None
 
     def _chunks(self) -> list[int]:
-        """Return chunks per rank that cut the layers evenly for some pipeline, or a few where none does."""
+        """Return chunks per rank that go with some pipeline; laid out, no other numbers than a plan tries."""
         model = self.job.model
         if model is None:
             return [1]
         found = {1, self.job.start.vp}
         for pp in (pp for pp in self._pipelines() if pp > 1):
-            chunks = {*divisors(model.num_layers), *divisors(model.num_layers + ACCOUNTED)}
-            even = {
-                vp
-                for vp in chunks
-                if vp <= model.num_layers // pp
-                and (is_even(model.num_layers, pp=pp, vp=vp) or is_accounted(model.num_layers, pp=pp, vp=vp))
-            }
-            found |= even or set(range(1, min(model.num_layers // pp, MAX_LAID_OUT) + 1))
+            found |= {vp for vp in range(2, model.num_layers // pp + 1) if self._tries_chunks(model.num_layers, pp, vp)}
         return sorted(found)
+
+    def _tries_chunks(self, num_layers: int, pp: int, vp: int) -> bool:
+        if is_laid_out(num_layers, pp=pp, vp=vp) and not SearchSpace().tries_laid_out(vp):
+            return False
+        layout = Layout(num_gpus=pp, pp=pp, vp=vp)
+        return first_reason(self._rules["pipeline"], self._facts, layout) is None
 
     def _pipelines(self) -> list[int]:
         return self._sizes("pp") if "pp" in self.searched else [self.job.start.pp]
@@ -285,4 +319,16 @@ def _usual(job: MegatronJob) -> set[str]:
     usual = {"tp", "pp", "vp", "mbs", "recompute"}
     if job.job.seq_len >= LONG_SEQUENCE or job.start.cp > 1:
         usual.add("cp")
+    # A script that takes its values by placeholders has none for a switch.
+    usual |= set(_improvable(job)) if job.takes_options else set()
     return usual | ({"ep", "etp"} if job.has_experts else set())
+
+
+def _improvable(job: MegatronJob) -> Iterator[str]:
+    """Yield what the command has off and would be better on."""
+    start = job.start
+    if not start.zero and start.num_gpus > 1 and job.can_shard:
+        yield "zero"
+    # From tp 1 it comes with tp; a mixture of experts does not train without it.
+    if start.tp > 1 and not start.sequence_parallel and job.can_sequence_parallel and not job.has_experts:
+        yield "sequence_parallel"

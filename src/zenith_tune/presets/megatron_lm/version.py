@@ -18,6 +18,8 @@ MODULES: Release = (0, 12)
 """--recompute-modules."""
 LAID_OUT: Release = (0, 13)
 """--pipeline-model-parallel-layout."""
+BALANCED_ROUTING: Release = (0, 13)
+"""--moe-router-force-load-balancing."""
 EXPERT_OVERLAP: Release = (0, 14)
 """--overlap-moe-expert-parallel-comm."""
 SHARED_EXPERTS: Release = (0, 14)

@@ -11,6 +11,7 @@ from zenith_tune import __version__
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.explanation import Explanation, Step
+from zenith_tune.planner.limits import IMBALANCE
 from zenith_tune.planner.plan import NearMiss, Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.what_if import WhatIf
@@ -51,10 +52,17 @@ def planned_object(planned: PlannedLayout) -> Json:
         "time_parts_s": planned.time_parts,
         "memory_bytes": planned.memory_bytes,
         "memory_interval_90_bytes": list(planned.memory_interval_bytes),
+        **_imbalanced(planned),
         "headroom_bytes": planned.headroom_bytes,
         "oom_probability": planned.oom_probability,
         "memory_parts_bytes": planned.memory_parts,
     }
+
+
+def _imbalanced(planned: PlannedLayout) -> Json:
+    if planned.imbalanced_bytes is None:
+        return {}
+    return {"imbalanced_routing": {"busiest_over_mean": IMBALANCE, "memory_bytes": planned.imbalanced_bytes}}
 
 
 def layout_object(layout: Layout) -> Json:
