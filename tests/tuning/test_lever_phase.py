@@ -12,6 +12,7 @@ from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.presets.levers import Lever, chosen_levers
+from zenith_tune.record.reader import recorded_choices
 from zenith_tune.study.budget import Budget, Training
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.study import Study
@@ -115,3 +116,8 @@ def test_names_of_levers_are_checked() -> None:
     assert chosen_levers("a", ("a", "b"), "lever") == {"a"}
     with pytest.raises(UnknownNameError):
         chosen_levers("a+x", ("a", "b"), "lever")
+
+
+def test_what_a_study_is_resumed_with_is_its_space_without_the_levers(tmp_path: Path) -> None:
+    studied(tmp_path, {"a": 1.1})
+    assert recorded_choices(f"sqlite:///{tmp_path}/out/studies.db", "s") == {"x": (1, 2, 3)}
