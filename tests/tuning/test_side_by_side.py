@@ -54,7 +54,9 @@ def intervals(log: Path) -> dict[str, list[tuple[int, int]]]:
 @pytest.mark.usefixtures("eight_gpus")
 def test_four_trials_of_two_gpus_share_a_node_of_eight(tmp_path: Path) -> None:
     log, witness = tmp_path / "used", Witness()
-    command = NOTED.replace("{log}", str(log))
+    # The first four wait for one another: however slow the machine is, they must all be running at once.
+    waits = "i=0; while [ $(wc -l < {log}) -lt 4 ] && [ $i -lt 1000 ]; do sleep 0.1; i=$((i+1)); done; "
+    command = NOTED.replace("sleep 0.3; ", waits).replace("{log}", str(log))
     preset, needs = ToyPreset(range(1, 13)), {"gpus_per_node": 2}
     tuner = tune(tmp_path, command, preset, strategy=GridStrategy(), listener=witness, parallel=None, needs=needs)
     value, params = tuner.optimize()
@@ -64,7 +66,7 @@ def test_four_trials_of_two_gpus_share_a_node_of_eight(tmp_path: Path) -> None:
     assert set(used) == {"0,1", "2,3", "4,5", "6,7"}
     spans = sorted(span for of_set in used.values() for span in of_set)
     most = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
-    assert most >= 3
+    assert most == 4
     assert {trial.extra["place"] for trial in witness.trials} >= {"GPU 0,1", "GPU 6,7"}
 
 
