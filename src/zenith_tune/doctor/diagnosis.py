@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, tried_layouts
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
+from zenith_tune.doctor.host_bound import host_bound
 from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, has_whole_copies, remedies
 from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
 from zenith_tune.doctor.speed_advice import (
@@ -83,6 +85,8 @@ class Diagnosis:
     """The fastest layout of all that fits, where no single change makes the run fit."""
     warnings: tuple[str, ...] = ()
     """What is wrong without a change that would fix it, in a line each."""
+    causes: tuple[Cause, ...] = ()
+    """What ended the run or keeps it waiting, by its log or by its plan."""
 
     @property
     def can_train(self) -> bool:
@@ -92,7 +96,7 @@ class Diagnosis:
     @property
     def is_healthy(self) -> bool:
         """Whether nothing is wrong that a change would fix."""
-        return not self.advice and not self.remedies and not self.warnings
+        return not self.advice and not self.remedies and not self.warnings and not self.causes
 
     @property
     def all_clear(self) -> str:
@@ -108,12 +112,18 @@ class Diagnosis:
 
 def diagnose(run: DiagnosisInput) -> Diagnosis:
     """Look for everything that limits a run."""
+    bound = host_bound(run)
+    causes = (*run.measured.causes, *([bound] if bound else []))
+    return replace(_diagnose(run, is_host_bound=bound is not None), causes=causes)
+
+
+def _diagnose(run: DiagnosisInput, *, is_host_bound: bool) -> Diagnosis:
     if not run.trains:
         found = remedies(run)
         way_out = None if any(remedy.fits for remedy in found) else fastest_planned(run)
         warnings = tuple(implicit_default_lines(run))
         return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, warnings=warnings)
-    if (mismatch := plan_mismatch(run)) is not None:
+    if not is_host_bound and (mismatch := plan_mismatch(run)) is not None:
         # What rests on a plan that is not the run's is no advice.
         return Diagnosis(run=run, advice=(), remedies=(), warnings=(mismatch, *implicit_default_lines(run)))
     advice = _advice(run)
@@ -156,12 +166,23 @@ def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
 
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     """Return what was found, line by line, without the run's own figures."""
+    found = [*cause_lines(diagnosis.causes), *diagnosis.warnings]
     if diagnosis.remedies:
-        return [*diagnosis.warnings, *_memory_lines(diagnosis)]
+        return [*found, *_memory_lines(diagnosis)]
     if diagnosis.is_healthy:
         return [f"nothing is wrong: {diagnosis.all_clear}"]
     advised = (_advice_lines(diagnosis.run, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
-    return [*diagnosis.warnings, *(line for lines in advised for line in lines)]
+    return [*found, *(line for lines in advised for line in lines)]
+
+
+def cause_lines(causes: Iterable[Cause]) -> list[str]:
+    """Return each cause with its evidence and what to do."""
+    found: list[str] = []
+    for cause in causes:
+        found.append(f"{cause.kind}: {cause.finding}")
+        found += [f"   | {line}" for line in cause.evidence]
+        found += [f"   do: {action}" for action in cause.actions]
+    return found
 
 
 def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]:
@@ -179,7 +200,8 @@ def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]
 def _memory_lines(diagnosis: Diagnosis) -> list[str]:
     run = diagnosis.run
     if run.measured.out_of_memory:
-        head = f"it ran out of memory ({run.measured.cause})" if run.measured.cause else "it ran out of memory"
+        is_quoted = not run.measured.cause or bool(run.measured.causes)
+        head = "it ran out of memory" if is_quoted else f"it ran out of memory ({run.measured.cause})"
     else:
         head = f"it is {run.planned.oom_probability:.0%} likely to run out of memory"
     found = [f"{head}; what helps, and what it costs:", *map(_remedy, diagnosis.remedies)]
