@@ -345,3 +345,27 @@ def test_a_model_of_small_layers_is_held_up_by_the_host(doctor: Doctor) -> None:
     shown = as_json(doctor(*H100, "--json", "--", *LAUNCH[:4], *small, *rest))
     (cause,) = shown["causes"]
     assert cause["name"] == "host_bound" and cause["figures"]["share"] > 0.25 and not cause["is_fatal"]
+
+
+def test_a_model_is_named_as_for_a_plan(doctor: Doctor, tmp_path: Path) -> None:
+    config = tmp_path / "tiny"
+    config.mkdir()
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    (config / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
+    bare = [*LAUNCH[:4], "--seq-length", "4096", "--bf16", *GOOD, "--global-batch-size", "64"]
+    for name in ("llama2-7b", "meta-llama/Llama-2-7b-hf", str(config)):
+        shown = as_json(doctor(*H100, "--model", name, "--json", "--", *bare))
+        assert shown["model"] in ("llama2-7b", "tiny")
+    unknown = doctor(*H100, "--model", "lama2-7b", "--", *bare)
+    assert unknown.code == 2 and "'llama2-7b'?" in unknown.err
+
+
+def test_tensor_parallelism_over_nodes_is_the_finding_even_where_no_change_is_advised(doctor: Doctor) -> None:
+    wide = ["torchrun", "--nnodes", "2", "--nproc-per-node", "8", "pretrain_gpt.py", "--seq-length", "4096", "--bf16"]
+    sizes = ["--tensor-model-parallel-size", "16", "--sequence-parallel", "--micro-batch-size", "1"]
+    command = [*wide, *sizes, "--global-batch-size", "8", "--use-distributed-optimizer"]
+    shown = as_json(doctor("--cluster", "h100x16", "--model", "llama3-70b", "--json", "--", *command))
+    named = [advice["finding"] for advice in shown["advice"] if advice["name"] == "slow_tensor_link"]
+    assert any("2 nodes" in line for line in (*named, *shown["warnings"]))
+    full = doctor("--cluster", "h100x16", "--model", "llama3-405b", "--json", "--", *command)
+    assert any("2 nodes" in line for line in json.loads(full.out)["warnings"])

@@ -42,6 +42,8 @@ class _BeforeCommand(click.Command):
 
 
 @click.command(cls=_BeforeCommand, short_help="Say what limits a run, what to change, and what that would bring.")
+@click.option("--model", metavar="NAME|PATH", help="What was trained: a model of the catalog, its config.json, or an id "
+              "of the Hugging Face Hub. [default: the command's, the log's or the study's]")  # fmt: skip
 @click.option("--cluster", metavar="NAME|PATH",
               help="Where it runs, e.g. h100x64. [default: the study's; this machine]")  # fmt: skip
 @topology_option()
@@ -97,7 +99,8 @@ def _run(target: Path | None, command: tuple[str, ...], options: Options) -> tup
 
     path = options["topology"]
     topology = read_topology(path) if path is not None else None
-    hints = RunHints(preset=options["preset"], args=pairs(options), cluster=options["cluster"])
+    named = {"model": options["model"]} if options["model"] is not None else {}
+    hints = RunHints(preset=options["preset"], args={**pairs(options), **named}, cluster=options["cluster"])
     text = ParsedCommand.from_argv(command).text if command else None
     run = find_run(target, text, hints, db=options["db"], output_dir=options["output_dir"])
     if topology is None or isinstance(run, UnplannedRun):

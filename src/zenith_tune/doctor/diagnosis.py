@@ -14,6 +14,7 @@ from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, h
 from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
 from zenith_tune.doctor.speed_advice import (
     IMPLICIT_DEFAULT,
+    SLOW_TENSOR_LINK,
     data_parallel_traffic,
     idle_recompute,
     implicit_default,
@@ -21,6 +22,7 @@ from zenith_tune.doctor.speed_advice import (
     needless_recompute,
     pipeline_bubble,
     slow_tensor_link,
+    slow_tensor_message,
     small_micro_batch,
 )
 from zenith_tune.errors import UsageError
@@ -121,11 +123,12 @@ def _diagnose(run: DiagnosisInput, *, is_host_bound: bool) -> Diagnosis:
     if not run.trains:
         found = remedies(run)
         way_out = None if any(remedy.fits for remedy in found) else fastest_planned(run)
-        warnings = tuple(implicit_default_lines(run))
+        warnings = (*implicit_default_lines(run), *_tensor_lines(run))
         return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, warnings=warnings)
     if not is_host_bound and (mismatch := plan_mismatch(run)) is not None:
         # What rests on a plan that is not the run's is no advice.
-        return Diagnosis(run=run, advice=(), remedies=(), warnings=(mismatch, *implicit_default_lines(run)))
+        warnings = (mismatch, *implicit_default_lines(run), *_tensor_lines(run))
+        return Diagnosis(run=run, advice=(), remedies=(), warnings=warnings)
     advice = _advice(run)
     return Diagnosis(run=run, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(run, advice)))
 
@@ -160,8 +163,16 @@ def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
     names = {each.name for each in advice}
     if IMPLICIT_DEFAULT not in names:
         yield from implicit_default_lines(run)
+    if SLOW_TENSOR_LINK not in names:
+        yield from _tensor_lines(run)
     if (full := full_memory_message(run)) is not None and "full_memory" not in names:
         yield f"{full}; no single change leaves room and gains: more GPUs would"
+
+
+def _tensor_lines(run: DiagnosisInput) -> Iterator[str]:
+    """Yield that tensor parallelism leaves NVLink, where no plan stands behind a change of it."""
+    if (message := slow_tensor_message(run)) is not None:
+        yield f"{message}; keep it within what NVLink joins, with pipeline stages or data parallelism across"
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
