@@ -42,8 +42,9 @@ class _BeforeCommand(click.Command):
 
 
 @click.command(cls=_BeforeCommand, short_help="Say what limits a run, what to change, and what that would bring.")
-@click.option("--model", metavar="NAME|PATH", help="What was trained: a model of the catalog, its config.json, or an id "
-              "of the Hugging Face Hub. [default: the command's, the log's or the study's]")  # fmt: skip
+@click.option("--model", metavar="NAME|PATH",
+              help="What was trained: a name of the catalog, a config.json, or an id of the Hugging Face Hub. "
+              "[default: the command's, the log's or the study's]")  # fmt: skip
 @click.option("--cluster", metavar="NAME|PATH",
               help="Where it runs, e.g. h100x64. [default: the study's; this machine]")  # fmt: skip
 @topology_option()
