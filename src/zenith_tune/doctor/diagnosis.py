@@ -30,6 +30,7 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
+from zenith_tune.planner.ways_out import TITLE, WayOut, ways_out
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.study.study import Study
@@ -87,6 +88,8 @@ class Diagnosis:
     """The fastest layout of all that fits, where no single change makes the run fit."""
     warnings: tuple[str, ...] = ()
     """What is wrong without a change that would fix it, in a line each."""
+    ways_out: tuple[WayOut, ...] = ()
+    """How else the model could be trained on these GPUs, where no layout fits."""
     causes: tuple[Cause, ...] = ()
     """What ended the run or keeps it waiting, by its log or by its plan."""
 
@@ -124,7 +127,9 @@ def _diagnose(run: DiagnosisInput, *, is_host_bound: bool) -> Diagnosis:
         found = remedies(run)
         way_out = None if any(remedy.fits for remedy in found) else fastest_planned(run)
         warnings = (*implicit_default_lines(run), *_tensor_lines(run))
-        return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, warnings=warnings)
+        is_hopeless = way_out is None and not any(remedy.fits for remedy in found)
+        others = ways_out(run.planner, risk=run.risk) if is_hopeless else ()
+        return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, ways_out=others, warnings=warnings)
     if not is_host_bound and (mismatch := plan_mismatch(run)) is not None:
         # What rests on a plan that is not the run's is no advice.
         warnings = (mismatch, *implicit_default_lines(run), *_tensor_lines(run))
@@ -222,6 +227,7 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
         found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
         found.append(f"no layout fits on these GPUs: {_larger_machine(run)}")
+        found += [TITLE, *(f"  {way.line}" for way in diagnosis.ways_out)]
     return found
 
 
