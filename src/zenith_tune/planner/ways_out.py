@@ -26,7 +26,7 @@ from zenith_tune.planner.planner import Planner
 from zenith_tune.units import GIB, format_bytes
 
 SHARDED = "fsdp"
-HALF, TRAINED = 2.0, 16.0
+HALF = 2.0
 HOST_BYTES = 12.0
 NF4_BYTES = 4.127 / 8
 LORA_RANK = 16
@@ -74,15 +74,15 @@ def _ways(model: ModelSpec) -> Iterator[tuple[str, str, FrameworkSpec, float]]:
     bf16 = replace(base, weight_bytes=HALF, gradient_bytes=HALF)
     tables = model.embedding_params / model.num_params
     four_bit = NF4_BYTES * (1 - tables) + HALF * tables
-    adapters = {"gradient_bytes": 4 * share, "optimizer_bytes": 8 * share}
+    adapted = replace(base, gradient_bytes=4 * share, optimizer_bytes=8 * share)
     yield "sharding", "FSDP or ZeRO-3, everything in fp32 but the products", base, 0.0
     yield "8-bit Adam", "optim adamw_bnb_8bit, or bitsandbytes' AdamW8bit", replace(base, optimizer_bytes=2.0), 0.0
     yield PURE_BF16, "weights and moments in bf16, without a master copy", replace(bf16, optimizer_bytes=4.0), 0.0
     offload = "ZeRO-3 with offload_optimizer device cpu, or --optimizer-cpu-offload of Megatron-LM"
     yield "optimizer offload", offload, replace(bf16, optimizer_bytes=0.0), HOST_BYTES * model.num_params
-    lora = replace(base, weight_bytes=HALF + 4 * share, **adapters)
+    lora = replace(adapted, weight_bytes=HALF + 4 * share)
     yield "LoRA", f"peft's LoraConfig(r={LORA_RANK}) on all matrices of dense layers, the model in bf16", lora, 0.0
-    qlora = replace(base, weight_bytes=four_bit + 4 * share, **adapters)
+    qlora = replace(adapted, weight_bytes=four_bit + 4 * share)
     yield "QLoRA", "the same on a model loaded in 4 bits (nf4, double quantisation)", qlora, 0.0
 
 
