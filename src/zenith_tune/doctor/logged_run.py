@@ -167,7 +167,7 @@ def _logged(causes: tuple[Cause, ...], speed: LoggedSpeed | None) -> Measured:
     """Return what the log says by itself; of a run that was out of memory, no speed."""
     if lines := [cause.evidence[0] for cause in causes if cause.kind is CauseKind.OUT_OF_MEMORY]:
         return Measured(out_of_memory=True, cause=lines[0], causes=causes)
-    if speed is None:
+    if speed is None or not SHORTEST_STEP_S <= (speed.step_s or 0.0) <= LONGEST_STEP_S:
         return Measured(causes=causes)
     return Measured(step_s=speed.step_s, peak_bytes=speed.peak_bytes, causes=causes)
 

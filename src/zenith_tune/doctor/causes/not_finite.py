@@ -60,7 +60,9 @@ def _megatron(log: str) -> Cause | None:
         return None
     first = lines[0]
     what = first.flaw or f"{first.num_nan} iterations were NaN"
-    places = [match.start() for line in lines for match in re.finditer(rf"iteration {{1,20}}{line.iteration}/", log)]
+    places = [
+        match.start() for line in lines[:3] for match in re.finditer(rf"iteration {{1,20}}{line.iteration}/", log)
+    ]
     figures: dict[str, Figure] = {"iteration": first.iteration, "num_lines": len(lines)}
     return _cause(log, places, f"{what} at iteration {first.iteration}, and in {len(lines)} lines in all", figures)
 

@@ -9,13 +9,14 @@ clock, and Megatron-Bridge `Step Time : 1.23s GPU utilization: 456.7MODEL_TFLOP/
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from zenith_tune.evaluators.iterations import after_iterations, gib_to_bytes, has_iterations
+from zenith_tune.evaluators.iterations import after_iterations, gib_to_bytes, has_iterations, read_number
 from zenith_tune.evaluators.steady import long_run, num_warm_up
 
 _DICT = re.compile(r"\{'(?:loss|train_runtime|train_loss)': [^{}\r\n]{1,2000}\}")
@@ -24,11 +25,15 @@ _BAR = re.compile(
     r"\| {0,4}(\d{1,9})/(\d{1,9}) \[(?:(\d{1,4}):)?(\d{1,2}):(\d{2})<[^\]\r\n]{1,30}, {1,4}([\d.]{1,12})(s/it|it/s)"
 )
 _TITAN = re.compile(
-    r"(?:(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3})[^\r\n]{0,80}?)?\bstep: {1,8}(\d{1,9}) {1,8}loss: {1,8}(\S{1,20})"
-    r"(?: {1,8}grad_norm: {1,8}(\S{1,20}))?[^\r\n]{0,80}?memory: {1,8}([\d.]{1,9})GiB\(([\d.]{1,9})%\)"
-    r" {1,8}tps: {1,8}([\d,]{1,15})(?: {1,8}tflops: {1,8}([\d,.]{1,15}) {1,8}mfu: {1,8}([\d.]{1,9})%)?"
+    r"step: {1,8}(?P<step>\d{1,9}) {1,8}loss: {1,8}(?P<loss>\S{1,20})"
+    r"(?: {1,8}grad_norm: {1,8}(?P<norm>\S{1,20}))?[^\r\n]{0,80}?memory: {1,8}(?P<memory>[\d.]{1,9})GiB"
+    r"\([\d.]{1,9}%\) {1,8}tps: {1,8}[\d,]{1,15}"
+    r"(?: {1,8}tflops: {1,8}[\d,.]{1,15} {1,8}mfu: {1,8}(?P<mfu>[\d.]{1,9})%)?"
 )
 _BRIDGE = re.compile(r"Step Time : ([\d.]{1,12})s GPU utilization: ([\d.]{1,12})MODEL_TFLOP/s/GPU")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
+_BEFORE = 120
+"""Characters before a step in which its clock stands."""
 _CLOCK = "%Y-%m-%d %H:%M:%S.%f"
 
 
@@ -60,7 +65,9 @@ def after_steps(log: str) -> str:
 def logged_values(log: str) -> list[tuple[int, dict[str, str]]]:
     """Return what the Trainer and torchtitan print at each step, by name, with its place in the log."""
     found = [(match.start(), dict(_PAIR.findall(match[0]))) for match in _DICT.finditer(log)]
-    found += [(match.start(), {"loss": match[3], "grad_norm": match[4] or ""}) for match in _TITAN.finditer(log)]
+    found += [
+        (match.start(), {"loss": match["loss"], "grad_norm": match["norm"] or ""}) for match in _TITAN.finditer(log)
+    ]
     return found
 
 
@@ -82,38 +89,47 @@ def _titan(log: str) -> LoggedSpeed | None:
     steps = list(_TITAN.finditer(log))
     if not steps:
         return None
-    timed = [(int(each[2]), _clock(each[1])) for each in steps if each[1]]
+    timed = [(int(each["step"]), clock_s) for each in steps if (clock_s := _clock(log, each.start())) is not None]
     pairs = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(timed) if b[0] > a[0] and b[1] > a[1]]
-    shares = [float(each[9]) / 100 for each in steps[1:] or steps if each[9]]
+    printed = [read_number(each["mfu"] or "") for each in steps[1:] or steps]
+    shares = [share / 100 for share in printed if share is not None]
     return LoggedSpeed(
         framework="torchtitan",
         step_s=_steady(pairs),
-        num_steps=int(steps[-1][2]),
-        peak_bytes=max(gib_to_bytes(each[5]) or 0 for each in steps) or None,
+        num_steps=int(steps[-1]["step"]),
+        peak_bytes=max(gib_to_bytes(each["memory"]) or 0 for each in steps) or None,
         mfu=statistics.median(shares) if shares else None,
     )
 
 
-def _clock(text: str) -> float:
-    return datetime.strptime(text.replace(",", "."), _CLOCK).timestamp()
+def _clock(log: str, position: int) -> float | None:
+    """Return when a step was printed, in seconds, where its line says it."""
+    line = log[max(position - _BEFORE, 0) : position].rpartition("\n")[2]
+    found = _TIME.search(line)
+    try:
+        return datetime.strptime(found[0].replace(",", "."), _CLOCK).timestamp() if found else None
+    except ValueError:  # a 31st of February
+        return None
 
 
 def _bridge(log: str) -> LoggedSpeed | None:
-    seconds = [float(match[1]) for match in _BRIDGE.finditer(log)]
+    printed = [read_number(match[1]) for match in _BRIDGE.finditer(log)]
+    seconds = [each for each in printed if each]
     found = LoggedSpeed(framework="megatron-bridge", step_s=_steady(seconds), num_steps=len(seconds))
     return found if seconds else None
 
 
 def _trainer(log: str) -> LoggedSpeed | None:
     logged = [dict(_PAIR.findall(match[0])) for match in _DICT.finditer(log)]
-    bars = [match.groups() for match in _BAR.finditer(log)]
     if not logged:
         return None
+    bars = [match.groups() for match in _BAR.finditer(log)]
     # Evaluation has bars of its own, with another total; training has the most steps.
     most = max((int(bar[1]) for bar in bars), default=0)
     timed = [(int(bar[0]), _elapsed_s(bar)) for bar in bars if int(bar[1]) == most]
-    rates = [float(each["train_steps_per_second"]) for each in logged if "train_steps_per_second" in each]
-    step_s = _by_bars(timed) or (1 / rates[-1] if rates and rates[-1] > 0 else None)
+    rates = [read_number(each.get("train_steps_per_second", "")) for each in logged]
+    known = [rate for rate in rates if rate is not None and 0 < rate < math.inf]
+    step_s = _by_bars(timed) or (1 / known[-1] if known else None)
     return LoggedSpeed(framework="transformers", step_s=step_s, num_steps=max([0, *(step for step, _ in timed)]))
 
 

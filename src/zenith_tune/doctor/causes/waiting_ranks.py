@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
-from zenith_tune.evaluators.iterations import IterationLine, read_megatron_lines
+from zenith_tune.evaluators.iterations import IterationLine, read_megatron_lines, read_number
 from zenith_tune.evaluators.steady import long_run, num_warm_up
 
 LEAST_BEHIND = 0.2
@@ -105,7 +105,8 @@ def data_stall(log: str) -> Cause | None:
 
 
 def _by_timers(log: str, step_s: float) -> Cause | None:
-    found = [(match.start(), float(match[2] or match[3]) / 1000) for match in _TIMER.finditer(log)]
+    printed = [(match.start(), read_number(match[2] or match[3])) for match in _TIMER.finditer(log)]
+    found = [(position, millis / 1000) for position, millis in printed if millis is not None]
     # The first holds the start of the loader's processes.
     waits = [seconds for _, seconds in found[1:] or found]
     share = statistics.median(waits) / step_s if waits else 0.0
@@ -132,7 +133,7 @@ def _by_spread(log: str, lines: Sequence[IterationLine], steady: Sequence[float]
     if share < LEAST_WAIT:
         return None
     slow = [line for line in lines[-len(steady) :] if line.seconds > 1.25 * step_s]
-    places = [match.start() for line in slow for match in re.finditer(rf"iteration {{1,20}}{line.iteration}/", log)]
+    places = [match.start() for line in slow[:3] for match in re.finditer(rf"iteration {{1,20}}{line.iteration}/", log)]
     finding = f"{len(slow)} of {len(steady)} iterations stall and take {share:.0%} of the time: mostly a loader run dry"
     return _stall(log, places[:3], share, finding)
 
