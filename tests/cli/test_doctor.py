@@ -325,6 +325,7 @@ def test_a_log_alone_is_enough_for_its_cause(doctor: Doctor, tmp_path: Path, nam
     shown = json.loads(done.out)
     assert done.code == 1 and [cause["name"] for cause in shown["causes"]] == [name]
     assert shown["planned"] is None and shown["not_planned"]
+    assert shown["measured"]["step_s"] == (None if name == "out_of_memory" else 6.5)
     assert shown["causes"][0]["evidence"][0] in doctor(str(path)).out
 
 

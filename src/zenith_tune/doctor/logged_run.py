@@ -17,7 +17,7 @@ from pathlib import Path
 from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
 from zenith_tune.doctor.causes.log_causes import log_causes
-from zenith_tune.doctor.causes.step_lines import LoggedSpeed, logged_speed
+from zenith_tune.doctor.causes.step_lines import LoggedSpeed, logged_speed, megatron_speed
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     DiagnosedRun,
@@ -158,7 +158,7 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
         # A log that shows what is wrong is reported with a plan or without; a command is given for its plan.
         if not causes and (speed is None or command is not None):
             raise
-        return UnplannedRun(measured=_logged(causes, speed), what=str(path), reason=str(error))
+        return UnplannedRun(measured=_logged(causes, speed or megatron_speed(log)), what=str(path), reason=str(error))
     measured = _measured(path, log, evaluator, command or "", causes, speed)
     return replace(run, measured=measured, what=str(path))
 

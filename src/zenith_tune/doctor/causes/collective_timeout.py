@@ -50,7 +50,7 @@ def collective_timeout(log: str) -> Cause | None:
     return Cause(
         kind=CauseKind.TIMEOUT,
         finding=_finding(collective, ranks, behind, limit_s),
-        evidence=quoted(log, (wait.position for wait in first.values())),
+        evidence=quoted(log, sorted(wait.position for wait in first.values())),
         actions=_actions(behind),
         rank=behind[0] if len(behind) == 1 else (ranks[0] if len(ranks) == 1 else None),
         figures=figures,

@@ -16,7 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from zenith_tune.evaluators.iterations import after_iterations, gib_to_bytes, has_iterations, read_number
+from zenith_tune.evaluators.iterations import (
+    after_iterations,
+    gib_to_bytes,
+    has_iterations,
+    peak_memory_bytes,
+    read_megatron_lines,
+    read_number,
+)
 from zenith_tune.evaluators.steady import long_run, num_warm_up
 
 _DICT = re.compile(r"\{'(?:loss|train_runtime|train_loss)': [^{}\r\n]{1,2000}\}")
@@ -78,6 +85,19 @@ def logged_speed(log: str) -> LoggedSpeed | None:
     1.5
     """
     return _titan(log) or _bridge(log) or _trainer(log)
+
+
+def megatron_speed(log: str) -> LoggedSpeed | None:
+    """Return the same of Megatron-LM's lines, for a log of which nothing else is known."""
+    lines = read_megatron_lines(log)
+    if not lines:
+        return None
+    return LoggedSpeed(
+        framework="megatron",
+        step_s=_steady([line.seconds for line in lines]),
+        num_steps=lines[-1].iteration,
+        peak_bytes=peak_memory_bytes(log, lines),
+    )
 
 
 def _steady(seconds: Sequence[float]) -> float | None:
