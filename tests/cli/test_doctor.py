@@ -14,6 +14,7 @@ import pytest
 from tests.command_runs import Run, as_json, running
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
+from tests.doctor.causes import logs
 from tests.report.studies import BEST, recorded
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyFolder
@@ -130,8 +131,8 @@ def test_a_log_that_ran_out_of_memory_gets_what_helps(doctor: Doctor, tmp_path: 
     done = doctor(
         str(path), *H100, "--", *LAUNCH, *PIPELINE[:-4], "--micro-batch-size", "4", "--global-batch-size", "64"
     )
-    assert done.code == 0, done.err
-    assert "(torch.OutOfMemoryError: " in done.out
+    assert done.code == 1, done.err
+    assert "torch.OutOfMemoryError: " in done.out
     for name in ("more micro-batches", "recomputation", "sharding", "tensor parallelism"):
         assert name in done.out
     assert "fits" in done.out and "% time)" in done.out
@@ -155,7 +156,9 @@ def test_a_real_log_shows_its_job_itself(doctor: Doctor) -> None:
 
 
 def test_a_real_log_that_ran_out_of_memory_has_ways_out(doctor: Doctor) -> None:
-    shown = as_json(doctor(str(measured_data() / "logs" / "megatron_oom.log"), "--cluster", "h200x1", "--json"))
+    done = doctor(str(measured_data() / "logs" / "megatron_oom.log"), "--cluster", "h200x1", "--json")
+    shown = json.loads(done.out)
+    assert done.code == 1 and [cause["name"] for cause in shown["causes"]] == ["out_of_memory"]
     assert shown["measured"]["out_of_memory"] and "OutOfMemoryError" in shown["measured"]["cause"]
     fitting = {remedy["name"]: remedy["change"] for remedy in shown["remedies"] if remedy["fits"]}
     assert fitting["more micro-batches"] == "mbs 8 -> 4"
@@ -212,7 +215,9 @@ def test_a_step_that_the_plan_cannot_explain_is_a_mismatch(doctor: Doctor, tmp_p
 
 
 def test_a_study_in_which_all_ran_out_of_memory_gets_what_helps(doctor: Doctor, tmp_path: Path) -> None:
-    shown = as_json(doctor(str(study_of(tmp_path, trial(1, Outcome.OOM, **point(mbs=16)))), "--json"))
+    done = doctor(str(study_of(tmp_path, trial(1, Outcome.OOM, **point(mbs=16)))), "--json")
+    shown = json.loads(done.out)
+    assert done.code == 1
     assert shown["measured"]["out_of_memory"] and shown["remedies"][0]["fits"]
 
 
@@ -286,3 +291,82 @@ def test_a_mistake_is_reported_before_the_planner_is_loaded() -> None:
         timeout=500,
     )
     assert done.returncode == 2 and done.stdout == "False\n" and "model" in done.stderr
+
+
+DEAD = {
+    "timeout": logs.steps() + "".join(logs.WATCHDOG.format(rank, 880) for rank in range(7)),
+    "nan": logs.steps(loss="nan"),
+    "straggler": logs.steps() + logs.STRAGGLER.format(0, 150.0, 5, 2.0) * 3,
+    "crash": logs.steps() + logs.CRASH,
+    "configuration": logs.REFUSED,
+    "out_of_memory": logs.steps() + logs.OUT_OF_MEMORY,
+    "data_stall": logs.steps() + logs.TIMERS.format(2500.0),
+}
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_a_run_that_died_or_waits_is_exit_code_1_with_its_cause(doctor: Doctor, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(DEAD[name])
+    done = doctor(str(path), *H100, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    shown = json.loads(done.out)
+    assert done.code == 1 and not shown["is_healthy"] and shown["planned"]
+    (cause,) = shown["causes"]
+    assert cause["name"] == name and cause["evidence"] and cause["actions"]
+    text = doctor(str(path), *H100, "--", *LAUNCH, *GOOD, "--global-batch-size", "64")
+    assert text.code == 1 and cause["evidence"][0] in text.out and cause["actions"][0] in text.out
+
+
+@pytest.mark.parametrize("name", ["timeout", "nan", "crash", "out_of_memory"])
+def test_a_log_alone_is_enough_for_its_cause(doctor: Doctor, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(DEAD[name])
+    done = doctor(str(path), "--json")
+    shown = json.loads(done.out)
+    assert done.code == 1 and [cause["name"] for cause in shown["causes"]] == [name]
+    assert shown["planned"] is None and shown["not_planned"]
+    assert shown["measured"]["step_s"] == (None if name == "out_of_memory" else 6.5)
+    assert shown["causes"][0]["evidence"][0] in doctor(str(path)).out
+
+
+@pytest.mark.parametrize("log", [logs.TRAINER, logs.TITAN, logs.BRIDGE], ids=["trainer", "titan", "bridge"])
+def test_a_log_of_another_trainer_alone_has_its_speed(doctor: Doctor, tmp_path: Path, log: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(log)
+    shown = as_json(doctor(str(path), "--json"))
+    assert shown["is_healthy"] and 1 < shown["measured"]["step_s"] < 2.1
+    died = tmp_path / "died.log"
+    died.write_text(log + logs.CRASH)
+    assert doctor(str(died)).code == 1
+
+
+def test_a_model_of_small_layers_is_held_up_by_the_host(doctor: Doctor) -> None:
+    small = [*("--num-layers", "24", "--hidden-size", "512", "--num-attention-heads", "8", "--seq-length", "512")]
+    rest = ["--vocab-size", "32000", "--bf16", "--micro-batch-size", "1", "--global-batch-size", "8"]
+    shown = as_json(doctor(*H100, "--json", "--", *LAUNCH[:4], *small, *rest))
+    (cause,) = shown["causes"]
+    assert cause["name"] == "host_bound" and cause["figures"]["share"] > 0.25 and not cause["is_fatal"]
+
+
+def test_a_model_is_named_as_for_a_plan(doctor: Doctor, tmp_path: Path) -> None:
+    config = tmp_path / "tiny"
+    config.mkdir()
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    (config / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
+    bare = [*LAUNCH[:4], "--seq-length", "4096", "--bf16", *GOOD, "--global-batch-size", "64"]
+    for name in ("llama2-7b", "meta-llama/Llama-2-7b-hf", str(config)):
+        shown = as_json(doctor(*H100, "--model", name, "--json", "--", *bare))
+        assert shown["model"] in ("llama2-7b", "tiny")
+    unknown = doctor(*H100, "--model", "lama2-7b", "--", *bare)
+    assert unknown.code == 2 and "'llama2-7b'?" in unknown.err
+
+
+def test_tensor_parallelism_over_nodes_is_the_finding_even_where_no_change_is_advised(doctor: Doctor) -> None:
+    wide = ["torchrun", "--nnodes", "2", "--nproc-per-node", "8", "pretrain_gpt.py", "--seq-length", "4096", "--bf16"]
+    sizes = ["--tensor-model-parallel-size", "16", "--sequence-parallel", "--micro-batch-size", "1"]
+    command = [*wide, *sizes, "--global-batch-size", "8", "--use-distributed-optimizer"]
+    shown = as_json(doctor("--cluster", "h100x16", "--model", "llama3-70b", "--json", "--", *command))
+    named = [advice["finding"] for advice in shown["advice"] if advice["name"] == "slow_tensor_link"]
+    assert any("2 nodes" in line for line in (*named, *shown["warnings"]))
+    full = doctor("--cluster", "h100x16", "--model", "llama3-405b", "--json", "--", *command)
+    assert any("2 nodes" in line for line in json.loads(full.out)["warnings"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import replace
 
 import pytest
@@ -93,3 +94,20 @@ def test_nothing_is_advised_that_takes_more_memory_than_the_study_may() -> None:
     advice = better_layout(run, over=0.0)
     assert advice is not None and advice.planned.memory_bytes - context <= limit
     assert all(each.planned.memory_bytes - context <= limit for each in diagnose(run).advice)
+
+
+def test_a_diagnosis_of_671b_on_1024_gpus_takes_less_than_two_seconds_of_work() -> None:
+    layout = "TP4 PP16 EP16 DP16 Z1 mbs1 SP"
+    run = run_of(layout, gbs=2048, model="deepseek-v3", cluster="h100x1024", seq_len=4096)
+    diagnose(run)
+    begin = time.process_time()
+    diagnose(run)
+    assert time.process_time() - begin < 2
+
+
+def test_the_fastest_layouts_are_those_of_a_plan() -> None:
+    run = run_of("TP2 PP4 Z1 mbs1 SP", gbs=64)
+    plan = run.planner.plan(64, top=8)
+    found = run.planner.fastest(64, lambda planned: True, top=8)
+    assert found[0].layout == plan.best[0].layout and len(plan.best) == 8
+    assert run.planner.fastest(64, lambda planned: True, at_most_s=plan.best[0].step_s / 2) == []

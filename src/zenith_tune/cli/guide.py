@@ -83,11 +83,17 @@ def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
     """Estimate the guide's layout, and plan the same job; tensor parallelism stays inside what NVLink joins."""
     from zenith_tune.layouts.search_space import SearchSpace
     from zenith_tune.planner.size_guide import GuideComparison
+    from zenith_tune.planner.ways_out import ways_out
 
     explained = planner.explain(found.layout)
     assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
     space = SearchSpace(max_tp=planner.cluster.fast_domain)
     plan = planner.plan(found.layout.global_batch, top=1, space=space)
     return GuideComparison(
-        guide=found, planned=explained.planned, broken=explained.broken, verdict=explained.verdict, plan=plan
+        guide=found,
+        planned=explained.planned,
+        broken=explained.broken,
+        verdict=explained.verdict,
+        plan=plan,
+        ways_out=() if plan.best else ways_out(planner),
     )

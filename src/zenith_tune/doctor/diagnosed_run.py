@@ -11,6 +11,7 @@ from typing import Any
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MegatronArgs, shown
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
@@ -44,6 +45,13 @@ class Measured:
     out_of_memory: bool = False
     cause: str = ""
     """Why it failed, in one line, where it did."""
+    causes: tuple[Cause, ...] = ()
+    """What its log shows to be wrong."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it neither failed nor was kept waiting."""
+        return not self.causes and not self.out_of_memory
 
     @property
     def capacity_bytes(self) -> float | None:
@@ -86,6 +94,16 @@ class DiagnosedRun:
     origin: RunOrigin = field(default_factory=RunOrigin)
     what: str = "the command"
     """Which run it is, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnplannedRun:
+    """Hold what a log says of a run whose model, cluster or layout is not known."""
+
+    measured: Measured
+    what: str
+    reason: str
+    """Why it has no plan, and how to have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, tried_layouts
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
+from zenith_tune.doctor.host_bound import host_bound
 from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, has_whole_copies, remedies
 from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
 from zenith_tune.doctor.speed_advice import (
     IMPLICIT_DEFAULT,
+    SLOW_TENSOR_LINK,
     data_parallel_traffic,
     idle_recompute,
     implicit_default,
@@ -19,6 +22,7 @@ from zenith_tune.doctor.speed_advice import (
     needless_recompute,
     pipeline_bubble,
     slow_tensor_link,
+    slow_tensor_message,
     small_micro_batch,
 )
 from zenith_tune.errors import UsageError
@@ -26,6 +30,7 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
+from zenith_tune.planner.ways_out import TITLE, WayOut, ways_out
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.registry import PresetRegistry
 from zenith_tune.study.study import Study
@@ -83,6 +88,10 @@ class Diagnosis:
     """The fastest layout of all that fits, where no single change makes the run fit."""
     warnings: tuple[str, ...] = ()
     """What is wrong without a change that would fix it, in a line each."""
+    ways_out: tuple[WayOut, ...] = ()
+    """How else the model could be trained on these GPUs, where no layout fits."""
+    causes: tuple[Cause, ...] = ()
+    """What ended the run or keeps it waiting, by its log or by its plan."""
 
     @property
     def can_train(self) -> bool:
@@ -92,7 +101,7 @@ class Diagnosis:
     @property
     def is_healthy(self) -> bool:
         """Whether nothing is wrong that a change would fix."""
-        return not self.advice and not self.remedies and not self.warnings
+        return not self.advice and not self.remedies and not self.warnings and not self.causes
 
     @property
     def all_clear(self) -> str:
@@ -108,14 +117,23 @@ class Diagnosis:
 
 def diagnose(run: DiagnosisInput) -> Diagnosis:
     """Look for everything that limits a run."""
+    bound = host_bound(run)
+    causes = (*run.measured.causes, *([bound] if bound else []))
+    return replace(_diagnose(run, is_host_bound=bound is not None), causes=causes)
+
+
+def _diagnose(run: DiagnosisInput, *, is_host_bound: bool) -> Diagnosis:
     if not run.trains:
         found = remedies(run)
         way_out = None if any(remedy.fits for remedy in found) else fastest_planned(run)
-        warnings = tuple(implicit_default_lines(run))
-        return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, warnings=warnings)
-    if (mismatch := plan_mismatch(run)) is not None:
+        warnings = (*implicit_default_lines(run), *_tensor_lines(run))
+        is_hopeless = way_out is None and not any(remedy.fits for remedy in found)
+        others = ways_out(run.planner, risk=run.risk) if is_hopeless else ()
+        return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, ways_out=others, warnings=warnings)
+    if not is_host_bound and (mismatch := plan_mismatch(run)) is not None:
         # What rests on a plan that is not the run's is no advice.
-        return Diagnosis(run=run, advice=(), remedies=(), warnings=(mismatch, *implicit_default_lines(run)))
+        warnings = (mismatch, *implicit_default_lines(run), *_tensor_lines(run))
+        return Diagnosis(run=run, advice=(), remedies=(), warnings=warnings)
     advice = _advice(run)
     return Diagnosis(run=run, advice=tuple(advice), remedies=(), warnings=tuple(_warnings(run, advice)))
 
@@ -150,18 +168,37 @@ def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
     names = {each.name for each in advice}
     if IMPLICIT_DEFAULT not in names:
         yield from implicit_default_lines(run)
+    if SLOW_TENSOR_LINK not in names:
+        yield from _tensor_lines(run)
     if (full := full_memory_message(run)) is not None and "full_memory" not in names:
         yield f"{full}; no single change leaves room and gains: more GPUs would"
 
 
+def _tensor_lines(run: DiagnosisInput) -> Iterator[str]:
+    """Yield that tensor parallelism leaves NVLink, where no plan stands behind a change of it."""
+    if (message := slow_tensor_message(run)) is not None:
+        yield f"{message}; keep it within what NVLink joins, with pipeline stages or data parallelism across"
+
+
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     """Return what was found, line by line, without the run's own figures."""
+    found = [*cause_lines(diagnosis.causes), *diagnosis.warnings]
     if diagnosis.remedies:
-        return [*diagnosis.warnings, *_memory_lines(diagnosis)]
+        return [*found, *_memory_lines(diagnosis)]
     if diagnosis.is_healthy:
         return [f"nothing is wrong: {diagnosis.all_clear}"]
     advised = (_advice_lines(diagnosis.run, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
-    return [*diagnosis.warnings, *(line for lines in advised for line in lines)]
+    return [*found, *(line for lines in advised for line in lines)]
+
+
+def cause_lines(causes: Iterable[Cause]) -> list[str]:
+    """Return each cause with its evidence and what to do."""
+    found: list[str] = []
+    for cause in causes:
+        found.append(f"{cause.kind}: {cause.finding}")
+        found += [f"   | {line}" for line in cause.evidence]
+        found += [f"   do: {action}" for action in cause.actions]
+    return found
 
 
 def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]:
@@ -179,7 +216,8 @@ def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]
 def _memory_lines(diagnosis: Diagnosis) -> list[str]:
     run = diagnosis.run
     if run.measured.out_of_memory:
-        head = f"it ran out of memory ({run.measured.cause})" if run.measured.cause else "it ran out of memory"
+        is_quoted = not run.measured.cause or bool(run.measured.causes)
+        head = "it ran out of memory" if is_quoted else f"it ran out of memory ({run.measured.cause})"
     else:
         head = f"it is {run.planned.oom_probability:.0%} likely to run out of memory"
     found = [f"{head}; what helps, and what it costs:", *map(_remedy, diagnosis.remedies)]
@@ -189,6 +227,7 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
         found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
         found.append(f"no layout fits on these GPUs: {_larger_machine(run)}")
+        found += [TITLE, *(f"  {way.line}" for way in diagnosis.ways_out)]
     return found
 
 

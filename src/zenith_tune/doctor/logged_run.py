@@ -15,18 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from zenith_tune.describe.topology import plain_text
+from zenith_tune.doctor.causes.cause import Cause, CauseKind
+from zenith_tune.doctor.causes.log_causes import log_causes
+from zenith_tune.doctor.causes.step_lines import LoggedSpeed, logged_speed, megatron_speed
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     DiagnosedRun,
     Measured,
     RunHints,
+    UnplannedRun,
     from_command,
     made_preset,
     megatron_lm_run,
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.failures.failures import FailureKind, hidden_failure
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.shell import ParsedCommand
@@ -141,16 +144,32 @@ def positive(value: object) -> float | None:
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
 
 
-def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun:
+def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun | UnplannedRun:
     """Read what a log measured, and the run from its command or else from the arguments that the log dumps."""
     log = plain_text(read_bytes(path).decode("utf-8", errors="replace"))
-    if command is not None:
-        run, evaluator = from_command(command, hints), _evaluator(command, hints)
-    else:
-        run = _from_dump(path, log, hints)
-        evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
-    measured = _measured(path, log, evaluator, command or "")
+    causes, speed = log_causes(log), logged_speed(log)
+    try:
+        if command is not None:
+            run, evaluator = from_command(command, hints), _evaluator(command, hints)
+        else:
+            run = _from_dump(path, log, hints)
+            evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
+    except UsageError as error:
+        # A log that shows what is wrong is reported with a plan or without; a command is given for its plan.
+        if not causes and (speed is None or command is not None):
+            raise
+        return UnplannedRun(measured=_logged(causes, speed or megatron_speed(log)), what=str(path), reason=str(error))
+    measured = _measured(path, log, evaluator, command or "", causes, speed)
     return replace(run, measured=measured, what=str(path))
+
+
+def _logged(causes: tuple[Cause, ...], speed: LoggedSpeed | None) -> Measured:
+    """Return what the log says by itself; of a run that was out of memory, no speed."""
+    if lines := [cause.evidence[0] for cause in causes if cause.kind is CauseKind.OUT_OF_MEMORY]:
+        return Measured(out_of_memory=True, cause=lines[0], causes=causes)
+    if speed is None or not SHORTEST_STEP_S <= (speed.step_s or 0.0) <= LONGEST_STEP_S:
+        return Measured(causes=causes)
+    return Measured(step_s=speed.step_s, peak_bytes=speed.peak_bytes, causes=causes)
 
 
 def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
@@ -172,21 +191,25 @@ def _evaluator(command: str, hints: RunHints) -> TuningEvaluator:
     return preset.evaluator()
 
 
-def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str) -> Measured:
+def _measured(
+    path: Path,
+    log: str,
+    evaluator: TuningEvaluator,
+    command: str,
+    causes: tuple[Cause, ...],
+    speed: LoggedSpeed | None,
+) -> Measured:
+    """Return what the preset's evaluator reads, else what the lines of other trainers say."""
+    logged = _logged(causes, speed)
+    if logged.out_of_memory:
+        return logged
     try:
         found = evaluator.measure(log, {"command": command, "trial_id": 0, "parameters": {}, "duration": 0.0})
-        failure = hidden_failure(log, has_value=True)
     except ValueError as error:
-        found, why = None, str(error)
-        failure = hidden_failure(log, has_value=False)
-    if failure is not None and failure.kind is FailureKind.OUT_OF_MEMORY:
-        return Measured(out_of_memory=True, cause=failure.message)
-    if found is None:
-        reason = failure.message if failure is not None else why
-        raise UsageError(
-            f"{path} must have a speed, or an out-of-memory error, but does not ({reason})", hint="give another log"
-        )
+        if causes or logged.step_s is not None:
+            return logged
+        problem = f"{path} must have a speed, or show a failure, but does not ({error})"
+        raise UsageError(problem, hint="give another log") from None
     if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
         raise UsageError(f"{path} has steps of {found.step_s:g} s, which no training takes", hint="give another log")
-    peak = positive(found.peak_memory_bytes)
-    return Measured(step_s=found.step_s, peak_bytes=peak)
+    return Measured(step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes), causes=causes)

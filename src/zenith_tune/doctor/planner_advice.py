@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,9 @@ def single_change(run: DiagnosisInput) -> Advice | None:
 
 def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
     """Advise the planner's best, where it is clearly faster than the run and than a change that gains `over`."""
-    best = fastest_planned(run, pinned={"flash": int(run.layout.flash_attention)}, is_wanted=run.is_tried)
+    at_most_s = run.step_s(run.planned) / (1 + over) / (1 + LEAST_GAIN)
+    pinned: dict[str, int | str] = {"flash": int(run.layout.flash_attention)}
+    best = fastest_planned(run, pinned=pinned, is_wanted=run.is_tried, at_most_s=at_most_s)
     if best is None or (1 + run.gain(best)) / (1 + over) - 1 < LEAST_GAIN:
         return None
     finding = f"the planner's best layout is {best.name}, several sizes changed at once"
@@ -45,18 +48,24 @@ def fastest_planned(
     *,
     pinned: dict[str, int | str] | None = None,
     is_wanted: Callable[[Layout], bool] = lambda layout: True,
+    at_most_s: float = math.inf,
 ) -> PlannedLayout | None:
     """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
-    for space in (SearchSpace(max_tp=run.cluster.fast_domain), SearchSpace()):
+    inside = SearchSpace(max_tp=run.cluster.fast_domain)
+    # A run that goes well inside NVLink is not advised to leave it.
+    may_leave = run.layout.tp > run.cluster.fast_domain or math.isinf(at_most_s)
+    for space in (inside, SearchSpace()) if may_leave else (inside,):
         writable = _writable(run, replace(space, pinned=pinned or {}))
         top = TOP + len(run.origin.tried)
-        try:
-            plan = run.planner.plan(run.layout.global_batch, top=top, risk=run.risk, space=writable)
-        except UsageError:  # no layout is legal, which is not what was asked
-            continue
-        # The fastest may all take more than the study may: the front has the fastest of those that take less.
-        untried = [planned for planned in (*plan.best, *plan.front) if planned.layout not in run.origin.tried]
-        fitting = [planned for planned in untried if is_wanted(planned.layout) and run.fits(planned)]
+        # The fastest may all take more than the study may: then slower ones that take less are looked at.
+        fitting = run.planner.fastest(
+            run.layout.global_batch,
+            lambda planned: planned.layout not in run.origin.tried and is_wanted(planned.layout) and run.fits(planned),
+            at_most_s=at_most_s,
+            top=top,
+            space=writable,
+            risk=run.risk,
+        )
         if fitting:
             return max(fitting, key=run.gain)
     return None

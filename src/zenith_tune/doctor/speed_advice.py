@@ -24,6 +24,7 @@ STEP_SHARE = "share of a step"
 LEAST_SHARE = 0.1
 """Of a step: what takes less is not named as a cause."""
 IMPLICIT_DEFAULT = "implicit_default"
+SLOW_TENSOR_LINK = "slow_tensor_link"
 
 
 def implicit_default(run: DiagnosisInput) -> Iterator[Advice]:
@@ -77,15 +78,22 @@ def _work_s(planned: PlannedLayout) -> float:
 
 def slow_tensor_link(run: DiagnosisInput) -> Advice | None:
     """Advise tensor parallelism inside an NVLink island: it sends in every layer, and waits for the slowest link."""
-    layout, size = run.layout, run.cluster.fast_domain
-    if layout.tp <= size:
+    if (finding := slow_tensor_message(run)) is None:
         return None
-    share = run.share("tp")
-    where = f"NVLink joins {size} GPUs" if size > 1 else "no NVLink joins the GPUs"
-    rate = run.cluster.node_link if layout.tp <= run.cluster.gpus_per_node else run.cluster.network
-    over = f"{where}, TP{layout.tp} goes over {rate.bytes_per_s / 1e9:g} GB/s"
-    finding = f"{share:.0%} of a step is tensor parallelism over a slow link: {over}"
-    return run.advise("slow_tensor_link", run.fastest(_inside(layout, size)), share, STEP_SHARE, finding)
+    better = run.fastest(_inside(run.layout, run.cluster.fast_domain))
+    return run.advise(SLOW_TENSOR_LINK, better, run.share("tp"), STEP_SHARE, finding)
+
+
+def slow_tensor_message(run: DiagnosisInput) -> str | None:
+    """Return what tensor parallelism beyond NVLink takes, and whether it goes over nodes; None where it does not."""
+    layout, cluster = run.layout, run.cluster
+    if layout.tp <= cluster.fast_domain:
+        return None
+    nodes = -(-layout.tp // cluster.gpus_per_node)
+    where = f"NVLink joins {cluster.fast_domain} GPUs" if cluster.fast_domain > 1 else "no NVLink joins the GPUs"
+    link, way = (cluster.network, f"over {nodes} nodes") if nodes > 1 else (cluster.node_link, "over a slow link")
+    over = f"{where}, TP{layout.tp} goes over {link.bytes_per_s / 1e9:g} GB/s"
+    return f"{run.share('tp'):.0%} of a step is tensor parallelism {way}: {over}"
 
 
 def _inside(layout: Layout, size: int) -> Iterator[Layout]:

@@ -11,6 +11,7 @@ from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
     Measured,
     RunHints,
+    UnplannedRun,
     emitted,
     from_command,
     made_preset,
@@ -26,7 +27,7 @@ STUDY_FILE = "study.json"
 
 def find_run(
     target: Path | None, command: str | None, hints: RunHints, *, db: str | None, output_dir: Path | None
-) -> DiagnosedRun:
+) -> DiagnosedRun | UnplannedRun:
     """Read the run of a study's name, folder or study.json, of a log, or of a command alone."""
     if target is None:
         if command is None:

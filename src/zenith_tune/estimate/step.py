@@ -41,6 +41,17 @@ def estimate(
     )
 
 
+def roomy_step_s(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
+) -> FloatArray:
+    """Return the step time of every layout with memory to spare, which is a fifth of the work of the whole estimate."""
+    workload, machine = Workload.of(model, job), Machine.of(cluster, job.precision)
+    coefficients = calibration.time.coefficients_for(
+        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
+    )
+    return estimate_time(workload, machine, layouts, job.framework, coefficients).step_s
+
+
 def waiting_shares(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
 ) -> dict[str, FloatArray]:

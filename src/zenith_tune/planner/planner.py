@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_risk import memory_quantiles
 from zenith_tune.estimate.model_flops import flops_per_token
-from zenith_tune.estimate.step import estimate
+from zenith_tune.estimate.step import estimate, roomy_step_s
 from zenith_tune.estimate.workload import Estimate, FloatArray, Workload
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout
@@ -37,6 +37,8 @@ from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resize
 
 DISTINCT = ("tp", "pp", "ep", "etp")
 """Two layouts that agree in these and in a rank's tokens per micro-batch are variants of one: the better is kept."""
+AT_A_TIME = 16_384
+"""Layouts that are looked at in order of speed before it is asked whether they are enough."""
 
 _MIX = np.random.default_rng(20240101).integers(1, 2**62, len(DISTINCT) + 1, dtype=np.uint64) | np.uint64(1)
 
@@ -175,6 +177,42 @@ class Planner:
                 )
             ),
         )
+
+    def fastest(
+        self,
+        global_batch: int,
+        accepts: Callable[[PlannedLayout], bool],
+        *,
+        at_most_s: float = math.inf,
+        top: int = 10,
+        space: SearchSpace | None = None,
+        risk: float = RISK,
+    ) -> list[PlannedLayout]:
+        """Return the fastest layouts that fit and are accepted, without the rest of a plan; none above `at_most_s`.
+
+        Layouts are looked at in the order of their time with memory to spare: what comes later is no faster.
+        """
+        space = space or SearchSpace()
+        candidates = Candidates(self.model, self.job, self.cluster.num_gpus, global_batch, space)
+        pieces = list(candidates.batches())
+        if not pieces:
+            return []
+        layouts = LayoutBatch.concatenate(pieces)
+        roomy_s = np.concatenate([self._roomy_s(piece) for piece in pieces])
+        order = np.argsort(roomy_s, kind="stable")[: int(np.sum(roomy_s <= at_most_s))]
+        search, found = Search(best=BestLayouts(max(top, 1))), list[PlannedLayout]()
+        for start in range(0, len(order), AT_A_TIME):
+            if found and len(search.best) >= top and search.best.scores.max() <= roomy_s[order[start]]:
+                break
+            self._look(search, layouts.take(order[start : start + AT_A_TIME]), risk)
+            kept = [*self.evaluate_batch(search.best.layouts), *self.evaluate_batch(search.front.layouts)]
+            found = [planned for planned in kept if accepts(planned)]
+        self._refine(search, space, risk)
+        refined = [planned for planned in self.evaluate_batch(search.best.layouts) if accepts(planned)]
+        return [*refined, *found]
+
+    def _roomy_s(self, layouts: LayoutBatch) -> FloatArray:
+        return roomy_step_s(self.model, self.cluster, self.job, layouts, self.calibration)
 
     def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
         """Return the layouts that no other beats in time, memory and GPUs together, down to an eighth of the GPUs."""

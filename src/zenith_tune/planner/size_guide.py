@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from zenith_tune.describe.model_catalog import catalog_model
 from zenith_tune.describe.model_spec import ModelSpec
@@ -28,6 +29,9 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import CAUSES, Plan, PlannedLayout, changes
 from zenith_tune.units import count, format_seconds
+
+if TYPE_CHECKING:
+    from zenith_tune.planner.ways_out import WayOut
 
 SEQ_LEN = 2048
 GPU = "a100"
@@ -194,6 +198,8 @@ class GuideComparison:
     verdict: str
     """Why the guide's layout does not fit; nothing where it does."""
     plan: Plan
+    ways_out: tuple[WayOut, ...] = ()
+    """Other ways to train it on these GPUs, where no layout fits."""
 
     @property
     def best(self) -> PlannedLayout | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from zenith_tune.doctor.diagnosis import Diagnosis, diagnosis_lines, memory_message
+from zenith_tune.doctor.causes.cause import Cause
+from zenith_tune.doctor.diagnosed_run import Measured, UnplannedRun
+from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines, memory_message
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
+from zenith_tune.report.guide import way_out_object
 from zenith_tune.report.plan.json import planned_object
 from zenith_tune.study.files import Json
 from zenith_tune.units import format_bytes, format_gain, format_seconds
@@ -22,26 +25,65 @@ def report_lines(diagnosis: Diagnosis, what: str) -> Iterator[str]:
 def diagnosis_object(diagnosis: Diagnosis) -> Json:
     """Return a diagnosis as a plain object."""
     run = diagnosis.run
-    measured = {
-        "step_s": run.measured.step_s,
-        "peak_memory_bytes": run.measured.peak_bytes,
-        "out_of_memory": run.measured.out_of_memory,
-        "cause": run.measured.cause or None,
-    }
     return {
         "model": run.planner.model.name,
         "cluster": run.cluster.name,
         "framework": run.planner.job.framework.name,
         "seq_len": run.planner.job.seq_len,
         "global_batch": run.layout.global_batch,
-        "measured": measured,
+        "measured": _measured_object(run.measured),
         "planned": planned_object(run.planned),
         "fits": run.trains,
         "is_healthy": diagnosis.is_healthy,
+        "causes": [cause_object(cause) for cause in diagnosis.causes],
         "warnings": list(diagnosis.warnings),
         "advice": [_plain_object(advice) for advice in diagnosis.advice],
         "remedies": [_plain_object(remedy) for remedy in diagnosis.remedies],
         "way_out": planned_object(diagnosis.way_out) if diagnosis.way_out else None,
+        "ways_out": [way_out_object(way) for way in diagnosis.ways_out],
+    }
+
+
+def unplanned_lines(run: UnplannedRun) -> Iterator[str]:
+    """Yield what the log of a run without a plan says."""
+    step_s, peak = run.measured.step_s, run.measured.peak_bytes
+    figures = [f"measured {format_seconds(step_s)} a step"] if step_s is not None else []
+    figures += [f"{format_bytes(peak)} reserved"] if peak is not None else []
+    yield f"{run.what}: {'; '.join(figures) or 'no steady speed'}"
+    yield from cause_lines(run.measured.causes)
+    yield f"not planned: {run.reason}"
+
+
+def unplanned_object(run: UnplannedRun) -> Json:
+    """Return the same as a plain object, with the fields of a diagnosis that have no plan as null."""
+    return {
+        "measured": _measured_object(run.measured),
+        "planned": None,
+        "not_planned": run.reason,
+        "is_healthy": run.measured.is_sound,
+        "causes": [cause_object(cause) for cause in run.measured.causes],
+    }
+
+
+def cause_object(cause: Cause) -> Json:
+    """Return a cause as a plain object."""
+    return {
+        "name": str(cause.kind),
+        "is_fatal": cause.is_fatal,
+        "finding": cause.finding,
+        "rank": cause.rank,
+        "figures": dict(cause.figures),
+        "evidence": list(cause.evidence),
+        "actions": list(cause.actions),
+    }
+
+
+def _measured_object(measured: Measured) -> Json:
+    return {
+        "step_s": measured.step_s,
+        "peak_memory_bytes": measured.peak_bytes,
+        "out_of_memory": measured.out_of_memory,
+        "cause": measured.cause or None,
     }
 
 

@@ -1,0 +1,40 @@
+"""The speed that other trainers' logs show."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.doctor.causes import logs
+from zenith_tune.describe.topology import plain_text
+from zenith_tune.doctor.causes.step_lines import after_steps, logged_speed
+
+
+@pytest.mark.parametrize(
+    ("log", "framework", "step_s"),
+    [(logs.TRAINER, "transformers", 2.0), (logs.TITAN, "torchtitan", 1.5), (logs.BRIDGE, "megatron-bridge", 1.25)],
+)
+def test_the_steps_of_other_trainers_are_timed(log: str, framework: str, step_s: float) -> None:
+    found = logged_speed(plain_text(log))
+    assert found is not None and found.framework == framework
+    assert found.step_s == pytest.approx(step_s, rel=0.02)
+
+
+def test_torchtitan_prints_memory_and_utilisation() -> None:
+    found = logged_speed(plain_text(logs.TITAN))
+    assert found is not None and found.peak_bytes == pytest.approx(12.34 * 2**30, rel=1e-6)
+    assert found.mfu == pytest.approx(0.4167) and found.num_steps == 20
+
+
+def test_a_summary_of_the_trainer_is_a_speed_where_it_shows_no_bar() -> None:
+    found = logged_speed("{'train_runtime': '20.1', 'train_steps_per_second': '0.5', 'train_loss': '2.1'}\n")
+    assert found is not None and found.step_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("log", [logs.TRAINER, plain_text(logs.TITAN), logs.BRIDGE, logs.steps()])
+def test_what_stands_after_the_last_step_is_found(log: str) -> None:
+    assert after_steps(log + "the end").endswith("the end") and "Step Time" not in after_steps(log + "the end")
+    assert len(after_steps(log + "the end")) < 400
+
+
+def test_a_log_without_steps_has_no_speed() -> None:
+    assert logged_speed("hello\n") is None and after_steps("hello\n") == "hello\n"
