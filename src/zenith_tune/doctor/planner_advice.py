@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.plan import PlannedLayout
-from zenith_tune.presets.formats import FRAMEWORKS, format_named
+from zenith_tune.presets.formats import FRAMEWORKS, writable
 
 LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
 """More than for what has a cause of its own: a plan is less sure of layouts the farther they are from the run."""
@@ -41,10 +41,10 @@ def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
 def fastest_planned(run: DiagnosisInput, *, pinned: dict[str, int | str] | None = None) -> PlannedLayout | None:
     """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
     for space in (SearchSpace(max_tp=run.cluster.fast_domain), SearchSpace()):
-        writable = _writable(run, replace(space, pinned=pinned or {}))
+        inside = writable(replace(space, pinned=pinned or {}), run.origin.emit, run.planner.job.framework.name)
         top = TOP + len(run.origin.tried)
         try:
-            plan = run.planner.plan(run.layout.global_batch, top=top, risk=run.risk, space=writable)
+            plan = run.planner.plan(run.layout.global_batch, top=top, risk=run.risk, space=inside)
         except UsageError:  # no layout is legal, which is not what was asked
             continue
         # The fastest may all take more than the study may: the front has the fastest of those that take less.
@@ -53,12 +53,6 @@ def fastest_planned(run: DiagnosisInput, *, pinned: dict[str, int | str] | None 
         if fitting:
             return max(fitting, key=run.gain)
     return None
-
-
-def _writable(run: DiagnosisInput, space: SearchSpace) -> SearchSpace:
-    """Return the part of a space that can be written down for what runs the job."""
-    form, framework = run.origin.emit, run.planner.job.framework.name
-    return format_named(form).narrowed(space, framework) if framework in FRAMEWORKS.get(form, ()) else space
 
 
 def emit_command(run: DiagnosisInput, layout: Layout) -> str:
