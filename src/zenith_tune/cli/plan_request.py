@@ -50,10 +50,8 @@ class PlanRequest:
 
     def beyond_island(self) -> Self:
         """Let tensor parallelism be of any size, because nothing fits inside what NVLink joins."""
-        from zenith_tune.describe.topology import tensor_reason
-
-        known = self.tensor_reason or tensor_reason(self.cluster)
-        reason = f"{known}; nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
+        known = f"{self.tensor_reason}; " if self.tensor_reason else ""
+        reason = f"{known}nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
         space = replace(self.space, max_tp=type(self.space)().max_tp)
         return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
 
