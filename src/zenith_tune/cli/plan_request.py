@@ -50,7 +50,7 @@ class PlanRequest:
 
     def beyond_island(self) -> Self:
         """Let tensor parallelism be of any size, because nothing fits inside what NVLink joins."""
-        known = f"{self.tensor_reason}; " if self.tensor_reason else ""
+        known = f"{self.tensor_reason}; " if self.tensor_reason else "tensor parallelism: "
         reason = f"{known}nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
         space = replace(self.space, max_tp=type(self.space)().max_tp)
         return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
