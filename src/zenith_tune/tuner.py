@@ -245,8 +245,9 @@ class PresetTuner:
         try:
             if config.runs_baseline:
                 session.run_baseline()
-                if (line := _estimate(session, plan)) is not None:
-                    self.listener.noted(line)
+            self._learn(session, plan.num_slots)
+            if config.runs_baseline and (line := _estimate(session, plan)) is not None:
+                self.listener.noted(line)
             strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
             why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
             LeverPhase(session, scheduler, self.listener.noted).run()
@@ -257,6 +258,14 @@ class PresetTuner:
         except StudyLimitReached as limit:
             why = str(limit)
         return why
+
+    def _learn(self, session: StudySession, num_slots: int) -> None:
+        """Let preset and strategy learn from the user's own command, before the strategy is asked for points."""
+        notes = session.learn()
+        for line in notes:
+            self.listener.noted(line)
+        if notes:
+            session.config.strategy.prepare(self.tuned_job(num_slots, session.config.place.folder.path))
 
     def _confirm(self, confirmation: Confirmation) -> None:
         try:

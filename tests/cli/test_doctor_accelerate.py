@@ -118,3 +118,13 @@ def test_a_mismatch_names_the_cluster_where_only_that_was_given(doctor: Run) -> 
     log = str(measured_data() / "logs" / "megatron_steady60.log")
     done = doctor(log, "--cluster", "a100x1")
     assert re.search(r"56% off: .*--cluster", done.out) and "model=" not in done.out
+
+
+@pytest.mark.parametrize("model", ["llama2-13b", "llama2-70b"])
+def test_no_advice_for_accelerate_is_one_that_its_file_cannot_say(doctor: Run, tmp_path: Path, model: str) -> None:
+    command = megatron(tmp_path, megatron_lm_pp_degree=4, megatron_lm_tp_degree=4, **{KEY: 1})
+    shown = as_json(doctor("--cluster", "a100x16", "--args", f"model={model},seq=2048", "--json", "--", *command))
+    advised = [each["planned"]["layout"] for each in (*shown["advice"], *shown.get("remedies", ())) if each["planned"]]
+    assert advised
+    assert {layout["vp"] for layout in advised} == {1} and {layout["cp"] for layout in advised} == {1}
+    assert all(layout["tp"] <= 8 and layout["recompute"] != "selective" for layout in advised)

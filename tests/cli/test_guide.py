@@ -149,3 +149,15 @@ def test_a_mistake_is_reported_before_the_planner_is_loaded() -> None:
     command = [sys.executable, "-c", program, "guide", "7B", "--gbs", "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2 and done.stdout == "False\n" and "--gbs 12" in done.stderr
+
+
+@pytest.mark.parametrize("size", ["40B", "70B", "175B"])
+def test_the_planners_choice_is_one_that_accelerate_can_run(guide: Guide, size: str) -> None:
+    at = as_json(guide(size, "--json"))["planner"]["layout"]
+    assert at["vp"] == 1 and at["cp"] == 1 and at["tp"] <= 8
+
+
+def test_what_accelerate_cannot_run_in_any_layout_is_planned_for_megatron_with_a_rule(guide: Guide) -> None:
+    shown = as_json(guide("405B", "--json"))
+    assert shown["planner"]["layout"]["vp"] > 1
+    assert any("Accelerate" in rule for rule in shown["rules"])

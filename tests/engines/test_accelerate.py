@@ -167,3 +167,86 @@ def test_a_short_last_accumulation_of_an_epoch_is_no_fault(zenithtune: Tune, tmp
     [log] = [path.read_text() for path in (tmp_path / "out" / "s" / "trials").glob("*/log.txt")]
     assert (trial["outcome"], trial["cause"]) == ("ok", None), done.stderr[-2000:]
     assert '"passes": 1, "is_end": true' in log, "five batches a rank, two to a step"
+
+
+IN_PYTHON = """
+import argparse
+import torch
+from accelerate import Accelerator
+{imports}
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch_size", type=int, default=2)
+options = parser.parse_args()
+accelerator = Accelerator({arguments})
+model = torch.nn.Linear(8, 8)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(512, 8)), batch_size=options.batch_size)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+for _ in range(2):
+    for (batch,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward((model(batch) - batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def tune_script(
+    zenithtune: Tune, folder: Path, script: str, *options: str, env: dict[str, str], more: tuple[str, ...] = ()
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], list[str]]:
+    """Tune a script of one's own by a file of plain data parallelism; returns the study and the trials' logs."""
+    own, path = folder / "train.py", folder / "own.yaml"
+    own.write_text(script)
+    path.write_text(f"{TOP}distributed_type: MULTI_GPU\n")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), *more]
+    fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-confirm")
+    done = zenithtune("optimize", *fixed, *options, "--", *command, env={**ENGINE_ENV, **env}, timeout=500)
+    study = folder / "out" / "s"
+    found = json.loads((study / "study.json").read_text()) if (study / "study.json").exists() else {}
+    return done, found, [path.read_text() for path in sorted((study / "trials").glob("*/log.txt"))]
+
+
+@pytest.mark.slow
+def test_an_accumulation_that_the_script_sets_is_kept(zenithtune: Tune, tmp_path: Path) -> None:
+    script = IN_PYTHON.format(imports="", arguments="gradient_accumulation_steps=8")
+    options = ("--args", "mbs_max=4", "--strategy", "grid")
+    done, study, logs = tune_script(zenithtune, tmp_path, script, *options, env=ON_CPU, more=("--batch_size", "2"))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    own, *trials = study["trials"]
+    outcomes = {trial["parameters"]["mbs"]: trial["outcome"] for trial in trials}
+    assert outcomes == {1: "ok", 4: "ok"}, "your own command is mbs 2"
+    assert [log.count('"samples": 32,') > 3 for log in logs] == [True] * 3, "2 ranks, 2 samples, 8 passes"
+    assert '"passes": 4, "is_end": false' in logs[-1]
+    assert own["value"] == pytest.approx(32 / own["step_s"], rel=0.2)
+
+
+@pytest.mark.slow
+def test_an_accumulation_that_nothing_can_change_from_outside_is_named(zenithtune: Tune, tmp_path: Path) -> None:
+    imports = "from accelerate.utils import GradientAccumulationPlugin\n"
+    plugin = "gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=4)"
+    script = IN_PYTHON.format(imports=imports, arguments=plugin)
+    options = ("--args", "mbs_max=4", "--strategy", "grid")
+    done, study, logs = tune_script(zenithtune, tmp_path, script, *options, env=ON_CPU, more=("--batch_size", "2"))
+    assert len(logs) == len(study["trials"]) == 1, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "gradient_accumulation_plugin" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_deepspeed_plugin_of_the_script_is_recognised_and_tuned(
+    zenithtune: Tune, tmp_path: Path, deepspeed_env: dict[str, str]
+) -> None:
+    imports = (
+        "import deepspeed\nfrom accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs\n"
+        "deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False\n"
+    )
+    arguments = (
+        "gradient_accumulation_steps=2, kwargs_handlers=[InitProcessGroupKwargs(backend='gloo')], "
+        "deepspeed_plugin=DeepSpeedPlugin(offload_optimizer_device='none')"
+    )
+    script = IN_PYTHON.format(imports=imports, arguments=arguments)
+    options = ("--n-trials", "1", "--strategy", "grid")
+    done, study, logs = tune_script(zenithtune, tmp_path, script, *options, env=deepspeed_env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    _, trial = study["trials"]
+    assert trial["outcome"] == "ok" and trial["parameters"]["stage"] != 2, "your own command is stage 2"
+    assert trial["parameters"]["offload_optimizer"] == "none" and "offload_optimizer_device" in done.stdout
+    assert f'"zero_stage": {trial["parameters"]["stage"]}' in logs[-1]

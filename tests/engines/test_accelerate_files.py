@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -18,7 +19,8 @@ from tests.presets.accelerate.jobs import bound, command, point, write
 from tests.requirements import need_module
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.presets.accelerate.command import FILE_NAME
-from zenith_tune.presets.accelerate.emit import DS_FILE
+from zenith_tune.presets.accelerate.emit import DS_FILE, HOOK_FILES
+from zenith_tune.presets.accelerate.live import FIELDS, PLUGINS
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
 from zenith_tune.presets.accelerate.settings import (
     CHECKED_VERSION,
@@ -278,3 +280,33 @@ def test_what_the_launcher_takes_from_options_alone_is_left_there(tmp_path: Path
     path.write_text(AccelerateSettings(values={"distributed_type": "MULTI_GPU", "num_processes": 2, **values}).text)
     args = parsed(path)
     assert {name: getattr(args, name) for name in values if getattr(args, name) == values[name]} == {}
+
+
+def test_what_is_read_of_a_plugin_is_a_field_of_it_that_only_the_script_sets() -> None:
+    from accelerate import utils
+
+    for backend, name in PLUGINS.items():
+        fields = {field.name: field for field in dataclasses.fields(getattr(utils, name))}
+        for each in FIELDS[backend]:
+            assert fields[each.argument].default is None, "left out, it is read from the environment"
+
+
+def test_the_hook_notes_what_a_script_gives_to_the_real_plugins(tmp_path: Path) -> None:
+    for name, text in HOOK_FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = (
+        "from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, MegatronLMPlugin\n"
+        "import json, sys\n"
+        "MegatronLMPlugin(tp_degree=2, num_micro_batches=4)\n"
+        "FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=False)\n"
+        "watch = MegatronLMPlugin.__init__.__closure__\n"
+        "[found] = [cell.cell_contents for cell in watch if type(cell.cell_contents).__name__ == 'Watch']\n"
+        "print(json.dumps(found.given))\n"
+    )
+    env = {**os.environ, **ENGINE_ENV, "PYTHONPATH": str(tmp_path / "hook")}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    given = json.loads(done.stdout.splitlines()[-1])
+    assert given["MegatronLMPlugin"] == {"tp_degree": 2, "num_micro_batches": 4}
+    assert given["FullyShardedDataParallelPlugin"] == {"fsdp_version": 2, "reshard_after_forward": False}

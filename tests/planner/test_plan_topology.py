@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,20 @@ def test_this_machines_own_links_cap_the_plan(tmp_path: Path, monkeypatch: pytes
     done = plan(*local, "--json")
     assert {each["layout"]["tp"] for each in as_json(done)["best"]} == {1}
     assert mentions(as_json(done)["tensor_parallel_reason"], "no NVLink")
+
+
+BIG = ("--model", "llama3-70b", "--cluster", "a100x64", "--gbs", "256", "--seq", "2048", "--json", "--top", "50")
+
+
+def test_the_fast_domain_of_a_named_cluster_bounds_tensor_parallelism(plan: Plan) -> None:
+    shown = as_json(plan(*BIG, "--emit", "accelerate"))
+    assert max(each["layout"]["tp"] for each in shown["best"]) == 8
+    wide = as_json(plan(*BIG, "--emit", "accelerate", "--max-tp", "32"))
+    assert max(each["layout"]["tp"] for each in wide["best"]) > 8
+    assert as_json(plan(*BIG, "--fix", "tp=16"))["best"]
+
+
+def test_accelerate_is_given_no_tensor_parallelism_across_nodes_where_nothing_else_fits(plan: Plan) -> None:
+    large = ("--model", "llama3-405b", "--cluster", "a100x512", "--gbs", "512", "--seq", "4096", "--json")
+    done = plan(*large, "--emit", "accelerate")
+    assert done.code == 1 and json.loads(done.out)["best"] == []

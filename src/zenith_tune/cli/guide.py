@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from zenith_tune.planner.size_guide import GuideComparison, SizeGuide
 
 MAX_GPUS = 1_000_000
+RUN_BY = "accelerate"
+"""What the guide's layouts are for: the planner's choice must be one that its file can say."""
 
 
 @click.command(short_help="Give a layout by the size of a model, beside what the planner would choose.")
@@ -84,11 +86,16 @@ def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
     from zenith_tune.layouts.search_space import SearchSpace
     from zenith_tune.planner.size_guide import GuideComparison
     from zenith_tune.planner.ways_out import ways_out
+    from zenith_tune.presets.formats import writable
 
     explained = planner.explain(found.layout)
     assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
-    space = SearchSpace(max_tp=planner.cluster.fast_domain)
+    space = writable(SearchSpace(max_tp=planner.cluster.fast_domain), RUN_BY, planner.job.framework.name)
     plan = planner.plan(found.layout.global_batch, top=1, space=space)
+    if not plan.best:
+        plan = planner.plan(found.layout.global_batch, top=1, space=SearchSpace(max_tp=planner.cluster.fast_domain))
+        rule = "no layout that Accelerate's file can say fits: the planner's is for Megatron-LM itself"
+        found = replace(found, rules=(*found.rules, rule) if plan.best else found.rules)
     return GuideComparison(
         guide=found,
         planned=explained.planned,

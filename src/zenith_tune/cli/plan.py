@@ -73,7 +73,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
               help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
 @path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
 @click.option("--fix", "pinned", metavar="K=V,...", help="Values that are given, e.g. tp=8,pp=4,recompute=selective.")
-@click.option("--max-tp", type=COUNT, metavar="N", help="Largest tensor-parallel size. [default: 64]")
+@click.option("--max-tp", type=COUNT, metavar="N", help="Largest tensor-parallel size. [default: what NVLink joins]")
 @click.option("--max-pp", type=COUNT, metavar="N", help="Most pipeline stages.")
 @click.option("--max-cp", type=COUNT, metavar="N", help="Largest context-parallel size. [default: 64]")
 @click.option("--max-mbs", type=COUNT, metavar="N", help="Largest micro-batch.")
@@ -136,7 +136,7 @@ def _plan(request: PlanRequest, options: Options) -> int:
         what_if = planner.what_if(gbs, options["what_if"], top=options["top"], **bounds)
     plan = what_if.before if what_if else planner.plan(gbs, top=options["top"], **bounds)
     fits = bool(plan.best or (what_if and what_if.fits))
-    if request.is_within_island and not fits:
+    if request.may_leave_island and not fits:
         return _plan(request.beyond_island(), options)
     points = planner.pareto(gbs, **bounds) if options["pareto"] else None
     enough = None if plan.best else planner.enough_gpus(gbs, **bounds)

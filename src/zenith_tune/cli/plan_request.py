@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
     from zenith_tune.describe.job_spec import JobSpec
     from zenith_tune.describe.model_spec import ModelSpec
-    from zenith_tune.describe.topology import Topology
     from zenith_tune.estimate.calibration import Calibration
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.layouts.search_space import SearchSpace
@@ -38,24 +37,23 @@ class PlanRequest:
     calibration: Path | None
     tensor_reason: str = ""
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
-    is_within_island: bool = False
-    """Whether tensor parallelism is kept inside what NVLink joins, which nobody asked for."""
+    may_leave_island: bool = False
+    """Whether larger sizes of tensor parallelism than NVLink joins are planned where nothing else fits."""
 
-    def within_island(self, topology: Topology | None, *, is_bounded: bool) -> Self:
-        """Keep tensor parallelism inside what NVLink joins, unless a size is given, which is meant."""
-        from zenith_tune.describe.topology import tensor_reason
+    def within_island(self, emit: str | None) -> Self:
+        """Keep tensor parallelism inside what NVLink joins."""
+        from zenith_tune.presets.formats import format_named
 
-        reason = tensor_reason(self.cluster, topology)
-        if is_bounded:
-            return replace(self, tensor_reason=reason)
         space = replace(self.space, max_tp=min(self.space.max_tp, self.cluster.fast_domain))
-        return replace(self, space=space, tensor_reason=reason, is_within_island=True)
+        may_leave = emit is None or format_named(emit).tensor_across_nodes
+        return replace(self, space=space, may_leave_island=may_leave)
 
     def beyond_island(self) -> Self:
         """Let tensor parallelism be of any size, because nothing fits inside what NVLink joins."""
-        reason = f"{self.tensor_reason}; nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
+        known = f"{self.tensor_reason}; " if self.tensor_reason else "tensor parallelism: "
+        reason = f"{known}nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
         space = replace(self.space, max_tp=type(self.space)().max_tp)
-        return replace(self, space=space, tensor_reason=reason, is_within_island=False)
+        return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
 
     def planner(self) -> Planner:
         """Return the planner."""
@@ -109,16 +107,17 @@ def read_request(options: Options) -> PlanRequest:
 
 
 def _linked(request: PlanRequest, options: Options) -> PlanRequest:
-    """Return the request with tensor parallelism bounded by how the nodes are linked, where that is known."""
-    path, topology = options["topology"], None
-    if path is not None:
-        from zenith_tune.describe.topology import read_topology, with_topology
+    """Return the request with tensor parallelism bounded by how the nodes are linked, unless a size is given."""
+    from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
 
-        topology = read_topology(path)
+    path = options["topology"]
+    topology = read_topology(path) if path is not None else None
+    if topology is not None:
         request = replace(request, cluster=with_topology(request.cluster, topology, path.name))
-    elif options["cluster"].strip().lower() != "local":
-        return request
-    return request.within_island(topology, is_bounded=options["max_tp"] is not None)
+    if topology is not None or options["cluster"].strip().lower() == "local":  # what was looked at is reported
+        request = replace(request, tensor_reason=tensor_reason(request.cluster, topology))
+    is_given = options["max_tp"] is not None or "tp" in request.space.pinned
+    return request if is_given else request.within_island(options["emit"])
 
 
 def _refuse_contradictions(options: Options) -> None:

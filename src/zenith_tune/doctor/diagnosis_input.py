@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -16,9 +16,10 @@ from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import RISK
-from zenith_tune.planner.neighbours import neighbours
+from zenith_tune.planner.neighbours import is_inside, neighbours
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
+from zenith_tune.presets.formats import writable
 from zenith_tune.units import format_bytes
 
 ROOM = 0.9
@@ -105,6 +106,15 @@ class DiagnosisInput:
         return self.planner.cluster
 
     @property
+    def space(self) -> SearchSpace:
+        """What runs the job can be given, and whatever the run has itself."""
+        whole = SearchSpace.named("all")
+        space = writable(whole, self.origin.emit, self.planner.job.framework.name)
+        pinned = {name: size for name, size in space.pinned.items() if getattr(self.layout, name) == size}
+        own = (self.layout.recompute,) if self.layout.recompute not in space.recompute else ()
+        return replace(space, pinned=pinned, recompute=(*space.recompute, *own))
+
+    @property
     def trains(self) -> bool:
         """Whether the run is known to fit into memory, because it was measured, or is taken to."""
         if self.measured.out_of_memory:
@@ -149,7 +159,8 @@ class DiagnosisInput:
         model, job = self.planner.model, self.planner.job
         known = self.origin.tried | {self.layout}
         kept = [layout for layout in dict.fromkeys(layouts) if layout not in known]
-        return self.planner.evaluate([layout for layout in kept if not broken_rules(model, job, layout)])
+        runnable = [layout for layout in kept if is_inside(self.space, model, layout)]
+        return self.planner.evaluate([layout for layout in runnable if not broken_rules(model, job, layout)])
 
     def refusal(self, layout: Layout) -> str | None:
         """Return why the framework does not take a layout, or None where it does."""
@@ -184,7 +195,8 @@ class DiagnosisInput:
 
     def neighbours(self) -> list[PlannedLayout]:
         """Return the layouts one change away that fit."""
-        space = SearchSpace.named("all")
+        max_tp = max(self.cluster.fast_domain, self.layout.tp)
+        space = replace(self.space, max_tp=min(self.space.max_tp, max_tp))
         return self.fitting(neighbours(self.planner.model, self.planner.job, self.layout, space))
 
     def worthwhile(self, planned: Iterable[PlannedLayout], *, least_gain: float = LEAST_GAIN) -> PlannedLayout | None:

@@ -14,7 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.plan import PlannedLayout
-from zenith_tune.presets.formats import FRAMEWORKS, format_named
+from zenith_tune.presets.formats import FRAMEWORKS, writable
 
 LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
 """More than for what has a cause of its own: a plan is less sure of layouts the farther they are from the run."""
@@ -55,7 +55,8 @@ def fastest_planned(
     # A run that goes well inside NVLink is not advised to leave it.
     may_leave = run.layout.tp > run.cluster.fast_domain or math.isinf(at_most_s)
     for space in (inside, SearchSpace()) if may_leave else (inside,):
-        writable = _writable(run, replace(space, pinned=pinned or {}))
+        framework = run.planner.job.framework.name
+        sayable = writable(replace(space, pinned=pinned or {}), run.origin.emit, framework)
         top = TOP + len(run.origin.tried)
         # The fastest may all take more than the study may: then slower ones that take less are looked at.
         fitting = run.planner.fastest(
@@ -63,18 +64,12 @@ def fastest_planned(
             lambda planned: planned.layout not in run.origin.tried and is_wanted(planned.layout) and run.fits(planned),
             at_most_s=at_most_s,
             top=top,
-            space=writable,
+            space=sayable,
             risk=run.risk,
         )
         if fitting:
             return max(fitting, key=run.gain)
     return None
-
-
-def _writable(run: DiagnosisInput, space: SearchSpace) -> SearchSpace:
-    """Return the part of a space that can be written down for what runs the job."""
-    form, framework = run.origin.emit, run.planner.job.framework.name
-    return format_named(form).narrowed(space, framework) if framework in FRAMEWORKS.get(form, ()) else space
 
 
 def emit_command(run: DiagnosisInput, layout: Layout) -> str:

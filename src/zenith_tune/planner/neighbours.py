@@ -27,12 +27,12 @@ def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpac
     steps |= {replace(layout, sequence_parallel=not layout.sequence_parallel)}
     legal = [_fitted(model, step) for step in steps - {layout}]
     return sorted(
-        {step for step in legal if _is_in(inside, model, step) and not broken_rules(model, job, step)} - {layout},
+        {step for step in legal if is_inside(inside, model, step) and not broken_rules(model, job, step)} - {layout},
         key=str,
     )
 
 
-def _is_in(space: SearchSpace, model: ModelSpec, layout: Layout) -> bool:
+def is_inside(space: SearchSpace, model: ModelSpec, layout: Layout) -> bool:
     """Tell whether a layout keeps the bounds and the given values of a space, and is cut as it allows."""
     values: dict[str, int | str] = {name: getattr(layout, name) for name in (*SIZES, "vp", "dp", "zero")}
     values |= {"mbs": layout.micro_batch, "recompute": layout.recompute, "recompute_layers": layout.recompute_layers}

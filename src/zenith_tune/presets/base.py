@@ -140,6 +140,14 @@ class TuningPreset(ABC):
     def observe(self, trial: Trial) -> None:  # noqa: B027 - most presets need nothing of it
         """Learn from a run of a point, so that what was measured overrules what `explain` predicts."""
 
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn from the log of the user's own command what its text does not say, and return that, one line each.
+
+        It is called once before the search, with nothing where that command was not run; the search space and the
+        user's own point are asked for again where something was learnt.
+        """
+        return []
+
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return what a run's own dump of its arguments must say of a point, by the names that they have there."""
         return {}

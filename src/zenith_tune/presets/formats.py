@@ -46,6 +46,8 @@ class Format:
     pinned: dict[str, int] = field(default_factory=dict)
     uneven_splits: bool = True
     recompute: tuple[str, ...] = RECOMPUTE_NAMES
+    tensor_across_nodes: bool = True
+    """Whether tensor parallelism may leave what fast links join where nothing else fits."""
 
     def emit(self, target: Target) -> Emission:
         """Return a layout written down, or raise where the format cannot say it."""
@@ -75,9 +77,15 @@ _FORMATS = (
         pinned={"vp": 1, "cp": 1},
         uneven_splits=False,
         recompute=("none", "full/uniform", "full/block"),
+        tensor_across_nodes=False,
     ),
 )
 FORMATS = {kind.name: kind for kind in _FORMATS}
+
+
+def writable(space: SearchSpace, form: str, framework: str) -> SearchSpace:
+    """Return the part of a space that what runs the job can be given; all of it where no format writes for that."""
+    return FORMATS[form].narrowed(space, framework) if framework in FRAMEWORKS.get(form, ()) else space
 
 
 def format_named(name: str) -> Format:

@@ -48,6 +48,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
         study.add(trial)
         return trial
 
+    config.preset.read_baseline("")
     config.strategy.prepare(replace(tuner.tuned_job(), tell=listener.noted))
     plan = f"preset {config.preset_name}, strategy {config.strategy_name}, {config.evaluator.describe()}"
     listener.dry_run_started(plan, config.masked_command if config.runs_baseline else None)

@@ -61,7 +61,7 @@ class TrialScheduler:
         preset = self._preset = config.preset
         self._check_interrupted = check_interrupted
         self._others = others
-        self._space, self._levers = preset.get_search_space(), preset.lever_space()
+        self._levers = preset.lever_space()
         self._run_point = run_point
         self._study = study
         self._listener = listener
@@ -272,10 +272,11 @@ class TrialScheduler:
             raise TrialExhausted("the study is over")
 
     def _check(self, params: Params) -> None:
-        if params.keys() - self._levers.keys() != self._space.keys():
-            raise UsageError(f"a point must give {', '.join(self._space)}, but got {', '.join(params) or 'nothing'}")
+        space = self._preset.get_search_space()  # not before: what the user's own command shows may change it
+        if params.keys() - self._levers.keys() != space.keys():
+            raise UsageError(f"a point must give {', '.join(space)}, but got {', '.join(params) or 'nothing'}")
         for name, value in params.items():
-            parameter = self._space.get(name) or self._levers[name]
+            parameter = space.get(name) or self._levers[name]
             if not parameter.contains(value):
                 raise UsageError(f"{name} must lie in {parameter}, but got {value!r}")
 

@@ -60,12 +60,10 @@ class StudySession:
         place = config.place
         self.study = Study(config.evaluator.direction)
         self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
-        with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
-            self.study.own_params = config.preset.own_point(config.masked_command)
         self.recorded: dict[str, Trial] = {}
         """The finished trials of earlier runs of this study, by identity."""
         self._preset = config.preset
-        self._space = {**config.preset.lever_space(), **config.preset.get_search_space()}
+        self._ask_preset()
         self._execution = TrialExecution(runner, config)
         self._interruption = interruption
         self._notifier = StudyNotifier(listener)
@@ -182,6 +180,22 @@ class StudySession:
         if not again:
             self._refuse_failed_command(trial)
         return trial
+
+    def learn(self) -> list[str]:
+        """Let the preset learn from the log of the user's own command, and return what it has learnt."""
+        own = self.study.baseline
+        log = TrialLog(self._execution.first_log(TrialFolder(own.folder))).text() if own and own.folder else ""
+        notes = self._preset.read_baseline(log)
+        if notes:
+            self._ask_preset()
+            if own is not None:
+                self._tell_preset(own)
+        return notes
+
+    def _ask_preset(self) -> None:
+        self._space = {**self._preset.lever_space(), **self._preset.get_search_space()}
+        with contextlib.suppress(UsageError):  # a command with placeholders may stand for no point
+            self.study.own_params = self._preset.own_point(self.config.masked_command)
 
     def _refuse_failed_command(self, trial: Trial) -> None:
         """Stop where the user's own command does not run, and show how it ended: no layout changes that."""

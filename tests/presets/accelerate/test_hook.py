@@ -180,3 +180,32 @@ def test_fsdp_says_whether_it_offloads_in_either_version() -> None:
     policies = (CPUOffloadPolicy(), OffloadPolicy(), SimpleNamespace(offload_params=True))
     states = [SimpleNamespace(fsdp_plugin=SimpleNamespace(cpu_offload=policy)) for policy in policies]
     assert [accelerate_hook.settings_of(state)["offload_params"] for state in states] == [True, False, True]
+
+
+GIVING = """
+from accelerate import accelerator as library
+library.MegatronLMPlugin(2, pp_degree=None, other_megatron_args={"a": 1})
+accelerator = library.Accelerator(gradient_accumulation_steps=8)
+optimizer = library.AcceleratedOptimizer()
+library.GradientState.active_dataloader = type("Loader", (), {"total_batch_size": 6})
+accelerator.prepare(library.DistributedDataParallel(), optimizer)
+for _ in range(4):
+    accelerator.backward(1)
+optimizer.step()
+"""
+PLUGIN = """
+class MegatronLMPlugin:
+    def __init__(self, tp_degree=None, pp_degree=None, other_megatron_args=None): pass
+"""
+
+
+def test_what_a_program_gives_itself_is_told_and_the_samples_of_an_update(site: Path) -> None:
+    taking = 'state = 0, 2, "MULTI_GPU", 2, State\n    def __init__(self, gradient_accumulation_steps=1): pass'
+    library = ACCELERATOR.replace('state = 0, 2, "MULTI_GPU", 2, State', taking) + PLUGIN
+    (site / "accelerate" / "accelerator.py").write_text(library)
+    prepared, step = events(run(GIVING, site))
+    assert prepared["given"] == {
+        "Accelerator": {"gradient_accumulation_steps": 8},
+        "MegatronLMPlugin": {"tp_degree": 2, "other_megatron_args": "dict"},
+    }
+    assert (step["passes"], step["samples"]) == (4, 24)

@@ -12,7 +12,6 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
-from zenith_tune.presets.accelerate.job import FSDP_TYPE, PLAIN_TYPE
 from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
@@ -216,8 +215,8 @@ def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -
     options = {"mbs": job.mbs_option, "gas": job.gas_option, "recompute": job.recompute_option}
     named = {name: option for name, option in options.items() if option}
     text = fill_or_set(command, named, values, keeps_names=True)
-    needs_variable = job.backend in (PLAIN_TYPE, FSDP_TYPE) and job.gas_option is None and "gas" not in job.carriers
-    variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable and "mbs" in params else {}
+    needs_variable = job.sets_accumulation_by_variable and "mbs" in params
+    variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable else {}
     return Launch(text).written(_json_options(backend), variables)
 
 

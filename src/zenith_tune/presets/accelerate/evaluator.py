@@ -46,6 +46,15 @@ class RunAsked:
     micro_batch: int | None = None
     settings: Mapping[str, Value] = field(default_factory=dict)
     """Fields of Accelerate's plugins."""
+    other_wrappers: tuple[str, ...] = ()
+    """Classes that do as well, because the script may make a plugin that no file tells."""
+    batch: int | None = None
+    """Samples of an update as the command and its file tell them, by `accumulation` micro-batches."""
+    accumulation: int | None = None
+    samples: int | None = None
+    """Samples of an update that the loader of the user's own command gave."""
+    script_accumulation: int | None = None
+    """The accumulation that the script may set without a run of the user's own command having told it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,8 @@ class Step:
     number: int
     at_s: float
     passes: int
+    samples: int | None = None
+    """What all ranks trained, where the loader tells."""
     is_end: bool = False
     """It is of the last batches of a dataloader, however few: Accelerate steps at its end."""
 
@@ -97,6 +108,43 @@ class AccelerateRun:
         return statistics.mode(counts) if counts else 0
 
     @property
+    def accumulation(self) -> int | None:
+        """Micro-batches of an update as the job had them; None where nothing tells."""
+        of_megatron = self.settings.get("num_micro_batches")
+        found = of_megatron or self.usual_passes or (self.reports[0].get("accumulation") if self.reports else None)
+        return found if type(found) is int and found > 0 else None
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of an update as the job had them; None where nothing tells."""
+        of_megatron = self.settings.get("global_batch_size")
+        if type(of_megatron) is int:
+            return of_megatron
+        usual = self.usual_passes
+        counts = [step.samples for step in self.steps[1:] if step.passes == usual and step.samples is not None]
+        return statistics.mode(counts) if counts else None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the plugins held."""
+        held = self.reports[0].get("settings") if self.reports else None
+        return held if isinstance(held, Mapping) else {}
+
+    @property
+    def given(self) -> Mapping[str, Mapping[str, Any]]:
+        """The arguments that the script itself gave, by class."""
+        found = self.reports[0].get("given") if self.reports else None
+        kinds = found.items() if isinstance(found, Mapping) else ()
+        return {str(kind): values for kind, values in kinds if isinstance(values, Mapping)}
+
+    def batch(self, asked: RunAsked) -> int | None:
+        """Return the samples of an update: what is known of the command, at the accumulation that the job had."""
+        if asked.batch is None or "num_micro_batches" in self.settings:
+            return self.samples or asked.batch
+        passes = self.usual_passes
+        return asked.batch * passes // asked.accumulation if passes and asked.accumulation else asked.batch
+
+    @property
     def seconds(self) -> list[float]:
         """The time of each step but the first and those of fewer passes than usual, whose batch is another."""
         usual = self.usual_passes
@@ -127,6 +175,8 @@ class AccelerateRun:
         wrappers = sorted({str(report.get("wrapper")) for report in self.reports})
         if asked.wrapper is None or wrappers == [asked.wrapper]:
             return None
+        if len(wrappers) == 1 and wrappers[0] in asked.other_wrappers:
+            return None
         wanted = f"where {WRAPPER_NAMES[asked.wrapper]} ({asked.wrapper}) was asked for"
         other = next(name for name in wrappers if name != asked.wrapper)
         if other in WRAPPER_NAMES:
@@ -135,9 +185,8 @@ class AccelerateRun:
 
     def _settings_fault(self, asked: RunAsked) -> str | None:
         report = self.reports[0]
-        held = report.get("settings")
         for name, wanted in asked.settings.items():
-            value = held.get(name) if isinstance(held, Mapping) else None
+            value = self.settings.get(name)
             if value is not None and str(value).lower() != str(wanted).lower():
                 hint = "the script, or an older Accelerate, decides on it"
                 return f"the job ran with {name} {value}, where {wanted} was asked for: {hint}"
@@ -145,7 +194,20 @@ class AccelerateRun:
         if asked.micro_batch is not None and isinstance(sizes, list) and sizes and asked.micro_batch not in sizes:
             problem = f"the dataloader's batch size was {sizes[0]}, where micro-batch {asked.micro_batch} was asked for"
             return f"{problem}: name the script's option by mbs_option"
-        return self._passes_fault(asked.passes)
+        return self._passes_fault(asked.passes) or self._samples_fault(asked)
+
+    def _samples_fault(self, asked: RunAsked) -> str | None:
+        """Return that a trial's update is of another size than that of the user's own command."""
+        if asked.samples is not None and self.samples not in (None, asked.samples):
+            problem = f"an update was of {self.samples} samples, where your own command trains {asked.samples}"
+            return f"{problem}: their speeds cannot be compared"
+        own = self.given.get("Accelerator", {}).get("gradient_accumulation_steps")
+        if asked.script_accumulation is not None and type(own) is int and own != asked.script_accumulation:
+            problem = (
+                f"the script gives Accelerator gradient_accumulation_steps={own}, which nothing in the command tells"
+            )
+            return f"{problem}: leave --no-baseline out, or give --args gbs=N"
+        return None
 
     def _passes_fault(self, wanted: int | None) -> str | None:
         usual = self.usual_passes
@@ -177,7 +239,17 @@ def _step(event: Mapping[str, Any]) -> Step | None:
     number, at_s, passes = event.get("step"), event.get("seconds"), event.get("passes")
     if type(number) is not int or not isinstance(at_s, int | float) or type(passes) is not int:
         return None
-    return Step(number=number, at_s=float(at_s), passes=passes, is_end=event.get("is_end") is True)
+    return Step(
+        number=number,
+        at_s=float(at_s),
+        passes=passes,
+        samples=_whole(event.get("samples")),
+        is_end=event.get("is_end") is True,
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 OBJECTIVES = {"throughput": Direction.MAXIMIZE, "latency": Direction.MINIMIZE}
@@ -252,7 +324,7 @@ class AccelerateEvaluator(TuningEvaluator):
             return replace(measured, extra={**measured.extra, **extra})
         seconds = _steady(run)
         return summarise(
-            self._values(seconds),
+            self._values(seconds, self._batch(run, params)),
             self.direction,
             unit=self._unit,
             step_s=long_run(seconds),
@@ -263,11 +335,11 @@ class AccelerateEvaluator(TuningEvaluator):
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady steps so far; None while there are none, or where they are worth nothing."""
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
-        run = AccelerateRun.read(whole_lines)
-        is_faulty = _flaw(whole_lines) or self._fault(run, metadata.get("parameters") or {})
+        run, params = AccelerateRun.read(whole_lines), metadata.get("parameters") or {}
+        is_faulty = _flaw(whole_lines) or self._fault(run, params)
         if not run.seconds or is_faulty:
             return None
-        values = self._values(_steady(run))
+        values = self._values(_steady(run), self._batch(run, params))
         return Progress(
             values=values,
             value=long_run(values, self.direction),
@@ -288,15 +360,20 @@ class AccelerateEvaluator(TuningEvaluator):
             return "s"
         return "samples/s" if self.gbs else "steps/s"
 
-    def _values(self, seconds: list[float]) -> list[float]:
-        return seconds if self.objective == "latency" else [(self.gbs or 1) / step_s for step_s in seconds]
+    def _values(self, seconds: list[float], batch: int) -> list[float]:
+        return seconds if self.objective == "latency" else [batch / step_s for step_s in seconds]
+
+    def _batch(self, run: AccelerateRun, params: Mapping[str, Value]) -> int:
+        """Return the samples of an update; 1 where only steps are counted."""
+        return 1 if self.gbs is None else run.batch(self.asked(params)) or self.gbs
 
     def _fault(self, run: AccelerateRun, params: Mapping[str, Value]) -> str | None:
         return run.fault(self.asked(params)) if self.check else None
 
     def _asked_by_arguments(self, params: Mapping[str, Value]) -> RunAsked:
         num_processes = self.n_gpus or 1
-        return RunAsked(num_processes=num_processes, wrapper=self.wrapper if num_processes > 1 else None)
+        wrapper = self.wrapper if num_processes > 1 else None
+        return RunAsked(num_processes=num_processes, wrapper=wrapper, batch=self.gbs)
 
     def _from_other_lines(self, log: str, metadata: Mapping[str, Any]) -> Measurement:
         try:

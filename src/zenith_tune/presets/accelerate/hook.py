@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -22,9 +23,11 @@ PLUGIN_FIELDS = {
     "deepspeed_plugin": ("zero_stage", "offload_optimizer_device", "offload_param_device"),
     "fsdp_plugin": ("fsdp_version", "reshard_after_forward", "activation_checkpointing"),
 }
+PLUGINS = ("MegatronLMPlugin", "DeepSpeedPlugin", "FullyShardedDataParallelPlugin")
 MEGATRON_ARGS = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *("expert_model_parallel_size", "num_micro_batches", "sequence_parallel", "use_distributed_optimizer"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size", "num_micro_batches", "sequence_parallel"),
+    "use_distributed_optimizer",
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "micro_batch_size", "global_batch_size"),
 )
 
@@ -62,10 +65,15 @@ class Watch:
         self.optimizer: Any = None
         self.num_passes = 0
         self.num_steps = 0
+        self.given: dict[str, dict[str, Any]] = {}
+        """The arguments that the program itself gives, by class: they win over any file and variable, or should."""
 
     def install(self, module: Any) -> None:
         """Stand behind the methods through which every job that uses Accelerate goes."""
         accelerator = module.Accelerator
+        for kind in (accelerator, *(getattr(module, name, None) for name in PLUGINS)):
+            if kind is not None:
+                kind.__init__ = self.noting_arguments(kind.__init__, kind.__name__)
         accelerator.prepare = self.after(accelerator.prepare, self.prepared)
         accelerator.backward = self.after(accelerator.backward, self.passed)
         for name in ("AcceleratedOptimizer", "DeepSpeedOptimizerWrapper", "MegatronLMOptimizerWrapper"):
@@ -82,6 +90,19 @@ class Watch:
             with contextlib.suppress(AttributeError, OSError, RuntimeError, TypeError, ValueError):
                 note(this, args, result)
             return result
+
+        return noted
+
+    def noting_arguments(self, method: Any, name: str) -> Any:
+        """Return a constructor whose arguments are noted; None leaves a value to the environment and is none."""
+
+        @functools.wraps(method)
+        def noted(this: Any, *args: Any, **kwargs: Any) -> None:
+            method(this, *args, **kwargs)
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                _, *given = inspect.signature(method).bind(this, *args, **kwargs).arguments.items()
+                # What Accelerate makes itself has no arguments.
+                self.given.setdefault(name, {}).update({key: plain(value) for key, value in given if value is not None})
 
         return noted
 
@@ -107,6 +128,7 @@ class Watch:
                 "accumulation": accelerator.gradient_accumulation_steps,
                 "batch_sizes": sizes,
                 "settings": settings_of(accelerator.state),
+                "given": {name: values for name, values in self.given.items() if values},
             }
         )
 
@@ -125,7 +147,8 @@ class Watch:
         passes, self.num_passes = self.num_passes, 0
         # There Accelerate makes a step of whatever passes there were.
         is_end = bool(getattr(optimizer.gradient_state, "end_of_dataloader", False))
-        tell({"event": "step", "step": self.num_steps, "passes": passes, "is_end": is_end, **measured()})
+        count = {"step": self.num_steps, "passes": passes, "is_end": is_end, **samples(optimizer, passes)}
+        tell({"event": "step", **count, **measured()})
 
 
 def is_trained(model: Any) -> bool:
@@ -152,6 +175,20 @@ def settings_of(state: Any) -> dict[str, Any]:
     args = getattr(getattr(state, "megatron_lm_plugin", None), "megatron_lm_default_args", {})
     found.update({name: args[name] for name in MEGATRON_ARGS if name in args})
     return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
+
+
+def plain(value: Any) -> Any:
+    """Return a value that a line can hold: of anything but a number, a word or a flag, its class."""
+    return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def samples(optimizer: Any, passes: int) -> dict[str, int]:
+    """Return what all ranks together have trained of the loader for one update; Megatron has loaders of its own."""
+    loader = getattr(optimizer.gradient_state, "active_dataloader", None)
+    size = getattr(loader, "total_batch_size", None)
+    if not isinstance(size, int) or type(optimizer).__name__ == "MegatronLMOptimizerWrapper":
+        return {}
+    return {"samples": size * passes}
 
 
 def measured() -> dict[str, Any]:

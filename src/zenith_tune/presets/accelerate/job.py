@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ class AccelerateJob:
     script_precision: str | None = None
     model: str | None = None
     seq_len: int | None = None
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """The axes whose value the script itself gives, with the argument that does; gas is the accumulation."""
+
+    @property
+    def sets_accumulation_by_option(self) -> bool:
+        """Whether the script takes the steps of accumulation from its command."""
+        return self.gas_option is not None or "gas" in self.carriers
+
+    @property
+    def sets_accumulation_by_variable(self) -> bool:
+        """Whether only a variable of Accelerate's can set the steps of accumulation."""
+        return self.backend in (PLAIN_TYPE, FSDP_TYPE) and not self.sets_accumulation_by_option
 
     @property
     def gpus_per_machine(self) -> int:

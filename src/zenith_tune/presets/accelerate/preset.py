@@ -23,15 +23,17 @@ from zenith_tune.presets.accelerate.emit import (
     settings_of,
     trial_command,
 )
-from zenith_tune.presets.accelerate.evaluator import RunAsked
+from zenith_tune.presets.accelerate.evaluator import AccelerateRun, RunAsked
 from zenith_tune.presets.accelerate.job import (
     DEEPSPEED_TYPE,
     FSDP_TYPE,
     MEGATRON_LM,
     PLAIN_TYPE,
+    AccelerateJob,
     AccelerateOverrides,
     read_job,
 )
+from zenith_tune.presets.accelerate.live import live_job, live_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
@@ -132,6 +134,8 @@ BACKENDS: dict[str, type[Backend]] = {
     FSDP_TYPE: FsdpBackend,
     PLAIN_TYPE: PlainBackend,
 }
+PLUGIN_WRAPPERS = (MegatronBackend.wrapper, DeepSpeedBackend.wrapper, FsdpBackend.wrapper)
+"""What a script may wrap its model in where the file has no backend."""
 DECISIVE = ("tp", "pp", "stage", "checkpointing", "mbs")
 RESULT_CONFIG = "accelerate_config_optimal.yaml"
 RESULT_DS_CONFIG = "ds_config_optimal.json"
@@ -178,6 +182,8 @@ class AcceleratePreset(TuningPreset):
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._profile: ActivationProfile | None = None
         self._bound: Backend | None = None
+        self._samples: int | None = None
+        """The samples of an update that the loader of the user's own command gave."""
         self._model: LookedUp[ModelSpec] | None = None
         self._forget()
 
@@ -189,11 +195,29 @@ class AcceleratePreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
+        self._samples = None
         self._model = LookedUp(lambda: job_model(job.model))
+        backend = self._bind_job(job)
+        if job.backend != PLAIN_TYPE:  # of a plain one the script may have a plugin, which only a run tells
+            backend.refuse_without_choice()
+
+    def _bind_job(self, job: AccelerateJob) -> Backend:
+        assert self._model is not None, "looked up with the job"
         model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
         known = model if isinstance(model, ModelSpec) else None
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
         self._forget()
+        return self._bound
+
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn what the script sets in Python: its plugin, what it gives to it, and the accumulation."""
+        before, run = self._backend.job, AccelerateRun.read(log)
+        self._samples = run.samples
+        after = live_job(before, run)
+        if after != before:
+            self._bind_job(after)
+        self._backend.refuse_without_choice()
+        return live_notes(before, after)
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
@@ -302,11 +326,23 @@ class AcceleratePreset(TuningPreset):
         backend, job = self._backend, self._backend.job
         is_alone = job.num_gpus == 1 and isinstance(backend, PlainBackend)
         wrapper = None if is_alone else backend.wrapper
+        batch = backend.global_batch if backend.own_micro_batch else None
         if not params:
-            return RunAsked(num_processes=job.num_gpus, wrapper=wrapper)
+            return RunAsked(
+                num_processes=job.num_gpus,
+                wrapper=wrapper,
+                other_wrappers=PLUGIN_WRAPPERS if isinstance(backend, PlainBackend) else (),
+                batch=batch,
+                accumulation=job.own_accumulation,
+            )
+        is_told = self._samples is not None or job.given_batch is not None or not job.sets_accumulation_by_variable
         return RunAsked(
             num_processes=job.num_gpus,
             wrapper=wrapper,
+            batch=batch,
+            accumulation=backend.passes(params),
+            samples=self._samples,
+            script_accumulation=None if is_told or "mbs" not in params else job.own_accumulation,
             passes=backend.passes(params),
             micro_batch=int(params["mbs"]) if "mbs" in params else None,
             settings=backend.settings(params),

@@ -53,15 +53,24 @@ class Backend(ABC):
         names = chosen_axes(search, {DEFAULT: cls.default_names, **{name: (name,) for name in searched}})
         if names.issuperset(cls.default_names):
             names |= cls.also_by_default(job, model)
-        axes = {name: choices if name in names else choices[:1] for name, choices in cls.choices(job, names).items()}
+        searched_names = names - job.fixed.keys()
+        found_choices = cls.choices(job, names).items()
+        axes = {name: choices if name in searched_names else choices[:1] for name, choices in found_choices}
         found = cls(job=job, axes=axes)
         if "mbs" in names and job.can_set_micro_batch:
             axes["mbs"] = found.micro_batches(mbs_max)
-        if all(len(choices) == 1 for choices in axes.values()):
-            problem = f"{PRESET} finds nothing to search"
-            hint = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
-            raise UsageError(f"{problem}, because every axis has one choice", hint=f"{hint}, or give another search")
         return cls(job=job, axes=axes)
+
+    def refuse_without_choice(self) -> None:
+        """Refuse a job of which nothing can be searched, and say what would change that."""
+        if any(len(choices) > 1 for choices in self.axes.values()):
+            return
+        problem = f"{PRESET} finds nothing to search, because every axis has one choice"
+        if arguments := [argument for axis, argument in self.job.fixed.items() if axis in self.axes]:
+            problem = f"{problem} and the script itself gives {', '.join(arguments)}"
+            raise UsageError(problem, hint="leave these arguments out of the script, so that a file sets them")
+        hint = "name the script's option for the dataloader's batch size by --args mbs_option=--batch_size"
+        raise UsageError(problem, hint=f"{hint}, or give another search")
 
     @classmethod
     def also_by_default(cls, job: AccelerateJob, model: ModelSpec | None) -> set[str]:
@@ -84,6 +93,10 @@ class Backend(ABC):
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return which rule a point breaks."""
         mbs, ranks = self.micro_batch(params), self.ranks(params)
+        own, fixed_by = self.job.own_accumulation, self.job.fixed.get("gas")
+        if fixed_by is not None and mbs * ranks * own != self.global_batch:
+            problem = f"the script gives {fixed_by}, and {own} micro-batches of {mbs} on {ranks} ranks"
+            return f"{problem} are another batch than {self.global_batch}"
         if self.global_batch % (mbs * ranks):
             problem = f"micro-batch times {ranks} data-parallel ranks must divide the global batch"
             return f"{problem}, but {mbs} * {ranks} does not divide {self.global_batch}"
