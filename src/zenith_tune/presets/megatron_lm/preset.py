@@ -25,7 +25,15 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
-from zenith_tune.presets.megatron_lm.levers import NAMES, NUMERIC, PLAIN, lever_space, levers_for, logged_levers
+from zenith_tune.presets.megatron_lm.levers.declaration import Situation
+from zenith_tune.presets.megatron_lm.levers.offered import (
+    NAMES,
+    NUMERIC,
+    PLAIN,
+    lever_space,
+    levers_for,
+    logged_levers,
+)
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, MegatronLmSpace, SearchLimits, search_names
@@ -213,10 +221,17 @@ class MegatronLmPreset(TuningPreset):
         space = self._space(command)
         if not takes_options(space.job):
             return []
-        found = levers_for(space.job, space.layout(params), ParsedCommand.of(command))
-        levers = [lever.lever for lever in found if lever.name not in space.searched]
-        wanted = [lever for lever in levers if lever.numerics or lever.name in self._levers]
-        return [replace(lever, numerics=lever.numerics and lever.name not in self._allowed) for lever in wanted]
+        at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject(command))
+        found = [each for each in levers_for(at, ParsedCommand.of(command)) if each.name not in space.searched]
+        wanted = [each for each in found if each.numerics or each.name in self._levers]
+        levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
+        return [replace(lever, numerics=lever.numerics and lever.name not in self._allowed) for lever in levers]
+
+    def _known_subject(self, command: str) -> PlanSubject | None:
+        try:
+            return self.subject(command)
+        except UsageError:
+            return None
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)
