@@ -278,7 +278,23 @@ class MegatronLmPreset(TuningPreset):
         return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
 
     def notes(self, command: str) -> list[str]:
-        return job_notes(self._space(command))
+        return [*job_notes(self._space(command)), *self._lever_notes(command)]
+
+    def _lever_notes(self, command: str) -> list[str]:
+        """Return which levers may be tried: those of the command's own layout, and of each that differs in one value."""
+        space, line = self._space(command), ParsedCommand.of(command)
+        if not takes_options(space.job):
+            return []
+        own = space.own_point()
+        points = [own, *({**own, name: value} for name in space.open_names for value in space.choices[name])]
+        situations = [Situation(job=space.job, layout=space.layout(point)) for point in points]
+        near = {lever.name for at in situations for lever in levers_for(at, line)} - space.searched
+        tried = [name for name in NAMES if name in near and name in self._levers | self._allowed]
+        unallowed = [name for name in NUMERIC if name in near - self._allowed]
+        if not tried:
+            return []
+        more = f"; {', '.join(unallowed)} with --allow" if unallowed else ""
+        return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
 
     def _space(self, command: str | None = None) -> MegatronLmSpace:
         """Return what is searched: of the command that the preset is bound to, or else of what is given."""

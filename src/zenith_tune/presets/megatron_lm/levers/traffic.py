@@ -90,7 +90,7 @@ def _exchanges(at: Situation) -> bool:
     return at.job.has_experts and at.has_engine and at.layout.ep > 1
 
 
-def _has_shared_experts(at: Situation) -> bool:
+def _can_overlap_shared(at: Situation) -> bool:
     model = at.job.model
     return _exchanges(at) and model is not None and model.shared_ffn_hidden > 0
 
@@ -106,6 +106,17 @@ FLEX = MegatronLever(
     saves={"ep": 0.4},
     is_alone=True,
     source="Megatron MoE model zoo: 898 tokens/s predicted for Qwen3-235B with alltoall, 1,575 measured with DeepEP",
+)
+SHARED_OVERLAP = MegatronLever(
+    name="shared_expert_overlap",
+    sets={"--moe-shared-expert-overlap": True},
+    first=(0, 18),
+    goes=_can_overlap_shared,
+    excluded_by=(EP_OVERLAP, "--recompute-modules", "--moe-shared-expert-gate"),
+    excludes=frozenset({"ep_overlap", "modules"}),
+    needs={"dispatcher": _has_grouped_dispatcher},
+    saves={"ep": 0.2},
+    source=f"{ASSUMED}: the shared experts' arithmetic is shorter than the exchange",
 )
 EXPERT_LEVERS = (
     MegatronLever(
@@ -138,16 +149,13 @@ EXPERT_LEVERS = (
         saves={"ep": 0.05},
         source=f"{ASSUMED}; {BRIDGE}: 31.3 to 31.2 s beside the overlap",
     ),
-    MegatronLever(
-        name="shared_expert_overlap",
-        sets={"--moe-shared-expert-overlap": True},
+    SHARED_OVERLAP,
+    replace(
+        SHARED_OVERLAP,
         first=(0, 10),
-        goes=lambda at: _has_shared_experts(at) and "shared_experts" not in at.layout.recompute,
-        excluded_by=(EP_OVERLAP, "--recompute-modules", "--moe-shared-expert-gate"),
-        excludes=frozenset({"ep_overlap", "modules"}),
-        needs={"dispatcher": _has_grouped_dispatcher},
-        saves={"ep": 0.2},
-        source=f"{ASSUMED}: the shared experts' arithmetic is shorter than the exchange",
+        last=(0, 17),
+        goes=lambda at: _can_overlap_shared(at) and at.dispatcher == "alltoall",
+        excludes=SHARED_OVERLAP.excludes | {"dispatcher"},
     ),
     replace(
         FLEX,
