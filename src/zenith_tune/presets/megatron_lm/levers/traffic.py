@@ -90,6 +90,11 @@ def _exchanges(at: Situation) -> bool:
     return at.job.has_experts and at.has_engine and at.layout.ep > 1
 
 
+def _exchanges_in_racks(at: Situation) -> bool:
+    """Tell whether NVLink joins more than a node, which HybridEP is made for."""
+    return _exchanges(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
+
+
 def _can_overlap_shared(at: Situation) -> bool:
     model = at.job.model
     return _exchanges(at) and model is not None and model.shared_ffn_hidden > 0
@@ -168,6 +173,7 @@ EXPERT_LEVERS = (
         FLEX,
         value="hybridep",
         sets={"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": "hybridep"},
+        goes=_exchanges_in_racks,
         source="Megatron-LM pull request 2176: 14% for DeepSeek-V3 on GB200",
     ),
     MegatronLever(
