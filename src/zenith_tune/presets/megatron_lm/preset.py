@@ -281,7 +281,7 @@ class MegatronLmPreset(TuningPreset):
         return [*job_notes(self._space(command)), *self._lever_notes(command)]
 
     def _lever_notes(self, command: str) -> list[str]:
-        """Return which levers may be tried: those of the command's own layout, and of each that differs in one value."""
+        """Return which levers may be tried: those of the command's own layout, and of any that differs in one value."""
         space, line = self._space(command), ParsedCommand.of(command)
         if not takes_options(space.job):
             return []

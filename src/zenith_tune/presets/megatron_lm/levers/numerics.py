@@ -42,7 +42,7 @@ NUMERIC_LEVERS = (
         sets={"--fp8-format": "hybrid", "--fp8-amax-history-len": 1024, "--fp8-amax-compute-algo": "max"},
         first=(0, 9),
         last=(0, 11),
-        goes=_has_fp8,
+        goes=lambda at: _has_fp8(at) and (not at.job.has_experts or at.job.features.release > (0, 9)),
         dumped={"fp8": "hybrid"},
     ),
     FP8,
