@@ -90,16 +90,17 @@ def module_effect(module: str, at: Situation) -> Effect | None:
     if at.subject is None:
         return None
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.estimate.step import estimate
+    from zenith_tune.estimate.memory import estimate_memory
+    from zenith_tune.estimate.workload import Workload
     from zenith_tune.layouts.layout_batch import batch_of
 
-    subject, model = at.subject, at.subject.model
-    keeping = replace(at.layout, recompute=NOTHING, recompute_layers=0)
-    calibration = default_calibration(subject.job.framework.name)
-    found = estimate(subject.model, subject.cluster, subject.job, batch_of([at.layout, keeping]), calibration)
-    now, then = (float(memory) for memory in found.memory_bytes)
-    freed = float(found.memory_parts["activations"][1]) * FREES[module](model) / layer_bytes(model)
-    cost = module_cost(module, model, subject.job.seq_len)
+    model, job = at.subject.model, at.subject.job
+    layouts = batch_of([at.layout, replace(at.layout, recompute=NOTHING, recompute_layers=0)])
+    calibration = default_calibration(job.framework.name)
+    found = estimate_memory(Workload.of(model, job), layouts, job.framework, calibration.memory)
+    now, then = (float(memory) for memory in found.device_bytes)
+    freed = float(found.parts["activations"][1]) * FREES[module](model) / layer_bytes(model)
+    cost = module_cost(module, model, job.seq_len)
     saves = {"recompute": 1.0, **{part: -share for part, share in cost.items()}}
     return Effect(saves=saves, memory=(then - freed) / now - 1)
 
