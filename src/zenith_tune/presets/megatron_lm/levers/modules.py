@@ -15,7 +15,7 @@ from zenith_tune.estimate.model_flops import forward_flops_per_token
 from zenith_tune.presets.megatron_lm.levers.declaration import Effect, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import RECOMPUTE
 from zenith_tune.presets.megatron_lm.overlap import MODULE_GOES, OPTION, SELECTIVE, module_values, own_modules
-from zenith_tune.presets.megatron_lm.version import MODULES
+from zenith_tune.presets.megatron_lm.version import MODULES, SHARED_EXPERTS
 
 NOTHING = "none"
 FORWARD = 1 / 3
@@ -24,6 +24,7 @@ HALF = 2.0
 GRANULARITY, METHOD, NUM_LAYERS, ACTIVATIONS = RECOMPUTE
 MEASURED = "NVIDIA, Megatron-Bridge's figures of Moonlight 16B on 8 H100: moe_act +2.0% time, -1.9% memory"
 COUNTED = "counted: the module's share of the forward pass, and of what a layer keeps"
+FIRST = {NOTHING: (0, 9), "shared_experts": SHARED_EXPERTS}
 SELECTED = {"recompute_granularity": "selective"}
 ELEMENTWISE = 0.02
 """Of a step's arithmetic: what Megatron-Bridge measured of moe_act (0.457 to 0.466 s)."""
@@ -125,7 +126,7 @@ def _declared(module: str) -> MegatronLever:
         name="modules",
         value=module,
         sets=_sets(module),
-        first=(0, 9) if is_nothing else MODULES,
+        first=FIRST.get(module, MODULES),
         goes=_goes(module),
         dumped={"recompute_granularity": "None"} if is_nothing else {**SELECTED, "recompute_modules": module},
         effect=lambda at: module_effect(module, at),
