@@ -26,9 +26,11 @@ check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate_cli.py --check
+	$(BIN)/python docs/generate_levers.py --check
 
 docs: $(VENV)/.dev  ## write docs/cli.md anew from --help
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_levers.py
 
 bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the planner is
 	$(BIN)/python benchmarks/overhead.py

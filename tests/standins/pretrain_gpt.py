@@ -10,7 +10,8 @@ in flight, of which full recomputation keeps 2 and all of one layer, selective 3
 
 Time rule: 6 * parameters * tokens at 400 TFLOP/s per GPU, times factors: 5% for each doubling of tp, cp and etp, 4% of
 ep; (mbs + 0.3) / mbs for small kernels; 33% for full recomputation of all layers, 3% selective; and the bubble
-(pp - 1) / (vp * micro-batches).
+(pp - 1) / (vp * micro-batches). Switches beside the layout have the factors of EFFECTS on time and memory, where the
+layout has what they need; what Megatron switches off again has none and is dumped as off.
 """
 
 from __future__ import annotations
@@ -45,6 +46,59 @@ SWITCHES = """bf16 fp16 swiglu group-query-attention untie-embeddings-and-output
     add-qkv-bias"""
 TEXTS = """normalization position-embedding-type tokenizer-type tokenizer-model transformer-impl attention-backend
     moe-token-dispatcher-type attention-dropout hidden-dropout lr split data-path"""
+LEVERS: dict[str, tuple[tuple[int, int], tuple[int, int], str]] = {
+    "tp-comm-overlap": ((0, 7), (0, 20), "switch"),
+    "cross-entropy-loss-fusion": ((0, 7), (0, 20), "switch"),
+    "manual-gc": ((0, 7), (0, 20), "switch"),
+    "manual-gc-interval": ((0, 7), (0, 20), "count"),
+    "ddp-bucket-size": ((0, 7), (0, 20), "count"),
+    "fp8-format": ((0, 7), (0, 20), "text"),
+    "moe-permute-fusion": ((0, 11), (0, 20), "switch"),
+    "te-rng-tracker": ((0, 11), (0, 20), "switch"),
+    "enable-cuda-graph": ((0, 11), (0, 20), "switch"),
+    "use-precision-aware-optimizer": ((0, 11), (0, 20), "switch"),
+    "external-cuda-graph": ((0, 12), (0, 20), "switch"),
+    "cuda-graph-scope": ((0, 12), (0, 20), "text"),
+    "cross-entropy-fusion-impl": ((0, 12), (0, 20), "text"),
+    "ddp-pad-buckets-for-high-nccl-busbw": ((0, 12), (0, 20), "switch"),
+    "optimizer-cpu-offload": ((0, 12), (0, 20), "switch"),
+    "overlap-cpu-optimizer-d2h-h2d": ((0, 12), (0, 20), "switch"),
+    "grad-reduce-in-bf16": ((0, 12), (0, 20), "switch"),
+    "fp8-recipe": ((0, 12), (0, 20), "text"),
+    "moe-enable-deepep": ((0, 12), (0, 20), "switch"),
+    "exp-avg-dtype": ((0, 13), (0, 20), "text"),
+    "exp-avg-sq-dtype": ((0, 13), (0, 20), "text"),
+    "moe-router-fusion": ((0, 14), (0, 20), "switch"),
+    "overlap-moe-expert-parallel-comm": ((0, 14), (0, 20), "switch"),
+    "delay-wgrad-compute": ((0, 14), (0, 20), "switch"),
+    "cuda-graph-impl": ((0, 15), (0, 20), "text"),
+    "moe-flex-dispatcher-backend": ((0, 16), (0, 20), "text"),
+    "cuda-graph-modules": ((0, 18), (0, 20), "text"),
+}
+"""Options beside the layout: the first and last release that takes them, and their kind."""
+OTHER_NAMES = {"fp8_format": "fp8"}
+EFFECTS: dict[str, tuple[float, float]] = {
+    "overlap_grad_reduce": (0.97, 1.0),
+    "overlap_param_gather": (0.98, 1.0),
+    "tp_comm_overlap": (0.96, 1.01),
+    "overlap_moe_expert_parallel_comm": (0.92, 1.02),
+    "delay_wgrad_compute": (0.99, 1.0),
+    "moe_grouped_gemm": (0.95, 1.0),
+    "moe_permute_fusion": (0.97, 1.0),
+    "moe_router_fusion": (0.99, 1.0),
+    "cross_entropy_loss_fusion": (0.98, 0.99),
+    "manual_gc": (0.995, 1.0),
+    "enable_cuda_graph": (0.97, 1.05),
+    "external_cuda_graph": (0.98, 1.02),
+    "cuda_graph_impl": (0.97, 1.05),
+    "ddp_bucket_size": (0.995, 1.0),
+    "grad_reduce_in_bf16": (0.98, 0.98),
+    "fp8": (0.8, 1.0),
+    "use_precision_aware_optimizer": (1.0, 0.98),
+    "optimizer_cpu_offload": (2.0, 0.7),
+}
+"""Factors of time and memory."""
+NO_DEEPEP = "DeepEP is not installed. Please install DeepEP package from https://github.com/deepseek-ai/deepep."
 SINCE = {
     "expert-tensor-parallel-size": (0, 10),
     "num-virtual-stages-per-pipeline-rank": (0, 11),
@@ -63,6 +117,7 @@ def read_options(words: list[str]) -> argparse.Namespace:
     first = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     first.add_argument("--standin-version", choices=VERSIONS, default="0.20")
     first.add_argument("--standin-memory-gib", type=float, default=80.0)
+    first.add_argument("--standin-switches-off", default="", help="an argument that has no effect here")
     own, rest = first.parse_known_args(words)
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="pretrain_gpt.py")
     for name, default in {**dict.fromkeys(OPTIONAL_COUNTS.split()), **COUNTS}.items():
@@ -73,10 +128,24 @@ def read_options(words: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}")
     parser.add_argument("--recompute-granularity", choices=("full", "selective"))
     parser.add_argument("--recompute-method", choices=("uniform", "block"))
+    _add_levers(parser, VERSIONS[own.standin_version])
     _add_newer(parser, VERSIONS[own.standin_version])
     options = parser.parse_args(rest)
     options.version, options.memory_gib = VERSIONS[own.standin_version], own.standin_memory_gib
+    if own.standin_switches_off:
+        setattr(options, own.standin_switches_off, False)
     return options
+
+
+def _add_levers(parser: argparse.ArgumentParser, version: tuple[int, int]) -> None:
+    for name, (first, last, kind) in LEVERS.items():
+        dest = OTHER_NAMES.get(name.replace("-", "_"), name.replace("-", "_"))
+        if not first <= version <= last:
+            parser.set_defaults(**{dest: None})
+        elif kind == "switch":
+            parser.add_argument(f"--{name}", action="store_true", dest=dest)
+        else:
+            parser.add_argument(f"--{name}", type=int if kind == "count" else str, dest=dest)
 
 
 def _add_newer(parser: argparse.ArgumentParser, version: tuple[int, int]) -> None:
@@ -106,6 +175,7 @@ class Training:
         self._check_shape()
         self.vp = self._checked_chunks()
         self._check_recompute()
+        self._check_levers()
 
     def _check_ranks(self) -> None:
         size = self.tp * self.pp * self.cp
@@ -207,6 +277,31 @@ class Training:
             problem = "When using recompute_granularity: full recompute_num_layers must be between 1 and"
             raise ValueError(f"{problem} num_layers_per_pipeline_rank: {most}")
 
+    def _check_levers(self) -> None:
+        """Refuse what validate_args and TransformerConfig do."""
+        options = self.options
+        if options.tp_comm_overlap and not self.sequence_parallel:
+            raise AssertionError(
+                "Tensor parallel communication/GEMM overlap can happen only when sequence parallelism is enabled"
+            )
+        if options.overlap_param_gather and not (options.use_distributed_optimizer and options.overlap_grad_reduce):
+            raise AssertionError("Must use --overlap-param-gather with --overlap-grad-reduce")
+        if options.cross_entropy_fusion_impl == "te" and options.version >= (0, 18):
+            raise AssertionError("Transformer Engine cross entropy loss fusion is disabled due to stability issues.")
+        if options.overlap_moe_expert_parallel_comm and (self.ep == 1 or self.granularity == "full"):
+            raise AssertionError("overlap_moe_expert_parallel_comm is only supported with expert model parallelism")
+        if options.delay_wgrad_compute and not options.overlap_moe_expert_parallel_comm:
+            raise AssertionError("overlap_moe_expert_parallel_comm must be enabled when enabling delay_wgrad_compute")
+        if self.granularity and (options.enable_cuda_graph or options.cuda_graph_impl not in (None, "none")):
+            raise ValueError("CUDA graphs not supported with activation recomputation.")
+        if options.moe_token_dispatcher_type == "flex":
+            raise ImportError(NO_DEEPEP)
+
+    def effects(self) -> tuple[float, float]:
+        """Return by what the switches beside the layout change time and memory."""
+        on = [factors for name, factors in EFFECTS.items() if getattr(self.options, name, None)]
+        return math.prod(time for time, _ in on), math.prod(memory for _, memory in on)
+
     def parameters(self) -> tuple[float, float]:
         """Return the parameters of the dense part and of the experts, of the whole model."""
         options, hidden = self.options, self.options.hidden_size
@@ -235,7 +330,8 @@ class Training:
         layers = per_layer * (kept * recomputed + 34 * (num_layers - recomputed))
         in_flight = min(self.pp, self.num_micro_batches) * (1 + (self.pp - 1) / (self.pp * self.vp) * (self.vp > 1))
         logits = 6 * tokens * options.vocab_size / self.tp if self.pp == 1 else 0
-        return float(2 * GIB + state + layers * in_flight + 34 * per_layer + logits)
+        used = state + layers * in_flight + 34 * per_layer + logits
+        return float(2 * GIB + used * self.effects()[1])
 
     def step_s(self) -> float:
         """Return the seconds of a step by the time rule."""
@@ -249,7 +345,8 @@ class Training:
         share = (
             min(1, options.recompute_num_layers * self.vp / num_layers) if options.recompute_method == "block" else 1
         )
-        return float(time_s * {"full": 1 + 0.33 * share, "selective": 1.03, None: 1.0}[self.granularity])
+        again = {"full": 1 + 0.33 * share, "selective": 1.03, None: 1.0}[self.granularity]
+        return float(time_s * again * self.effects()[0])
 
 
 def expanded(layout: str) -> str:

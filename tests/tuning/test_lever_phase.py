@@ -11,6 +11,7 @@ import pytest
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.errors import UnknownNameError
+from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.presets.levers import Lever, chosen_levers
 from zenith_tune.record.reader import recorded_choices
 from zenith_tune.study.budget import Budget, Training
@@ -121,3 +122,59 @@ def test_names_of_levers_are_checked() -> None:
 def test_what_a_study_is_resumed_with_is_its_space_without_the_levers(tmp_path: Path) -> None:
     studied(tmp_path, {"a": 1.1})
     assert recorded_choices(f"sqlite:///{tmp_path}/out/studies.db", "s") == {"x": (1, 2, 3)}
+
+
+def test_what_a_machine_may_lack_has_a_trial_of_its_own(tmp_path: Path) -> None:
+    levers = [Lever(name="a"), Lever(name="deep", is_alone=True), Lever(name="b")]
+    tried, study, _ = studied(tmp_path, {"a": 1.1, "b": 1.1, "deep": None}, levers)
+    assert names(tried) == [{"a", "b"}, {"a", "b", "deep"}]
+    assert study.best is not None and study.best.params.keys() == {"x", "a", "b"}
+
+
+def test_a_lever_waits_for_the_one_that_it_needs(tmp_path: Path) -> None:
+    levers = [Lever(name="late", needs=frozenset({"first"})), Lever(name="first")]
+    tried, _, _ = studied(tmp_path, {"late": 1.1, "first": 1.1}, levers)
+    assert names(tried) == [{"first"}, {"first", "late"}]
+    tried, _, _ = studied(tmp_path / "lost", {"late": 1.1, "first": 0.9}, levers)
+    assert names(tried) == [{"first"}]
+
+
+def test_another_value_may_replace_the_one_that_is_kept(tmp_path: Path) -> None:
+    class TwoValues(WithLevers):
+        def lever_space(self) -> dict[str, Parameter]:
+            return {"kind": CategoricalParameter(("plain", "better"))}
+
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            gives = {"plain": 1.1, "better": 1.3, None: 1.0}
+            return f"sh -c 'echo value: {100.0 * float(params['x']) * gives[params.get('kind')]}'"  # type: ignore[index]
+
+    witness = Witness()
+    levers = [
+        Lever(name="kind", value="plain", saves={"ep": 0.3}),
+        Lever(name="kind", value="better", saves={"ep": 0.4}, is_alone=True),
+    ]
+    preset = TwoValues({}, levers, (1, 2, 3))
+    gains = {"plain": 0.05, "better": 0.08}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zenith_tune.tuning.lever_phase.gain_of", lambda lever, shares: gains[str(lever.value)])
+        tune(tmp_path, "sh -c 'echo value: 50'", preset, listener=witness).optimize()
+    assert witness.end is not None and witness.end.study.best is not None
+    assert witness.end.study.best.params == {"x": 3, "kind": "better"}
+
+
+def test_levers_without_effect_fail_their_own_trials_and_not_the_study(tmp_path: Path) -> None:
+    class Dumping(WithLevers):
+        def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+            return {name: True for name in params if name != "x"}
+
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            dump = " ".join(f"{name}={name == 'works'}" for name in params if name != "x")
+            value = 100.0 * float(params["x"]) * (1.2 if "works" in params else 1.0)
+            return f"sh -c 'echo {dump}; echo value: {value}'"
+
+    witness = Witness()
+    levers = [Lever(name=name) for name in ("a", "b", "c", "works")]
+    tune(tmp_path, "sh -c 'echo value: 50'", Dumping({}, levers, (1, 2, 3)), listener=witness).optimize()
+    failed = [trial for trial in witness.trials if trial.failure == FailureKind.NO_EFFECT]
+    assert len(failed) >= 3 and witness.end is not None and witness.end.study.is_sound
+    assert witness.end.study.best is not None and witness.end.study.best.params == {"x": 3, "works": True}

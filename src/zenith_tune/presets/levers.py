@@ -28,6 +28,10 @@ class Lever:
     """By which share of the peak memory it changes that; below 0 where it frees some."""
     excludes: frozenset[str] = frozenset()
     """Other levers that it cannot go together with."""
+    needs: frozenset[str] = frozenset()
+    """Other levers that must have been kept before it is tried."""
+    is_alone: bool = False
+    """Whether it has a trial of its own: it needs what a machine may lack, and would fail the others with it."""
     numerics: bool = False
     """Whether what the model learns may change: such a lever is tried only where it is allowed by name."""
     source: str = ""
@@ -35,8 +39,17 @@ class Lever:
 
     @property
     def is_for_memory(self) -> bool:
-        """Tell whether it saves no time: it helps where nothing fits."""
+        """Tell whether it saves no time: it helps where something else does not fit."""
         return self.memory < 0 and not any(share > 0 for share in self.saves.values())
+
+    @property
+    def label(self) -> str:
+        """Name it, with its value where there are several.
+
+        >>> Lever(name="dispatcher", value="deepep").label, Lever(name="manual_gc").label
+        ('dispatcher=deepep', 'manual_gc')
+        """
+        return self.name if self.value is True else f"{self.name}={self.value}"
 
     def predicted_gain(self, shares: Mapping[str, float]) -> float:
         """Return which share of a step it is expected to save, given the share of each part.

@@ -1,13 +1,15 @@
 """The second phase of a study: levers on the layout that won, several at once, kept where they prove faster.
 
 All that are worth a trial and go together are tried in one. Where that is no faster, or fails, each half of them is
-tried, and so on down to one; what a lever excludes is tried in its place afterwards.
+tried, and so on down to one. Afterwards come, one by one, levers that need what a machine may lack, other values of
+what was kept, levers that need one that was kept, and what does not fit without a lever that frees memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
@@ -28,6 +30,20 @@ SURE = 2.0
 WHY = "levers on trial {}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Hold the best run, and the levers that it has."""
+
+    trial: Trial
+    levers: tuple[Lever, ...] = ()
+
+    def takes(self, lever: Lever) -> bool:
+        """Tell whether a lever can be set beside them, or in place of another value of the same."""
+        others = [other for other in self.levers if other.name != lever.name]
+        is_met = lever.needs <= {other.name for other in others}
+        return is_met and lever not in self.levers and all(goes_with(lever, other) for other in others)
+
+
 class LeverPhase:
     """Try the levers of a preset on the fastest run of a study."""
 
@@ -45,39 +61,62 @@ class LeverPhase:
         shares = predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
         self._note_unallowed([lever for lever in levers if lever.numerics], shares)
-        worth = [
-            lever for lever in levers if not lever.numerics and self._fits(lever, fastest) and is_of_use(lever, shares)
-        ]
-        worth.sort(key=lambda lever: -gain_of(lever, shares))
+        allowed = sorted((lever for lever in levers if not lever.numerics), key=lambda lever: -gain_of(lever, shares))
+        worth = [lever for lever in allowed if is_of_use(lever, shares)]
         if not worth:
             return
-        best, kept = self._climb(fastest, point, worth, shares)
-        if not kept:
-            self._note(f"levers: none of {', '.join(lever.name for lever in worth)} is faster")
+        kept = self._climb(Kept(trial=fastest), point, [each for each in worth if self._fits([each], fastest)], shares)
+        frees = [lever for lever in allowed if lever.is_for_memory]
+        lacking = [lever for lever in worth if not self._fits([lever], fastest)]
+        kept = self._make_room(kept, point, lacking, frees, shares)
+        if not kept.levers:
+            self._note(f"levers: none of {', '.join(lever.label for lever in worth)} is faster")
             return
-        gain = study.direction.gain(best.value or 0.0, over=fastest.value or 1.0)
+        gain = study.direction.gain(kept.trial.value or 0.0, over=fastest.value or 1.0)
         study.lever_speedup = 1 + gain
-        self._note(f"levers: {', '.join(lever.name for lever in kept)} are {gain:+.1%} on trial {fastest.number}")
+        names = ", ".join(lever.label for lever in kept.levers)
+        self._note(f"levers: {names} are {gain:+.1%} on trial {fastest.number}")
 
-    def _climb(
-        self, best: Trial, point: Params, levers: list[Lever], shares: Mapping[str, float] | None
-    ) -> tuple[Trial, list[Lever]]:
+    def _climb(self, kept: Kept, point: Params, levers: list[Lever], shares: Mapping[str, float] | None) -> Kept:
         """Return the best run, and the levers that it has."""
-        kept: list[Lever] = []
-        groups = [compatible(levers)]
-        groups += [[lever] for lever in levers if lever not in groups[0]]
+        groups = in_turn(levers)
         while groups:
-            group = [lever for lever in groups.pop(0) if all(goes_with(lever, other) for other in kept)]
-            if not group or not self._pays(best, sum(gain_of(lever, shares) for lever in group)):
-                continue
-            values = {lever.name: lever.value for lever in (*kept, *group)}
-            trial = self._evaluate.run({**point, **values}, WHY.format(best.number))
-            if self._is_better(trial, best):
-                best, kept = trial, [*kept, *group]
+            group = [lever for lever in groups.pop(0) if kept.takes(lever)]
+            better = self._tried(kept, group, point, shares)
+            if better is not None:
+                kept = better
             elif len(group) > 1:
                 half = (len(group) + 1) // 2
                 groups = [group[:half], group[half:], *groups]
-        return best, kept
+        return kept
+
+    def _make_room(
+        self,
+        kept: Kept,
+        point: Params,
+        lacking: list[Lever],
+        frees: list[Lever],
+        shares: Mapping[str, float] | None,
+    ) -> Kept:
+        """Try each lever that does not fit beside as few of those that free memory as make it fit."""
+        for lever in (each for each in lacking if kept.takes(each)):
+            group = [lever]
+            for other in compatible([lever, *(each for each in frees if kept.takes(each))])[1:]:
+                group += [] if self._fits(group, kept.trial) else [other]
+            if self._fits(group, kept.trial):
+                kept = self._tried(kept, group, point, shares) or kept
+        return kept
+
+    def _tried(self, kept: Kept, group: list[Lever], point: Params, shares: Mapping[str, float] | None) -> Kept | None:
+        """Return the levers with a group among them, where they prove faster with it."""
+        replaced = [other for other in kept.levers if any(other.name == lever.name for lever in group)]
+        gain = sum(gain_of(lever, shares) for lever in group) - sum(gain_of(other, shares) for other in replaced)
+        if not group or not self._pays(kept.trial, gain):
+            return None
+        levers = [*(other for other in kept.levers if other not in replaced), *group]
+        values = {lever.name: lever.value for lever in levers}
+        trial = self._evaluate.run({**point, **values}, WHY.format(kept.trial.number))
+        return Kept(trial=trial, levers=tuple(levers)) if self._is_better(trial, kept.trial) else None
 
     def _fastest_layout(self) -> Trial | None:
         """Return the fastest run without levers: a resumed study may have tried some already."""
@@ -108,17 +147,30 @@ class LeverPhase:
         cost_s = (best.duration_s or 0.0) * best.num_runs
         return gain >= LEAST_GAIN and gain * training_s > cost_s
 
-    def _fits(self, lever: Lever, best: Trial) -> bool:
-        """Tell whether a lever may still fit beside what the best run took."""
-        limit = self._session.study.memory_limit_bytes
-        if limit is None or best.peak_memory_bytes is None or lever.memory <= 0:
+    def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
+        """Tell whether levers may still fit beside what the best run took."""
+        limit, more = self._session.study.memory_limit_bytes, sum(lever.memory for lever in levers)
+        if limit is None or best.peak_memory_bytes is None or more <= 0:
             return True
-        return best.peak_memory_bytes * (1 + lever.memory) < FULL * limit
+        return best.peak_memory_bytes * (1 + more) < FULL * limit
 
     def _note_unallowed(self, levers: Sequence[Lever], shares: Mapping[str, float] | None) -> None:
-        for lever in levers:
+        for lever in (each for each in levers if is_of_use(each, shares)):
             gain = f", which is expected to save {gain_of(lever, shares):.0%} of a step" if shares else ""
-            self._note(f"not tried, because it changes the numerics: {lever.name}{gain}; give --allow {lever.name}")
+            self._note(f"not tried, because it changes the numerics: {lever.label}{gain}; give --allow {lever.name}")
+
+
+def in_turn(levers: Sequence[Lever]) -> list[list[Lever]]:
+    """Return what is tried at once, and in which order: together what cannot fail the rest, the others one by one.
+
+    >>> safe, unsure = Lever(name="a"), Lever(name="b", is_alone=True)
+    >>> last = Lever(name="c", needs=frozenset({"b"}))
+    >>> [[lever.name for lever in group] for group in in_turn([last, unsure, safe, Lever(name="d")])]
+    [['a', 'd'], ['b'], ['c']]
+    """
+    together = compatible([lever for lever in levers if not lever.is_alone and not lever.needs])
+    others = sorted((lever for lever in levers if lever not in together), key=lambda lever: bool(lever.needs))
+    return [together, *([lever] for lever in others)]
 
 
 def gain_of(lever: Lever, shares: Mapping[str, float] | None) -> float:

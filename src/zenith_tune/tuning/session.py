@@ -225,7 +225,8 @@ class StudySession:
         """Run a point that was never run."""
         trial = self._elsewhere(identity) or self._run(params, self.config.render(params), identity, why=why)
         refuse_hopeless(self.study)
-        refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout)
+        levers = self._preset.lever_space()
+        refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout, levers)
         return trial
 
     def begin_search(self, plan: StudyPlan) -> None:

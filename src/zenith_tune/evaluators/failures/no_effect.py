@@ -35,7 +35,7 @@ def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
     'micro_batch_size is 1 in the log, but 4 was asked for'
     """
     for name, value in asked.items():
-        dumped = re.findall(rf"(?<![\w.-]){name}(?: \.{{1,120}} |=|  )['\"]?([\w/+-]{{1,40}})", log)
+        dumped = re.findall(rf"(?<![\w.-]){name}(?: \.{{1,120}} |=|  )\[?['\"]?([\w/+.-]{{1,40}})", log)
         # A launcher may dump its defaults first: one dump that agrees is enough.
         if dumped and str(value).lower() not in map(str.lower, dumped):
             return f"{name} is {dumped[-1]} in the log, but {value} was asked for"
@@ -45,13 +45,18 @@ def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
 LayoutOf = Callable[[Mapping[str, Value]], Layout | None]
 
 
-def refuse_without_effect(study: Study, decisive: Collection[str], layout_of: LayoutOf = lambda params: None) -> None:
+def refuse_without_effect(
+    study: Study,
+    decisive: Collection[str],
+    layout_of: LayoutOf = lambda params: None,
+    levers: Collection[str] = (),
+) -> None:
     """Stop a study whose runs show that what is tuned does not reach the program.
 
     `decisive` are the parameters that cannot be without effect on both time and memory. Other layouts may come close to
-    one another, but not to the byte.
+    one another, but not to the byte. A lever that the program switches off again says nothing of the other options.
     """
-    trials = [trial for trial in study.trials if not trial.is_rerun]
+    trials = [trial for trial in study.trials if not trial.is_rerun and trial.params.keys().isdisjoint(levers)]
     disagreeing = [trial for trial in trials if trial.failure == FailureKind.NO_EFFECT]
     if len(disagreeing) >= NUM_ALIKE:
         raise OptionsWithoutEffect(f"the options take no effect: {disagreeing[-1].cause}; {HINT}")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron_lm.job import BALANCED, MegatronJob, without_layout
-from zenith_tune.presets.megatron_lm.levers import lever_options
+from zenith_tune.presets.megatron_lm.levers.offered import lever_options
 from zenith_tune.presets.megatron_lm.options import (
     BALANCED_ROUTING,
     GATHER,

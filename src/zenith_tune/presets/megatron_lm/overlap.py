@@ -136,12 +136,16 @@ def wanted_overlap(params: Mapping[str, Value]) -> dict[str, Value | None]:
 
 def may_overlap_experts(job: MegatronJob) -> bool:
     """Tell whether the model and the command's other switches allow to overlap expert-parallel communication."""
+    return job.args.text("--moe-token-dispatcher-type") in DISPATCHERS and could_overlap_experts(job)
+
+
+def could_overlap_experts(job: MegatronJob) -> bool:
+    """Tell the same, whatever the dispatcher is."""
     args, model = job.args, job.model
     if model is None or not job.has_experts or args.first(*FIXED_BY, *EXCLUDED_BY):
         return False
     return (
         job.features.has(EXPERT_OVERLAP)
-        and args.text("--moe-token-dispatcher-type") in DISPATCHERS
         and args.first("--bf16", "--fp16") is not None
         and model.num_mtp_layers <= 1
         and not is_local(args)

@@ -33,7 +33,15 @@ from zenith_tune.presets.megatron_lm.job import (
     subject_of,
     unread_job,
 )
-from zenith_tune.presets.megatron_lm.levers import NAMES, NUMERIC, PLAIN, lever_space, levers_for, logged_levers
+from zenith_tune.presets.megatron_lm.levers.declaration import Situation
+from zenith_tune.presets.megatron_lm.levers.offered import (
+    NAMES,
+    NUMERIC,
+    PLAIN,
+    lever_space,
+    levers_for,
+    logged_levers,
+)
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
@@ -240,10 +248,17 @@ class MegatronLmPreset(TuningPreset):
         space = self._space(command)
         if not space.job.takes_options:
             return []
-        found = levers_for(space.job, space.layout(params), ParsedCommand.of(command))
-        levers = [lever.lever for lever in found if lever.name not in space.searched]
-        wanted = [lever for lever in levers if lever.numerics or lever.name in self._levers]
-        return [replace(lever, numerics=lever.numerics and lever.name not in self._allowed) for lever in wanted]
+        at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject(command))
+        found = [each for each in levers_for(at, ParsedCommand.of(command)) if each.name not in space.searched]
+        wanted = [each for each in found if each.numerics or each.name in self._levers]
+        levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
+        return [replace(lever, numerics=lever.numerics and lever.name not in self._allowed) for lever in levers]
+
+    def _known_subject(self, command: str) -> PlanSubject | None:
+        try:
+            return self.subject(command)
+        except UsageError:
+            return None
 
     def own_point(self, command: str) -> Params | None:
         space = self._space(command)
@@ -290,7 +305,23 @@ class MegatronLmPreset(TuningPreset):
         return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
 
     def notes(self, command: str) -> list[str]:
-        return job_notes(self._space(command))
+        return [*job_notes(self._space(command)), *self._lever_notes(command)]
+
+    def _lever_notes(self, command: str) -> list[str]:
+        """Return which levers may be tried: those of the command's own layout, and of any that differs in one value."""
+        space, line = self._space(command), ParsedCommand.of(command)
+        if not takes_options(space.job):
+            return []
+        own = space.own_point()
+        points = [own, *({**own, name: value} for name in space.open_names for value in space.choices[name])]
+        situations = [Situation(job=space.job, layout=space.layout(point)) for point in points]
+        near = {lever.name for at in situations for lever in levers_for(at, line)} - space.searched
+        tried = [name for name in NAMES if name in near and name in self._levers | self._allowed]
+        unallowed = [name for name in NUMERIC if name in near - self._allowed]
+        if not tried:
+            return []
+        more = f"; {', '.join(unallowed)} with --allow" if unallowed else ""
+        return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
 
     def _space(self, command: str | None = None) -> MegatronLmSpace:
         """Return what is searched: of the command that the preset is bound to, or else of what is given."""

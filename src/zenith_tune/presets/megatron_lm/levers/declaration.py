@@ -1,0 +1,140 @@
+"""One lever of Megatron-LM as a declaration: its options by release, what it needs of job and layout, its effect.
+
+Options, releases and needs are those of Megatron-LM's tags from 0.9 to 0.19 and main of 2026-08-22: validate_args,
+TransformerConfig, OptimizerConfig and DistributedDataParallelConfig. What a lever saves decides only whether it is
+tried: what it gives is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.megatron.args import is_local
+from zenith_tune.describe.megatron.version import NEWEST, OLDEST, Release
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.study.parameters import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Hold what levers are asked for: a layout of a job, and the model and cluster where they are known."""
+
+    job: MegatronJob
+    layout: Layout
+    subject: PlanSubject | None = None
+
+    @property
+    def has_engine(self) -> bool:
+        """Tell whether Transformer Engine is used."""
+        return not is_local(self.job.args)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Tell whether gradients are reduced over several ranks."""
+        at = self.layout
+        return at.dp * at.cp > 1 or (self.job.has_experts and at.edp > 1)
+
+    @property
+    def has_shards(self) -> bool:
+        """Tell whether the distributed optimizer shares its state among several ranks."""
+        return self.has_replicas and self.layout.zero > 0
+
+    @property
+    def dispatcher(self) -> str:
+        """How tokens reach their experts."""
+        return self.job.args.text("--moe-token-dispatcher-type") or "allgather"
+
+    def variable(self, name: str) -> str:
+        """Return an environment variable as the run sees it."""
+        run = self.job.run
+        return os.environ.get(name, "") if run is None else run.variables.get(name, os.environ.get(name, ""))
+
+
+ASSUMED = "assumed"
+BRIDGE = "NVIDIA, Megatron-Bridge's measured runs (skills/nemo-mbridge-perf-*)"
+"""Sources of effects."""
+
+Goes = Callable[[Situation], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Hold what a lever is expected to do to time and memory, as `Lever` has it."""
+
+    saves: Mapping[str, float]
+    memory: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronLever:
+    """Declare a lever as one range of releases spells it."""
+
+    name: str
+    value: Value = True
+    sets: Mapping[str, Value | None]
+    """Options with their values, True for a switch, None for one that is taken away."""
+    first: Release = OLDEST
+    last: Release = NEWEST
+    goes: Goes = lambda at: True
+    """Whether job and layout have what it needs."""
+    excluded_by: tuple[str, ...] = ()
+    """Options of the command that it cannot go with."""
+    dumped: Mapping[str, Value] = field(default_factory=dict)
+    """What Megatron's dump of its arguments says where the lever is on, if not the names of its options."""
+    saves: Mapping[str, float] = field(default_factory=dict)
+    memory: float = 0.0
+    effect: Callable[[Situation], Effect | None] | None = None
+    """The same where it depends on the model; None where it cannot be predicted, and the lever is not offered."""
+    excludes: frozenset[str] = frozenset()
+    needs: Mapping[str, Goes] = field(default_factory=dict)
+    """Other levers that must be on, each with how to tell that the command has it anyway."""
+    is_alone: bool = False
+    numerics: bool = False
+    source: str
+
+    def is_on(self, job: MegatronJob) -> bool:
+        """Tell whether the command has it already."""
+        args = job.args
+        return args.first(*self.sets) is not None and all(
+            not args.has(option) if value is None else args.has(option) and str(value) in ("True", args.text(option))
+            for option, value in self.sets.items()
+        )
+
+    def is_for(self, at: Situation) -> bool:
+        """Tell whether it can be turned on for a layout of the job."""
+        job = at.job
+        known = self.first <= job.features.release <= self.last
+        return known and not job.args.first(*self.excluded_by) and not self.is_on(job) and self.goes(at)
+
+    @property
+    def logged(self) -> dict[str, Value]:
+        """What the dump of a run's arguments says where it is on."""
+        named = {option[2:].replace("-", "_"): value for option, value in self.sets.items() if value is not None}
+        return dict(self.dumped) or named
+
+    def lever(self, at: Situation) -> Lever | None:
+        """Return what the tuner needs to know of it; None where its effect cannot be predicted."""
+        effect = Effect(saves=self.saves, memory=self.memory) if self.effect is None else self.effect(at)
+        if effect is None:
+            return None
+        return Lever(
+            name=self.name,
+            value=self.value,
+            saves=effect.saves,
+            memory=effect.memory,
+            excludes=self.excludes,
+            needs=frozenset(name for name, is_met in self.needs.items() if not is_met(at)),
+            is_alone=self.is_alone,
+            numerics=self.numerics,
+            source=self.source,
+        )
+
+
+def has_adam(at: Situation) -> bool:
+    """Tell whether the distributed optimizer runs Transformer Engine's Adam."""
+    return at.has_engine and at.layout.zero > 0 and at.job.args.text("--optimizer") in (None, "adam")
