@@ -310,7 +310,7 @@ class MegatronLmPreset(TuningPreset):
     def _lever_notes(self, command: str) -> list[str]:
         """Return which levers may be tried: those of the command's own layout, and of any that differs in one value."""
         space, line = self._space(command), ParsedCommand.of(command)
-        if not takes_options(space.job):
+        if not space.job.takes_options:
             return []
         own = space.own_point()
         points = [own, *({**own, name: value} for name in space.open_names for value in space.choices[name])]
