@@ -21,7 +21,8 @@ from zenith_tune.checkpoint.output_place import (
     shard_name,
 )
 from zenith_tune.checkpoint.safetensors_shards import write_safetensors
-from zenith_tune.checkpoint.shard_set import ShardSet, read_shards
+from zenith_tune.checkpoint.shard_set import ShardSet
+from zenith_tune.checkpoint.sources import read_checkpoint
 from zenith_tune.checkpoint.split_rules import (
     Home,
     LayerNumbers,
@@ -57,7 +58,7 @@ def merge(
     if output.suffix == ".bin":
         import_torch(f"--output {output.name} is a .bin file")
     shape = shape or ModelShape()
-    shards = read_shards(folder)
+    shards = read_checkpoint(folder)
     model = join_shards(shards, shape)
     notes = [] if model.embedding is None else [f"output layer: {'tied to the embedding' if model.is_tied else 'own'}"]
     if (vocabulary := _vocabulary(model, shards, shape, vocab_divisor)) is not None:
@@ -68,7 +69,7 @@ def merge(
     flat = [replace(tensor, key_parts=(tensor.name.count(".") + 1,)) for tensor in model.tensors.values()]
     num_bytes = _write(output, {"": flat}, output.suffix[1:], model)
     return Written(
-        source=f"TP {shards.tp} PP {shards.pp}",
+        source=shards.source,
         target="one file",
         paths=(output,),
         num_tensors=len(flat),
@@ -179,7 +180,7 @@ def reshard(
     """Write the shards of a folder anew for another layout, into a folder of their own."""
     refuse_folder(output, folder, force=force)
     shape = shape or ModelShape()
-    shards = read_shards(folder)
+    shards = read_checkpoint(folder)
     extension = target.extension or shards.extension
     if extension == "bin":
         import_torch("these are .bin shards")
@@ -195,7 +196,7 @@ def reshard(
     contents = {shard_name(*ranks, extension): layout.shard(*ranks) for ranks in all_ranks}
     num_bytes = _write(output, contents, extension, model)
     return Written(
-        source=f"TP {shards.tp} PP {shards.pp}",
+        source=shards.source,
         target=f"TP {target.tp} PP {target.pp}",
         paths=tuple(output / name for name in contents),
         num_tensors=len(layout.tensors),

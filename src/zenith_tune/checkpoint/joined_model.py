@@ -15,7 +15,6 @@ from zenith_tune.checkpoint.model_checks import (
     refuse_widths,
 )
 from zenith_tune.checkpoint.model_shape import Attention, ModelShape, find_attention
-from zenith_tune.checkpoint.output_place import shard_name
 from zenith_tune.checkpoint.shard_set import ShardSet
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
@@ -111,7 +110,7 @@ def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
             stages.setdefault(joined.name, []).append(stage)
     _refuse_misplaced(stages, shards.pp)
     if not shape.any_model:
-        files = {name: shard_name(0, held[0], shards.extension) for name, held in stages.items()}
+        files = {name: shards.contents[0, held[0]].name for name, held in stages.items()}
         refuse_two_models(found, files)
     housed = {name: _housed(tensor, stages[name], shards.pp) for name, tensor in found.items()}
     tensors, is_tied = _untied(housed, shape, shards.pp)

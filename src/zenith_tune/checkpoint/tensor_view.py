@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,63 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from zenith_tune.checkpoint.file_slice import BLOCK_BYTES, Bytes, FileSlice, Record
 from zenith_tune.checkpoint.split_rules import Home, Split
 from zenith_tune.errors import UsageError
-from zenith_tune.study.files import open_regular
-
-BLOCK_BYTES = 16 * 2**20
-"""What is read at once: the memory of a merge, whatever the checkpoint's size, is a few of these."""
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSlice:
-    """Hold where a rectangle of a matrix lies in a file: rows of bytes, each `stride` after the one before."""
-
-    path: Path
-    offset: int
-    stride: int
-    top: int
-    """Its first row in the matrix."""
-    left: int
-    num_rows: int
-    width: int
-
-    def cut(self, top: int, bottom: int, left: int, right: int) -> FileSlice | None:
-        """Return what lies between these rows and columns of the matrix, counted from there."""
-        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
-        start, stop = max(self.left, left), min(self.left + self.width, right)
-        if first >= last or start >= stop:
-            return None
-        offset = self.offset + (first - self.top) * self.stride + start - self.left
-        size = {"num_rows": last - first, "width": stop - start}
-        return FileSlice(path=self.path, offset=offset, stride=self.stride, top=first - top, left=start - left, **size)
-
-    def read_into(self, matrix: Bytes) -> None:
-        """Fill its place in the matrix."""
-        block = matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width]
-        try:
-            with open_regular(Path(os.path.realpath(self.path))) as file:
-                if self.width == self.stride:
-                    # One call for all rows, through a copy where they do not lie together in memory.
-                    whole = block if block.flags.c_contiguous else np.empty(block.shape, np.uint8)
-                    self._read(file.fileno(), whole.reshape(-1), self.offset)
-                    if whole is not block:
-                        block[:] = whole
-                else:
-                    for row in range(self.num_rows):
-                        self._read(file.fileno(), block[row], self.offset + row * self.stride)
-        except OSError as error:
-            raise UsageError(f"shard {self.path} cannot be read ({error.strerror or error})", hint="check it") from None
-
-    def _read(self, descriptor: int, target: Bytes, offset: int) -> None:
-        done = 0
-        while done < target.size:
-            count = os.preadv(descriptor, [target[done:].data], offset + done)
-            if count == 0:
-                raise UsageError(f"shard {self.path} became shorter while it was read", hint="copy it again")
-            done += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +24,10 @@ class TensorView:
     slices: tuple[FileSlice, ...]
 
     @classmethod
-    def of_file(cls, path: Path, offset: int, num_rows: int, width: int) -> TensorView:
+    def of_file(cls, path: Path, offset: int, num_rows: int, width: int, record: Record | None = None) -> TensorView:
         """Return a matrix that lies in one file, row after row."""
-        whole = FileSlice(path=path, offset=offset, stride=width, top=0, left=0, num_rows=num_rows, width=width)
-        return cls(num_rows, width, (whole,))
+        size = {"stride": width, "num_rows": num_rows, "width": width}
+        return cls(num_rows, width, (FileSlice(path=path, offset=offset, top=0, left=0, record=record, **size),))
 
     @classmethod
     def stack(cls, parts: Iterable[TensorView]) -> TensorView:
@@ -186,6 +131,10 @@ class StoredTensor:
     shape: tuple[int, ...]
     path: Path
     offset: int
+    record: Record | None = None
+    """The entry of a zip file that it lies in."""
+    pieces: TensorView | None = None
+    """Its places, where it does not lie in one."""
 
     @property
     def num_bytes(self) -> int:
@@ -195,19 +144,25 @@ class StoredTensor:
     @property
     def mosaic(self) -> TensorView:
         """The tensor as rows of bytes, one for each index of its first dimension."""
+        if self.pieces is not None:
+            return self.pieces
         num_rows = self.shape[0] if self.shape else 1
-        return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype))
+        return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype), self.record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardContent:
     """Hold what one shard says of itself."""
 
+    name: str
+    """What a person calls it: its file, or its folder where all files have one name."""
     tensors: dict[str, StoredTensor]
     wrapper: str | None = None
     """The key that the weights were found under, where a .bin holds more than weights."""
     plain: dict[str, Any] = field(default_factory=dict)
     """Numbers and words beside the weights, such as an iteration."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Megatron-LM's arguments, where it saved them: the plain ones."""
     metadata: dict[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     """What is neither a weight nor plain, such as an optimizer's state."""
