@@ -57,8 +57,8 @@ def merge(
     refuse_file(output, folder, force=force)
     if output.suffix == ".bin":
         import_torch(f"--output {output.name} is a .bin file")
-    shape = shape or ModelShape()
     shards = read_checkpoint(folder)
+    shape = (shape or ModelShape()).with_args(shards.args, shards.tp)
     model = join_shards(shards, shape)
     notes = [] if model.embedding is None else [f"output layer: {'tied to the embedding' if model.is_tied else 'own'}"]
     if (vocabulary := _vocabulary(model, shards, shape, vocab_divisor)) is not None:
@@ -179,8 +179,8 @@ def reshard(
 ) -> Written:
     """Write the shards of a folder anew for another layout, into a folder of their own."""
     refuse_folder(output, folder, force=force)
-    shape = shape or ModelShape()
     shards = read_checkpoint(folder)
+    shape = (shape or ModelShape()).with_args(shards.args, shards.tp)
     extension = target.extension or shards.extension
     if extension == "bin":
         import_torch("these are .bin shards")

@@ -94,7 +94,7 @@ class JoinedModel:
 
 def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
     """Join the shards of all ranks; whatever is missing, extra or mismatched is refused."""
-    refuse_two_runs(shards)
+    refuse_two_runs(list(shards.contents.values()))
     names = [shards.names(stage) for stage in range(shards.pp)]
     numbers = find_numbers(names)
     refuse_layers(numbers.num_layers, shape)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 
 from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.shard_set import ShardSet
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
     HEAD,
@@ -22,7 +21,7 @@ from zenith_tune.checkpoint.split_rules import (
     is_final_norm,
     layer_of,
 )
-from zenith_tune.checkpoint.tensor_view import JoinedTensor, describe
+from zenith_tune.checkpoint.tensor_view import JoinedTensor, ShardContent, describe
 from zenith_tune.errors import UsageError
 
 Tensors = Mapping[str, JoinedTensor]
@@ -41,10 +40,10 @@ _HIDDEN_AXES = [
 _HIDDEN = [(re.compile(rf"(?:.*\.)?(?:{ending})", re.DOTALL), axis) for ending, axis in _HIDDEN_AXES]
 
 
-def refuse_two_runs(shards: ShardSet) -> None:
+def refuse_two_runs(contents: list[ShardContent]) -> None:
     """Refuse shards that tell different iterations, samples or versions beside their weights."""
-    first = shards.contents[0, 0]
-    for other in shards.contents.values():
+    first, *others = contents
+    for other in others:
         for mine, theirs in ((first.plain, other.plain), (first.metadata, other.metadata)):
             key = next(
                 (key for key in mine if _OF_A_RUN.fullmatch(key) and mine[key] != theirs.get(key, mine[key])), None

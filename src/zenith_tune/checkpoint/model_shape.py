@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
@@ -49,6 +51,20 @@ class ModelShape:
             no_query_gate=True,
             vocab=model.vocab,
             tied=model.tied_embeddings,
+        )
+
+    def with_args(self, args: Mapping[str, Any], tp: int) -> ModelShape:
+        """Return the shape with what Megatron-LM's own arguments tell, where the user stated nothing."""
+        heads, expert_tp = args.get("num_attention_heads"), args.get("expert_tensor_parallel_size")
+        is_latent = bool(args.get("multi_latent_attention"))
+        groups = args.get("num_query_groups") if args.get("group_query_attention", True) else heads
+        return replace(
+            self,
+            heads=self.heads or heads,
+            kv_heads=self.kv_heads or (None if is_latent else groups),
+            head_dim=self.head_dim or (None if is_latent else args.get("kv_channels")),
+            vocab=self.vocab or args.get("vocab_size"),
+            whole_experts=self.whole_experts or (expert_tp == 1 and tp > 1),
         )
 
 

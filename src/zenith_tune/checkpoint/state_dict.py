@@ -42,7 +42,7 @@ def _content(file: TorchFile, name: str, wrapper: str | None, wrappers: list[str
     plain = {str(key): value for key, value in (flat if wrapper is None else beside).items() if _is_plain(value)}
     _refuse_old_order(plain, file.path)
     others = [".".join(keys) for keys, value in leaves if not isinstance(value, PickledTensor)]
-    args = beside.get(ARGS)
+    args = loaded.get(ARGS)
     state = args.state if isinstance(args, Described) and isinstance(args.state, dict) else {}
     return ShardContent(
         name=name,

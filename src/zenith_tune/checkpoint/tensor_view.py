@@ -241,7 +241,7 @@ def join_ranks(ranks: list[StoredTensor], name: str, split: Split, home: Home) -
     _refuse_few_axes(first, split)
     shape, mosaic = first.shape, parts[0]
     if len(ranks) > 1 and split is Split.WHOLE:
-        _refuse_differences(ranks)
+        refuse_differences(ranks)
     elif len(ranks) > 1:
         _refuse_copies(ranks)
         axis = 1 if split is Split.ROW else 0
@@ -266,12 +266,13 @@ def _refuse_few_axes(tensor: StoredTensor, split: Split) -> None:
         raise UsageError(f"{problem}, but is {describe(tensor.dtype, tensor.shape)}: it is not Megatron's")
 
 
-def _refuse_differences(ranks: list[StoredTensor]) -> None:
+def refuse_differences(ranks: list[StoredTensor], kind: str = "tensor") -> None:
+    """Refuse copies of a weight that are not the same."""
     for rank, other in enumerate(ranks[1:], start=1):
-        if not ranks[0].mosaic.equals(other.mosaic):
-            problem = f"{other.name!r} must be the same on all tensor ranks, but {ranks[0].path.name} and "
+        if other != ranks[0] and not ranks[0].mosaic.equals(other.mosaic):
+            problem = f"{other.name!r} must be the same on all {kind} ranks, but {ranks[0].path} and "
             hint = "the shards are of different checkpoints, or its name is one that no rule splits"
-            raise UsageError(f"{problem}{other.path.name} (rank {rank}) differ", hint=hint)
+            raise UsageError(f"{problem}{other.path} (rank {rank}) differ", hint=hint)
 
 
 def _refuse_copies(ranks: list[StoredTensor]) -> None:
