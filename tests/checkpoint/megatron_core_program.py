@@ -1,7 +1,7 @@
 """A small GPT of Megatron Core on CPUs: the weights of its ranks in each format, and the logits that all of them make.
 
-Then the weights of each format are merged, and the shards by way of another layout too, and one process runs each of the
-files. All ranks are forked from this process, for Megatron takes seconds to import.
+Then the weights of each format are merged, and the shards by way of other layouts too, and one process runs each of
+the files. All ranks are forked from this process, for Megatron takes seconds to import.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import functools
 import multiprocessing
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from tests.engines.megatron_core.cuda_on_cpu import pretend_cuda
 from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.checkpoint.model_shape import ModelShape
+from zenith_tune.checkpoint.output_place import Format
 from zenith_tune.mimo.local_ranks import run_ranks
 
 pretend_cuda()
@@ -186,6 +188,37 @@ def run_merged(options: argparse.Namespace) -> None:
         torch.save(logits_of(model, 1, 1), options.folder / f"merged-{source}.pt")
 
 
+def write_again(options: argparse.Namespace) -> None:
+    """Write the weights of each of Megatron's formats in the other one."""
+    for source, kind in (("dist", Format.MEGATRON), ("legacy", Format.TORCH_DIST)):
+        target = Target(tp=options.tp, pp=options.pp, ep=options.ep if kind is Format.MEGATRON else 1, format=kind)
+        shape = ModelShape(vocab=VOCAB)
+        reshard(options.folder / source, options.folder / kind.value, replace(target, vocab_divisor=8), shape)
+
+
+def load_again(options: argparse.Namespace) -> None:
+    """Load what was written by all ranks, as Megatron-LM does, and save the logits."""
+    model = build(options, options.tp, options.pp, options.ep)
+    tp_rank, pp_rank = ps.get_tensor_model_parallel_rank(), ps.get_pipeline_model_parallel_rank()
+    name = f"mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if options.pp > 1 else "")
+    name += f"_{ps.get_expert_model_parallel_rank():03d}" if options.ep > 1 else ""
+    path = options.folder / "megatron" / "iter_0000007" / name / "model_optim_rng.pt"
+    for kind in (Format.MEGATRON, Format.TORCH_DIST):
+        randomize(model, options, 7, 7)
+        if kind is Format.MEGATRON:
+            loaded = torch.load(path, weights_only=False)
+            assert loaded["args"].tensor_model_parallel_size == options.tp and loaded["iteration"] == 7
+        else:
+            state = {"model": model.sharded_state_dict(metadata={"dp_cp_group": ps.get_data_parallel_group()})}
+            folder = options.folder / "torch_dist" / "iter_0000007"
+            loaded = dist_checkpointing.load(state, str(folder), strict="ignore_all")
+        missing, unexpected = model.load_state_dict(loaded["model"], strict=False)
+        assert not unexpected and all(name.endswith("_extra_state") for name in missing), (missing, unexpected)
+        logits = logits_of(model, options.tp * options.ep, options.pp)
+        if logits is not None and tp_rank == 0:
+            torch.save(logits, options.folder / f"merged-again-{kind.value}.pt")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name, kind in (("tp", int), ("pp", int), ("groups", int), ("folder", Path)):
@@ -196,7 +229,8 @@ def main() -> None:
     parser.add_argument("--tied", action="store_true")
     options = parser.parse_args()
     (options.folder / "shards").mkdir()
-    for num_ranks, work in ((options.tp * options.pp * options.ep, save_shard), (1, run_merged)):
+    world = options.tp * options.pp * options.ep
+    for num_ranks, work in ((world, save_shard), (1, run_merged), (1, write_again), (world, load_again)):
         codes = run_ranks(num_ranks, functools.partial(work, options), grace_s=10)
         if any(codes):
             raise SystemExit(f"error: {work.__name__} ended with {codes}")

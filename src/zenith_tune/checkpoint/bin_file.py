@@ -1,11 +1,14 @@
-"""Writes .bin files of torch.save, with tensors mapped from a file and so never all in memory."""
+"""Writes files and folders by torch, with tensors mapped from a file and so never all in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
+import json
 import mmap
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +32,45 @@ ALIGNMENT = 64
 def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, plain: dict[str, Any]) -> None:
     """Write a new file that holds the tensors nested as they were found, or flat where they were not nested."""
     torch = import_torch(f"{path.name} is a .bin file")
-    with beside(path) as raw:
-        listed = list(tensors)
-        offsets = _write_raw(raw, listed)
-        with raw.open("r+b") as file:
-            # Shared, so that the kernel may take the pages back at any time.
-            view = mmap.mmap(file.fileno(), 0)
+    with mapped(torch, path, tensors) as found:
         weights: dict[str, Any] = {}
-        for tensor, offset in zip(listed, offsets, strict=True):
-            _put(weights, tensor, _mapped(torch, view, tensor, offset))
+        for tensor, value in found:
+            _put(weights, tensor, value)
         whole = {**plain, wrapper: weights} if wrapper else {**weights, **plain}
         try:
             with path.open("xb") as target:
                 torch.save(whole, target)
         except RuntimeError as error:
             raise _cause(error) from None
+
+
+def write_dist(folder: Path, tensors: Iterable[JoinedTensor], plain: dict[str, Any]) -> None:
+    """Write a new folder as Megatron's torch_dist."""
+    torch = import_torch("torch_dist is written by torch")
+    checkpoint = importlib.import_module("torch.distributed.checkpoint")
+    folder.mkdir(parents=True)
+    with mapped(torch, folder / "weights", tensors) as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is one process which saves
+        writer = checkpoint.FileSystemWriter(str(folder), sync_files=False)
+        try:
+            checkpoint.save({each.name: value for each, value in found}, storage_writer=writer, no_dist=True)
+        except checkpoint.CheckpointException as error:
+            raise OSError(errno.EIO, " ".join(str(error).split())[:120]) from None
+    torch.save(plain, folder / "common.pt")
+    versions = {"sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", **versions}))
+
+
+@contextlib.contextmanager
+def mapped(torch: Any, path: Path, tensors: Iterable[JoinedTensor]) -> Iterator[list[tuple[JoinedTensor, Any]]]:
+    """Yield each tensor as one of torch's, whose bytes lie in a file beside a path while the block runs."""
+    with beside(path) as raw:
+        listed = list(tensors)
+        offsets = _write_raw(raw, listed)
+        with raw.open("r+b") as file:
+            # Shared, so that the kernel may take the pages back at any time.
+            view = mmap.mmap(file.fileno(), 0)
+        yield [(each, _mapped(torch, view, each, offset)) for each, offset in zip(listed, offsets, strict=True)]
 
 
 def _cause(error: RuntimeError) -> BaseException:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from zenith_tune.checkpoint.bin_file import import_torch, write_bin
+from zenith_tune.checkpoint.bin_file import import_torch, write_bin, write_dist
 from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_tied_head, with_vocab
+from zenith_tune.checkpoint.megatron_folder import TRACKER
+from zenith_tune.checkpoint.megatron_names import iteration_name, of_expert_rank, rank_name, stacked
 from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary
 from zenith_tune.checkpoint.output_place import (
+    Format,
     Written,
     beside,
     explained,
@@ -67,7 +72,7 @@ def merge(
     # One file is a plain state_dict, whatever its shards were nested in.
     model = replace(model, wrapper=None, plain={})
     flat = [replace(tensor, key_parts=(tensor.name.count(".") + 1,)) for tensor in model.tensors.values()]
-    num_bytes = _write(output, {"": flat}, output.suffix[1:], model)
+    num_bytes = _write(output, {"": flat}, Format(output.suffix[1:]), model)
     return Written(
         source=shards.source,
         target="one file",
@@ -87,13 +92,19 @@ class Target:
     pp: int
     layers_per_stage: tuple[int, ...] | None = None
     numbering: Numbering | None = None
-    extension: str | None = None
+    format: Format | None = None
     vocab_divisor: int = VOCAB_DIVISOR
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.tp > 0 and self.pp > 0 and self.tp * self.pp <= MAX_SHARDS):
-            problem = f"--tp and --pp must be from 1, and at most {MAX_SHARDS} shards"
-            raise UsageError(f"{problem}, but got {self.tp} x {self.pp}", hint="choose others")
+        if not (min(self.tp, self.pp, self.ep) > 0 and self.tp * self.pp * self.ep <= MAX_SHARDS):
+            problem = f"--tp, --pp and --ep must be from 1, and at most {MAX_SHARDS} shards"
+            raise UsageError(f"{problem}, but got {self.tp} x {self.pp} x {self.ep}", hint="choose others")
+
+    @property
+    def shown(self) -> str:
+        """The degrees for a person."""
+        return f"TP {self.tp} PP {self.pp}" + (f" EP {self.ep}" if self.ep > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +192,12 @@ def reshard(
     refuse_folder(output, folder, force=force)
     shards = read_checkpoint(folder)
     shape = (shape or ModelShape()).with_args(shards.args, shards.tp)
-    extension = target.extension or shards.extension
-    if extension == "bin":
-        import_torch("these are .bin shards")
+    kind = target.format or shards.format
+    if kind is not Format.SAFETENSORS:
+        import_torch("this format is written by torch")
+    if target.ep > 1 and kind is not Format.MEGATRON:
+        problem = f"--ep {target.ep} needs files that are named after expert ranks"
+        raise UsageError(problem, hint="give --format megatron; torch_dist is loaded with any --ep")
     model = join_shards(shards, shape)
     numbering = target.numbering or (model.numbers.numbering if shards.pp > 1 else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
@@ -192,18 +206,51 @@ def reshard(
         rows, said = vocabulary.resharded(target.tp)
         model, notes = with_vocab(model, rows), [said, *notes]
     layout = NewLayout.of(model, source_tp=shards.tp, tp=target.tp, numbers=numbers)
-    all_ranks = product(range(target.tp), range(target.pp))
-    contents = {shard_name(*ranks, extension): layout.shard(*ranks) for ranks in all_ranks}
-    num_bytes = _write(output, contents, extension, model)
+    if kind in (Format.MEGATRON, Format.TORCH_DIST):
+        model = _for_megatron(model, shards.args, target)
+        notes.append("load it with --finetune, or --no-load-optim --no-load-rng: it holds weights only")
+    contents = _contents(layout, model, target, kind)
+    num_bytes = _write(output, contents, kind, model)
     return Written(
         source=shards.source,
-        target=f"TP {target.tp} PP {target.pp}",
+        target=kind.value if kind is Format.TORCH_DIST else target.shown,
         paths=tuple(output / name for name in contents),
         num_tensors=len(layout.tensors),
         num_layers=model.numbers.num_layers,
         num_bytes=num_bytes,
         notes=(*notes, *model.notes),
     )
+
+
+def _for_megatron(model: JoinedModel, args: Mapping[str, Any], target: Target) -> JoinedModel:
+    """Return a model with what Megatron-LM looks for beside the weights."""
+    degrees = {
+        "tensor_model_parallel_size": target.tp,
+        "pipeline_model_parallel_size": target.pp,
+        "expert_model_parallel_size": target.ep,
+        "virtual_pipeline_model_parallel_size": None,
+    }
+    plain = {"checkpoint_version": 3.0, "iteration": 0, **model.plain}
+    if args:
+        plain["args"] = argparse.Namespace(**{**args, **degrees})
+    return replace(model, wrapper="model", plain=plain)
+
+
+def _contents(layout: NewLayout, model: JoinedModel, target: Target, kind: Format) -> dict[str, list[JoinedTensor]]:
+    """Return what each file, or each folder of torch_dist, holds."""
+    iteration = iteration_name(model.plain.get("iteration") or None)
+    if kind is Format.TORCH_DIST:
+        args = model.plain.get("args")
+        return {iteration: stacked(model.tensors, vars(args) if args else {})}
+    if kind is not Format.MEGATRON:
+        all_ranks = product(range(target.tp), range(target.pp))
+        return {shard_name(*ranks, kind.value): layout.shard(*ranks) for ranks in all_ranks}
+    degrees = target.tp, target.pp, target.ep
+    contents = {}
+    for t, p, e in product(*map(range, degrees)):
+        name = f"{iteration}/{rank_name((t, p, e), degrees)}/model_optim_rng.pt"
+        contents[name] = of_expert_rank(layout.shard(t, p), e, target.ep)
+    return contents
 
 
 def _vocabulary(model: JoinedModel, shards: ShardSet, shape: ModelShape, divisor: int) -> Vocabulary | None:
@@ -224,17 +271,24 @@ def _notes(model: JoinedModel, target: Target) -> list[str]:
     return notes
 
 
-def _write(output: Path, contents: Mapping[str, list[JoinedTensor]], extension: str, model: JoinedModel) -> int:
+def _write(output: Path, contents: Mapping[str, list[JoinedTensor]], kind: Format, model: JoinedModel) -> int:
     """Write files into a folder, or the only one (named "") as the output itself; return their bytes."""
     sizes = [sum(tensor.num_bytes for tensor in tensors) for tensors in contents.values()]
-    refuse_full_disk(output, sum(sizes) + (max(sizes) if extension == "bin" else 0))
+    refuse_full_disk(output, sum(sizes) + (0 if kind is Format.SAFETENSORS else max(sizes)))
     with explained(output), beside(output) as temporary:
         if "" not in contents:
             temporary.mkdir()
         for name, tensors in contents.items():
-            if extension == "bin":
-                write_bin(temporary / name, tensors, model.wrapper, model.plain)
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kind is Format.SAFETENSORS:
+                write_safetensors(path, tensors, model.metadata)
+            elif kind is Format.TORCH_DIST:
+                write_dist(path, tensors, model.plain)
             else:
-                write_safetensors(temporary / name, tensors, model.metadata)
+                write_bin(path, tensors, model.wrapper, model.plain)
+        if kind in (Format.MEGATRON, Format.TORCH_DIST):
+            iteration = next(iter(contents)).partition("/")[0]
+            (temporary / TRACKER).write_text(iteration.removeprefix("iter_").lstrip("0") or "0")
         publish(temporary, output)
     return sum(sizes)

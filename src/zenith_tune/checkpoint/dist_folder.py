@@ -137,11 +137,11 @@ def read_dist(folder: Path) -> ShardContent:
     if not common.is_file():
         return content
     beside = read_state_dict(common)[0]
-    tensors = {name: each for tensor in content.tensors.values() for name, each in [_as_built(tensor, beside.args)]}
+    named = dict(_as_built(tensor, beside.args) for tensor in content.tensors.values())
     others = tuple(name for name in beside.left_out if "." not in name)
     return ShardContent(
         name=folder.name,
-        tensors=tensors,
+        tensors=named,
         wrapper="model",
         plain=beside.plain,
         args=beside.args,
@@ -150,7 +150,7 @@ def read_dist(folder: Path) -> ShardContent:
 
 
 def _as_built(tensor: StoredTensor, args: dict[str, Any]) -> tuple[str, StoredTensor]:
-    """Return a weight under the name that it has in the model that was trained; here, all kinds of layers share names."""
+    """Return a weight under the name that it had in training; torch_dist has one for all kinds of layers."""
     name = tensor.name
     if args.get("transformer_impl") == "local":
         name = re.sub(r"\bself_attention\.linear_qkv\.layer_norm_", "input_layernorm.", name)

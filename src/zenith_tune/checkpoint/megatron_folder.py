@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zenith_tune.checkpoint.model_checks import refuse_two_runs
+from zenith_tune.checkpoint.output_place import Format
 from zenith_tune.checkpoint.shard_set import EXTRA_STATE, ShardSet, by_stage, shard_set
 from zenith_tune.checkpoint.split_rules import expert_index, is_expert, with_expert
 from zenith_tune.checkpoint.state_dict import read_state_dict
@@ -61,7 +62,7 @@ def read_rank_folders(folder: Path) -> ShardSet:
             joined[t, p] = _with_experts(found, experts, grid)
     if any((path.parent / SHARDED_OPTIMIZER).exists() for path in paths.values()):
         joined[0, 0][0] = replace(joined[0, 0][0], left_out=(*joined[0, 0][0].left_out, SHARDED_OPTIMIZER))
-    return shard_set(folder, grid.shown, "bin", by_stage(joined, grid.pp))
+    return shard_set(folder, grid.shown, Format.MEGATRON, by_stage(joined, grid.pp))
 
 
 def _weights(folder: Path) -> Path:

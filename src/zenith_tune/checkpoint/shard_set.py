@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.checkpoint.output_place import PREFIX, SHARD_NAME, shard_name
+from zenith_tune.checkpoint.output_place import PREFIX, SHARD_NAME, Format, shard_name
 from zenith_tune.checkpoint.safetensors_shards import read_safetensors
 from zenith_tune.checkpoint.state_dict import read_state_dict
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, describe
@@ -27,7 +27,8 @@ class ShardSet:
     tp: int
     pp: int
     """Stages; the virtual ones, where each pipeline rank has several."""
-    extension: str
+    format: Format
+    """What it is written as again, unless another is asked for."""
     contents: Contents
 
     def ranks(self, stage: int, name: str) -> list[StoredTensor]:
@@ -44,10 +45,10 @@ class ShardSet:
         return self.contents[0, 0].args
 
 
-def shard_set(folder: Path, source: str, extension: str, contents: Contents) -> ShardSet:
+def shard_set(folder: Path, source: str, kind: Format, contents: Contents) -> ShardSet:
     """Return the shards of a full grid of ranks; refuse mismatched ones."""
     tp, pp = (1 + max(ranks[axis] for ranks in contents) for axis in (0, 1))
-    shards = ShardSet(folder=folder, source=source, tp=tp, pp=pp, extension=extension, contents=contents)
+    shards = ShardSet(folder=folder, source=source, tp=tp, pp=pp, format=kind, contents=contents)
     for ranks, content in contents.items():
         if not content.tensors:
             raise UsageError(f"shard {folder / content.name} holds no tensor", hint="copy or save it again")
@@ -70,7 +71,7 @@ def read_shards(folder: Path) -> ShardSet:
             f"the shards of {folder} must be of one kind, but are .bin and .safetensors", hint="leave one out"
         )
     contents = by_stage({ranks: read_file(found[ranks]) for ranks in sorted(found)}, pp)
-    return shard_set(folder, f"TP {tp} PP {pp}", extensions[0], contents)
+    return shard_set(folder, f"TP {tp} PP {pp}", Format(extensions[0]), contents)
 
 
 def by_stage(chunks: dict[tuple[int, int], list[ShardContent]], pp: int) -> Contents:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zenith_tune.checkpoint.dist_folder import METADATA, read_dist
 from zenith_tune.checkpoint.megatron_folder import has_rank_folders, iteration_folder, read_rank_folders
-from zenith_tune.checkpoint.output_place import PREFIX
+from zenith_tune.checkpoint.output_place import PREFIX, Format
 from zenith_tune.checkpoint.plain_folder import find_weights, read_weights, states_beside
 from zenith_tune.checkpoint.shard_set import ShardSet, read_shards, shard_set
 from zenith_tune.checkpoint.tensor_view import ShardContent
@@ -28,21 +28,17 @@ def read_checkpoint(folder: Path) -> ShardSet:
             return read_rank_folders(place)
         dist = next((each for each in (place, place / FSDP) if (each / METADATA).is_file()), None)
         if dist is not None:
-            return _one(folder, "torch_dist", "bin", read_dist(dist))
+            return _one(folder, "torch_dist", read_dist(dist))
         weights = find_weights(place)
         if weights is not None:
-            return _one(folder, weights.name, _kind(weights), read_weights(weights))
+            return _one(folder, weights.name, read_weights(weights))
     except OSError as error:
         raise UsageError(f"{str(folder)!r} is no folder of shards ({error.strerror})", hint="give the folder") from None
     problem = f"{folder} holds no checkpoint that is known: shards named {PREFIX}T_pp_P.bin or .safetensors, Megatron's"
     raise UsageError(f"{problem} mp_rank folders or torch_dist, or model.safetensors", hint="give its folder")
 
 
-def _kind(path: Path) -> str:
-    return "safetensors" if ".safetensors" in path.name else "bin"
-
-
-def _one(folder: Path, source: str, extension: str, content: ShardContent) -> ShardSet:
+def _one(folder: Path, source: str, content: ShardContent) -> ShardSet:
     """Return a model that no rank split."""
     content = replace(content, left_out=(*content.left_out, *states_beside(folder)))
-    return shard_set(folder, source, extension, {(0, 0): content})
+    return shard_set(folder, source, Format.MEGATRON, {(0, 0): content})

@@ -80,7 +80,10 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
 @click.option("--layers-per-stage", metavar="N,N,...", help="Layers of each stage. [default: the same on each]")
 @click.option("--numbering", type=click.Choice(["local", "global"]),
               help="Number the layers anew on each stage, or through. [default: as they are, else local]")  # fmt: skip
-@click.option("--format", "extension", type=click.Choice(["bin", "safetensors"]), help="[default: as they are]")
+@click.option("--ep", type=COUNT, default=1, show_default=True, metavar="E", help="Expert ranks of the new layout.")
+@click.option("--format", "kind", type=click.Choice(["bin", "safetensors", "megatron", "torch_dist"]),
+              help="Shards of either kind, or a folder that Megatron-LM loads: mp_rank folders or torch_dist. "
+              "[default: as they are, else megatron]")  # fmt: skip
 @_of_the_model
 def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     """Write the weights of the shards in DIR for another layout, into a new folder.
@@ -90,15 +93,17 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     """
     from zenith_tune.checkpoint.convert import Target
     from zenith_tune.checkpoint.convert import reshard as run
+    from zenith_tune.checkpoint.output_place import Format
     from zenith_tune.checkpoint.split_rules import Numbering
 
-    numbering = options["numbering"]
+    numbering, kind = options["numbering"], options["kind"]
     target = Target(
         tp=options["tp"],
         pp=options["pp"],
         layers_per_stage=_counts(options["layers_per_stage"]),
         numbering=Numbering(numbering) if numbering else None,
-        extension=options["extension"],
+        format=Format(kind) if kind else None,
+        ep=options["ep"],
         vocab_divisor=options["vocab_divisible_by"],
     )
     place = output or _beside(folder, f"-tp{target.tp}-pp{target.pp}")
