@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.checkpoint.bin_file import import_torch, write_bin, write_dist
+from zenith_tune.checkpoint.hf_names import heads_of, is_hf, to_hf, to_megatron
 from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_tied_head, with_vocab
 from zenith_tune.checkpoint.megatron_folder import TRACKER
 from zenith_tune.checkpoint.megatron_names import iteration_name, of_expert_rank, rank_name, stacked
@@ -25,6 +27,7 @@ from zenith_tune.checkpoint.output_place import (
     refuse_full_disk,
     shard_name,
 )
+from zenith_tune.checkpoint.plain_folder import in_files
 from zenith_tune.checkpoint.safetensors_shards import write_safetensors
 from zenith_tune.checkpoint.shard_set import ShardSet
 from zenith_tune.checkpoint.sources import read_checkpoint
@@ -40,10 +43,19 @@ from zenith_tune.checkpoint.split_rules import (
     spread,
 )
 from zenith_tune.checkpoint.tensor_view import JoinedTensor, describe
+from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 
 EXTENSIONS = (".safetensors", ".bin")
 MAX_SHARDS = 4096
+MEGATRON_LOADS = (Format.MEGATRON, Format.TORCH_DIST)
+
+
+class Names(enum.Enum):
+    """Say whose names the weights of one file have."""
+
+    HF = "hf"
+    MEGATRON = "megatron"
 
 
 def merge(
@@ -52,18 +64,26 @@ def merge(
     shape: ModelShape | None = None,
     *,
     vocab_divisor: int = VOCAB_DIVISOR,
+    names: Names | None = None,
+    config: Path | None = None,
     force: bool = False,
 ) -> Written:
-    """Join the shards of a folder into one file, under the same names with the layers numbered through."""
-    if output.suffix not in EXTENSIONS:
+    """Join the shards of a folder into one file, under the same names, or into a folder that transformers loads."""
+    is_folder = names is Names.HF and not output.suffix
+    if is_folder:
+        refuse_folder(output, folder, force=False)
+    elif output.suffix in EXTENSIONS:
+        refuse_file(output, folder, force=force)
+    else:
         raise UsageError(
             f"--output must end in {' or '.join(EXTENSIONS)}, but is {str(output)!r}", hint="name its kind"
         )
-    refuse_file(output, folder, force=force)
-    if output.suffix == ".bin":
+    kind = Format.SAFETENSORS if is_folder else Format(output.suffix[1:])
+    if kind is Format.BIN:
         import_torch(f"--output {output.name} is a .bin file")
-    shards = read_checkpoint(folder)
-    shape = (shape or ModelShape()).with_args(shards.args, shards.tp)
+    shards, shape = _read(folder, shape)
+    if names is not None:
+        shards, shape = _with_megatron_names(shards, shape, sequential=False)
     model = join_shards(shards, shape)
     notes = [] if model.embedding is None else [f"output layer: {'tied to the embedding' if model.is_tied else 'own'}"]
     if (vocabulary := _vocabulary(model, shards, shape, vocab_divisor)) is not None:
@@ -71,12 +91,14 @@ def merge(
         model, notes = with_vocab(model, rows), [said, *notes]
     # One file is a plain state_dict, whatever its shards were nested in.
     model = replace(model, wrapper=None, plain={})
-    flat = [replace(tensor, key_parts=(tensor.name.count(".") + 1,)) for tensor in model.tensors.values()]
-    num_bytes = _write(output, {"": flat}, Format(output.suffix[1:]), model)
+    tensors = to_hf(model.tensors, model.attention) if names is Names.HF else model.tensors.values()
+    flat = [replace(tensor, key_parts=(tensor.name.count(".") + 1,)) for tensor in tensors]
+    contents, texts = in_files(flat, config or folder / "config.json") if is_folder else ({"": flat}, {})
+    num_bytes = _write(output, contents, kind, model, texts)
     return Written(
         source=shards.source,
-        target="one file",
-        paths=(output,),
+        target="transformers" if is_folder else "one file",
+        paths=tuple(output / name for name in contents) if is_folder else (output,),
         num_tensors=len(flat),
         num_layers=model.numbers.num_layers,
         num_bytes=num_bytes,
@@ -95,6 +117,8 @@ class Target:
     format: Format | None = None
     vocab_divisor: int = VOCAB_DIVISOR
     ep: int = 1
+    sequential_experts: bool = False
+    """Experts that have other names are named as without --moe-grouped-gemm."""
 
     def __post_init__(self) -> None:
         if not (min(self.tp, self.pp, self.ep) > 0 and self.tp * self.pp * self.ep <= MAX_SHARDS):
@@ -190,8 +214,7 @@ def reshard(
 ) -> Written:
     """Write the shards of a folder anew for another layout, into a folder of their own."""
     refuse_folder(output, folder, force=force)
-    shards = read_checkpoint(folder)
-    shape = (shape or ModelShape()).with_args(shards.args, shards.tp)
+    shards, shape = _with_megatron_names(*_read(folder, shape), sequential=target.sequential_experts)
     kind = target.format or shards.format
     if kind is not Format.SAFETENSORS:
         import_torch("this format is written by torch")
@@ -206,11 +229,13 @@ def reshard(
         rows, said = vocabulary.resharded(target.tp)
         model, notes = with_vocab(model, rows), [said, *notes]
     layout = NewLayout.of(model, source_tp=shards.tp, tp=target.tp, numbers=numbers)
-    if kind in (Format.MEGATRON, Format.TORCH_DIST):
+    if kind in MEGATRON_LOADS:
         model = _for_megatron(model, shards.args, target)
         notes.append("load it with --finetune, or --no-load-optim --no-load-rng: it holds weights only")
     contents = _contents(layout, model, target, kind)
-    num_bytes = _write(output, contents, kind, model)
+    iteration = next(iter(contents)).partition("/")[0]
+    tracker = {TRACKER: iteration.removeprefix("iter_").lstrip("0") or "0"}
+    num_bytes = _write(output, contents, kind, model, tracker if kind in MEGATRON_LOADS else {})
     return Written(
         source=shards.source,
         target=kind.value if kind is Format.TORCH_DIST else target.shown,
@@ -253,10 +278,32 @@ def _contents(layout: NewLayout, model: JoinedModel, target: Target, kind: Forma
     return contents
 
 
+def _read(folder: Path, shape: ModelShape | None) -> tuple[ShardSet, ModelShape]:
+    """Return the weights of a folder, and the shape with what stands beside them."""
+    shards = read_checkpoint(folder)
+    return shards, (shape or ModelShape()).with_args(shards.args, shards.tp)
+
+
+def _with_megatron_names(shards: ShardSet, shape: ModelShape, *, sequential: bool) -> tuple[ShardSet, ModelShape]:
+    """Return the weights under Megatron's names, where they have those of transformers."""
+    content = shards.contents[0, 0]
+    if len(shards.contents) > 1 or not is_hf(content.tensors):
+        return shards, shape
+    config = shards.folder / "config.json"
+    if config.is_file():
+        of_config = ModelShape.of_model(load_model(str(config)))
+        stated = {each.name: getattr(shape, each.name) for each in fields(shape)}
+        shape = replace(of_config, **{name: value for name, value in stated.items() if value not in (None, False)})
+    tensors = to_megatron(
+        content.tensors, lambda found: heads_of(found, shape.head_dim, shards.folder), sequential=sequential
+    )
+    return replace(shards, contents={(0, 0): replace(content, tensors=tensors)}), shape
+
+
 def _vocabulary(model: JoinedModel, shards: ShardSet, shape: ModelShape, divisor: int) -> Vocabulary | None:
     if model.padded_vocab is None:
         return None
-    return Vocabulary(padded=model.padded_vocab, tp=shards.tp, entries=shape.vocab, divisor=divisor)
+    return Vocabulary(padded=model.padded_vocab, tp=shards.padded_for, entries=shape.vocab, divisor=divisor)
 
 
 def _notes(model: JoinedModel, target: Target) -> list[str]:
@@ -271,8 +318,14 @@ def _notes(model: JoinedModel, target: Target) -> list[str]:
     return notes
 
 
-def _write(output: Path, contents: Mapping[str, list[JoinedTensor]], kind: Format, model: JoinedModel) -> int:
-    """Write files into a folder, or the only one (named "") as the output itself; return their bytes."""
+def _write(
+    output: Path,
+    contents: Mapping[str, list[JoinedTensor]],
+    kind: Format,
+    model: JoinedModel,
+    texts: Mapping[str, str],
+) -> int:
+    """Write files into a folder, or the only one (named "") as the output itself; return the bytes of the weights."""
     sizes = [sum(tensor.num_bytes for tensor in tensors) for tensors in contents.values()]
     refuse_full_disk(output, sum(sizes) + (0 if kind is Format.SAFETENSORS else max(sizes)))
     with explained(output), beside(output) as temporary:
@@ -287,8 +340,7 @@ def _write(output: Path, contents: Mapping[str, list[JoinedTensor]], kind: Forma
                 write_dist(path, tensors, model.plain)
             else:
                 write_bin(path, tensors, model.wrapper, model.plain)
-        if kind in (Format.MEGATRON, Format.TORCH_DIST):
-            iteration = next(iter(contents)).partition("/")[0]
-            (temporary / TRACKER).write_text(iteration.removeprefix("iter_").lstrip("0") or "0")
+        for name, text in texts.items():
+            (temporary / name).write_text(text)
         publish(temporary, output)
     return sum(sizes)

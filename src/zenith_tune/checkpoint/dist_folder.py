@@ -55,6 +55,7 @@ class Chunk:
             number = number * size + at
         width = row_bytes(sizes, dtype)
         (whole,) = self.tensor.mosaic.slices
+        assert isinstance(whole, FileSlice)  # what lies in one file
         return replace(
             whole,
             offset=whole.offset + number * math.prod(sizes) * ITEM_BYTES[dtype],

@@ -130,12 +130,14 @@ class Vocabulary:
     """Hold how many rows the shards have, and how many entries there are where that is known."""
 
     padded: int
-    tp: int
+    tp: int | None
+    """Tensor ranks that it was padded for, where that is known."""
     entries: int | None = None
     divisor: int = VOCAB_DIVISOR
 
     def __post_init__(self) -> None:
-        if self.entries is not None and self.padded - self.entries >= self.divisor * self.tp:
+        too_many = self.tp is not None and self.padded - (self.entries or self.padded) >= self.divisor * self.tp
+        if too_many:
             problem = f"the shards hold {self.padded} rows of a vocabulary of {self.entries}, more than padding to a "
             hint = "check --vocab and --model, or give --vocab-divisible-by"
             raise UsageError(f"{problem}multiple of {self.divisor} x TP {self.tp} explains", hint=hint)

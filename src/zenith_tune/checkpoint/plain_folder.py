@@ -1,4 +1,4 @@
-"""Reads weights that lie in one file, or in several with an index, as transformers and Accelerate save them."""
+"""Weights that lie in one file, or in several with an index, as transformers and Accelerate save them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.checkpoint.shard_set import read_file
-from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor
+from zenith_tune.checkpoint.tensor_view import JoinedTensor, ShardContent, StoredTensor
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
@@ -21,6 +21,8 @@ WEIGHTS = (
 """By preference; the last is what DeepSpeed writes through Accelerate."""
 STATES = ("optimizer", "scheduler", "sampler", "random_states", "scaler", "custom_checkpoint", "zero_pp_rank")
 MAX_INDEX_BYTES = 100_000_000
+FILE_BYTES = 5_000_000_000
+"""What transformers puts into one file at most."""
 
 
 def find_weights(folder: Path) -> Path | None:
@@ -61,3 +63,20 @@ def _indexed(path: Path) -> ShardContent:
     if missing is not None:
         raise UsageError(f"{path} names {missing!r}, which {files[missing]!r} does not hold", hint="copy it again")
     return ShardContent(name=path.name, tensors=tensors)
+
+
+def in_files(tensors: list[JoinedTensor], config: Path) -> tuple[dict[str, list[JoinedTensor]], dict[str, str]]:
+    """Return the files that transformers expects in a folder, and the texts beside them: an index, and the config."""
+    files: list[list[JoinedTensor]] = [[]]
+    for tensor in tensors:
+        held = sum(each.num_bytes for each in files[-1])
+        if files[-1] and held + tensor.num_bytes > FILE_BYTES:
+            files.append([])
+        files[-1].append(tensor)
+    texts = {"config.json": config.read_text()} if config.is_file() else {}
+    if len(files) == 1:
+        return {"model.safetensors": files[0]}, texts
+    contents = {f"model-{n:05d}-of-{len(files):05d}.safetensors": each for n, each in enumerate(files, start=1)}
+    weight_map = {tensor.name: name for name, each in contents.items() for tensor in each}
+    index = {"metadata": {"total_size": sum(each.num_bytes for each in tensors)}, "weight_map": weight_map}
+    return contents, {**texts, WEIGHTS[0]: json.dumps(index, indent=2)}

@@ -13,6 +13,7 @@ from zenith_tune.checkpoint.state_dict import read_state_dict
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, describe
 from zenith_tune.errors import UsageError
 
+TORCH_DIST = "torch_dist"
 EXTRA_STATE = re.compile(r"(?:.*\.)?_extra_state\d*", re.DOTALL)
 Contents = dict[tuple[int, int], ShardContent]
 
@@ -43,6 +44,11 @@ class ShardSet:
     def args(self) -> dict[str, Any]:
         """Megatron-LM's arguments, where it saved them."""
         return self.contents[0, 0].args
+
+    @property
+    def padded_for(self) -> int | None:
+        """The tensor ranks that its vocabulary was padded for; torch_dist shows them only by Megatron's arguments."""
+        return self.args.get("tensor_model_parallel_size") or (None if self.source == TORCH_DIST else self.tp)
 
 
 def shard_set(folder: Path, source: str, kind: Format, contents: Contents) -> ShardSet:

@@ -9,7 +9,7 @@ from zenith_tune.checkpoint.dist_folder import METADATA, read_dist
 from zenith_tune.checkpoint.megatron_folder import has_rank_folders, iteration_folder, read_rank_folders
 from zenith_tune.checkpoint.output_place import PREFIX, Format
 from zenith_tune.checkpoint.plain_folder import find_weights, read_weights, states_beside
-from zenith_tune.checkpoint.shard_set import ShardSet, read_shards, shard_set
+from zenith_tune.checkpoint.shard_set import TORCH_DIST, ShardSet, read_shards, shard_set
 from zenith_tune.checkpoint.tensor_view import ShardContent
 from zenith_tune.errors import UsageError
 
@@ -28,7 +28,7 @@ def read_checkpoint(folder: Path) -> ShardSet:
             return read_rank_folders(place)
         dist = next((each for each in (place, place / FSDP) if (each / METADATA).is_file()), None)
         if dist is not None:
-            return _one(folder, "torch_dist", read_dist(dist))
+            return _one(folder, TORCH_DIST, read_dist(dist))
         weights = find_weights(place)
         if weights is not None:
             return _one(folder, weights.name, read_weights(weights))

@@ -21,7 +21,7 @@ class TensorView:
 
     num_rows: int
     width: int
-    slices: tuple[FileSlice, ...]
+    slices: tuple[FileSlice | TransposedSlice, ...]
 
     @classmethod
     def of_file(cls, path: Path, offset: int, num_rows: int, width: int, record: Record | None = None) -> TensorView:
@@ -32,7 +32,7 @@ class TensorView:
     @classmethod
     def stack(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices of one width on top of one another."""
-        slices: list[FileSlice] = []
+        slices: list[FileSlice | TransposedSlice] = []
         top = width = 0
         for part in parts:
             slices += [replace(each, top=each.top + top) for each in part.slices]
@@ -42,7 +42,7 @@ class TensorView:
     @classmethod
     def beside(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices with the same number of rows side by side."""
-        slices: list[FileSlice] = []
+        slices: list[FileSlice | TransposedSlice] = []
         left = num_rows = 0
         for part in parts:
             slices += [replace(each, left=each.left + left) for each in part.slices]
@@ -65,6 +65,17 @@ class TensorView:
     def _cut(self, top: int, bottom: int, left: int, right: int) -> TensorView:
         cut = (each.cut(top, bottom, left, right) for each in self.slices)
         return TensorView(bottom - top, right - left, tuple(each for each in cut if each is not None))
+
+    def folded(self, num_rows: int) -> TensorView:
+        """Return one row, in which a matrix lies row after row, as that matrix."""
+        width = self.width // num_rows
+        slices = []
+        for each in self.slices:
+            if not isinstance(each, FileSlice) or each.left % width or each.width % width:
+                raise UsageError("a tensor of several axes is cut along its last ones", hint="save it in one piece")
+            rows = each.width // width
+            slices.append(replace(each, stride=width, width=width, num_rows=rows, top=each.left // width, left=0))
+        return TensorView(num_rows, width, tuple(slices))
 
     def read(self) -> Bytes:
         """Return the whole matrix."""
@@ -95,6 +106,69 @@ class TensorView:
             if not (items == first).all():
                 return False
         return True
+
+
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransposedSlice:
+    """Hold a rectangle whose rows are columns of another matrix, and whose columns are rows of it."""
+
+    source: TensorView
+    item_bytes: int
+    source_columns: Order
+    """Which column of the source each row is."""
+    source_rows: Order
+    """Which row of the source each column is."""
+    top: int = 0
+    left: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows."""
+        return len(self.source_columns)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return len(self.source_rows) * self.item_bytes
+
+    def cut(self, top: int, bottom: int, left: int, right: int) -> TransposedSlice | None:
+        """Return what lies between these rows and columns of the matrix, counted from there."""
+        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
+        start, stop = max(self.left, left), min(self.left + self.width, right)
+        if first >= last or start >= stop:
+            return None
+        items = slice((start - self.left) // self.item_bytes, (stop - self.left) // self.item_bytes)
+        return replace(
+            self,
+            source_columns=self.source_columns[first - self.top : last - self.top],
+            source_rows=self.source_rows[items],
+            top=first - top,
+            left=start - left,
+        )
+
+    def read_into(self, matrix: Bytes) -> None:
+        """Fill its place in the matrix."""
+        low, high = int(self.source_columns.min()), int(self.source_columns.max()) + 1
+        block = self.source.columns(low * self.item_bytes, high * self.item_bytes).read()
+        items = block.reshape(len(block), high - low, self.item_bytes)[self.source_rows][:, self.source_columns - low]
+        turned = items.transpose(1, 0, 2).reshape(self.num_rows, self.width)
+        matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width] = turned
+
+
+def transposed(
+    source: TensorView, item_bytes: int, *, columns: Order | None = None, rows: Order | None = None
+) -> TensorView:
+    """Return a matrix with rows and columns exchanged: all of them, or those of the source that are given, in order."""
+    whole = TransposedSlice(
+        source=source,
+        item_bytes=item_bytes,
+        source_columns=np.arange(source.width // item_bytes) if columns is None else columns,
+        source_rows=np.arange(source.num_rows) if rows is None else rows,
+    )
+    return TensorView(whole.num_rows, whole.width, (whole,))
 
 
 _DTYPES = {
