@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"head_dim": 4},
     "qwen3": {},
     "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "gpt_oss": {"num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
 }
 
