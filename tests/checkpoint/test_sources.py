@@ -19,7 +19,7 @@ from tests.checkpoint.test_refused_shards import refused
 from tests.mentions import mentions
 from tests.requirements import need_module
 from zenith_tune.checkpoint.convert import merge
-from zenith_tune.checkpoint.safe_pickle import Described, HoldsCodeError, load_plainly
+from zenith_tune.checkpoint.reading.safe_pickle import Described, HoldsCodeError, load_plainly
 
 EXPERTS = ".experts.local_experts."
 

@@ -55,7 +55,8 @@ def write_dist(folder: Path, tensors: Iterable[JoinedTensor], plain: dict[str, A
         try:
             checkpoint.save({each.name: value for each, value in found}, storage_writer=writer, no_dist=True)
         except checkpoint.CheckpointException as error:
-            raise OSError(errno.EIO, " ".join(str(error).split())[:120]) from None
+            cause, _ = next(iter(error.failures.values()))
+            raise cause from None  # a full disk, or an interrupt
     torch.save(plain, folder / "common.pt")
     versions = {"sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", **versions}))

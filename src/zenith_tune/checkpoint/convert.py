@@ -13,7 +13,6 @@ from typing import Any
 from zenith_tune.checkpoint.bin_file import import_torch, write_bin, write_dist
 from zenith_tune.checkpoint.hf_names import heads_of, is_hf, to_hf, to_megatron
 from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_tied_head, with_vocab
-from zenith_tune.checkpoint.megatron_folder import TRACKER
 from zenith_tune.checkpoint.megatron_names import iteration_name, of_expert_rank, rank_name, stacked
 from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary
 from zenith_tune.checkpoint.output_place import (
@@ -27,10 +26,11 @@ from zenith_tune.checkpoint.output_place import (
     refuse_full_disk,
     shard_name,
 )
-from zenith_tune.checkpoint.plain_folder import in_files
+from zenith_tune.checkpoint.reading.checkpoint import read_checkpoint
+from zenith_tune.checkpoint.reading.plain_folder import in_files
+from zenith_tune.checkpoint.reading.rank_folders import TRACKER
+from zenith_tune.checkpoint.reading.shard_set import ShardSet
 from zenith_tune.checkpoint.safetensors_shards import write_safetensors
-from zenith_tune.checkpoint.shard_set import ShardSet
-from zenith_tune.checkpoint.sources import read_checkpoint
 from zenith_tune.checkpoint.split_rules import (
     Home,
     LayerNumbers,
@@ -285,9 +285,9 @@ def _read(folder: Path, shape: ModelShape | None) -> tuple[ShardSet, ModelShape]
 
 
 def _with_megatron_names(shards: ShardSet, shape: ModelShape, *, sequential: bool) -> tuple[ShardSet, ModelShape]:
-    """Return the weights under Megatron's names, where they have those of transformers."""
+    """Return the weights under Megatron's names, where they have those of transformers; named shards keep theirs."""
     content = shards.contents[0, 0]
-    if len(shards.contents) > 1 or not is_hf(content.tensors):
+    if shards.format is not Format.MEGATRON or not is_hf(content.tensors):
         return shards, shape
     config = shards.folder / "config.json"
     if config.is_file():

@@ -106,6 +106,9 @@ _NOT_DENSE = ("_blocks", "_scales", ".weight_scale_inv", ".qweight")
 Place = tuple[int, int]
 
 
+KNOWN = "only Llama, Qwen2, Qwen3, Mistral, Mixtral, Qwen3-MoE and GPT-OSS are known"
+
+
 def is_hf(names: Mapping[str, object]) -> bool:
     """Tell whether weights have the names of a causal language model of transformers."""
     return "model.embed_tokens.weight" in names or any(name.startswith("model.layers.0.self_attn.") for name in names)
@@ -145,11 +148,7 @@ def to_megatron(
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
         problem = f"no rule tells what {unknown!r} is called in Megatron"
-        is_packed = unknown.endswith(_NOT_DENSE)
-        hint = (
-            "save it dequantized, in bf16" if is_packed else "only Llama, Qwen, Mistral, Mixtral and GPT-OSS are known"
-        )
-        raise UsageError(problem, hint=hint)
+        raise UsageError(problem, hint="save it dequantized" if unknown.endswith(_NOT_DENSE) else KNOWN)
     return made
 
 
@@ -181,11 +180,11 @@ def _ours(
 def _fused(views: list[TensorView], heads: Attention) -> TensorView:
     q, k, v = views
     size, queries = heads.head_dim, heads.heads // heads.kv_heads * heads.head_dim
-    groups = range(heads.kv_heads)
-    parts = [
-        [q.rows(g * queries, (g + 1) * queries), *(e.rows(g * size, (g + 1) * size) for e in (k, v))] for g in groups
-    ]
-    return TensorView.stack(chain(*parts))
+    parts = []
+    for group in range(heads.kv_heads):
+        parts.append(q.rows(group * queries, (group + 1) * queries))
+        parts += [each.rows(group * size, (group + 1) * size) for each in (k, v)]
+    return TensorView.stack(parts)
 
 
 def _unfused(view: TensorView, heads: Attention) -> list[TensorView]:
@@ -211,22 +210,13 @@ def to_hf(tensors: Mapping[str, JoinedTensor], attention: tuple[Attention, ...])
             by_layer.setdefault(key, []).append(tensors[name])
         for (layer, expert), parts in by_layer.items():
             names = [each.format(l=layer, e=expert) for each in rule.hf]
+            whole = replace(parts[0], split=Split.WHOLE, home=Home.UNKNOWN)
             for name, (shape, view) in zip(names, _theirs(rule.form, parts, attention), strict=True):
-                made.append(
-                    replace(
-                        parts[0],
-                        name=name,
-                        key_parts=(1,),
-                        shape=shape,
-                        mosaic=view,
-                        split=Split.WHOLE,
-                        home=Home.UNKNOWN,
-                    )
-                )
+                made.append(replace(whole, name=name, shape=shape, mosaic=view))
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
         problem = f"no rule tells what {unknown!r} is called in transformers"
-        raise UsageError(problem, hint="only Llama, Qwen2, Qwen3, Mistral, Mixtral, Qwen3-MoE and GPT-OSS are known")
+        raise UsageError(problem, hint=KNOWN)
     return made
 
 
@@ -269,7 +259,11 @@ def heads_of(tensors: Mapping[str, StoredTensor], head_dim: int | None, folder: 
     size = head_dim or (norm.shape[0] if norm is not None else None)
     if size is None:
         raise UsageError(f"the size of a head in {folder} is not known", hint="give --model or --head-dim")
-    rows = [tensors[f"model.layers.0.self_attn.{each}_proj.weight"].shape[0] for each in "qk"]
+    names = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qk"]
+    missing = next((name for name in names if name not in tensors), None)
+    if missing is not None:
+        raise UsageError(f"{folder} must hold {missing!r}, but does not", hint=KNOWN)
+    rows = [tensors[name].shape[0] for name in names]
     if any(each % size for each in rows) or rows[0] % rows[1]:
         problem = f"{rows[0]} rows of queries and {rows[1]} of keys are no heads of {size}"
         raise UsageError(problem, hint="check --model and --head-dim")

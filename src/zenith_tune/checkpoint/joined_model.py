@@ -15,7 +15,7 @@ from zenith_tune.checkpoint.model_checks import (
     refuse_widths,
 )
 from zenith_tune.checkpoint.model_shape import Attention, ModelShape, find_attention
-from zenith_tune.checkpoint.shard_set import ShardSet
+from zenith_tune.checkpoint.reading.shard_set import ShardSet
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
     HEAD,
@@ -232,10 +232,12 @@ def _shared(found: list[dict[str, Any]]) -> dict[str, Any]:
 def _notes(left_out: set[str]) -> tuple[str, ...]:
     if not left_out:
         return ()
+    has_optimizer = any(name.startswith(("optim", "chained", "distrib_optim")) for name in left_out)
+    optimizer = ("optimizer state: left out, so that training continues with a fresh one",) if has_optimizer else ()
     shown = ", ".join(sorted(left_out)[:3])
     dots = " ..." if len(left_out) > 3 else ""
     entries = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
-    return (f"left out: {entries}, no weights ({shown}{dots})",)
+    return (*optimizer, f"left out: {entries}, no weights ({shown}{dots})")
 
 
 def with_vocab(model: JoinedModel, num_rows: int) -> JoinedModel:

@@ -13,6 +13,12 @@ VOCAB_DIVISOR = 128
 """Megatron-LM's default of --make-vocab-size-divisible-by."""
 
 
+def count_of(args: Mapping[str, Any], name: str) -> int | None:
+    """Return one of Megatron-LM's arguments, where a checkpoint has it as a number from 1."""
+    value = args.get(name)
+    return value if type(value) is int and value > 0 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """Hold what is known of the model; None is what nobody stated."""
@@ -55,15 +61,15 @@ class ModelShape:
 
     def with_args(self, args: Mapping[str, Any], tp: int) -> ModelShape:
         """Return the shape with what Megatron-LM's own arguments tell, where the user stated nothing."""
-        heads, expert_tp = args.get("num_attention_heads"), args.get("expert_tensor_parallel_size")
+        heads, expert_tp = count_of(args, "num_attention_heads"), count_of(args, "expert_tensor_parallel_size")
         is_latent = bool(args.get("multi_latent_attention"))
-        groups = args.get("num_query_groups") if args.get("group_query_attention", True) else heads
+        groups = count_of(args, "num_query_groups") if args.get("group_query_attention", True) else heads
         return replace(
             self,
             heads=self.heads or heads,
             kv_heads=self.kv_heads or (None if is_latent else groups),
-            head_dim=self.head_dim or (None if is_latent else args.get("kv_channels")),
-            vocab=self.vocab or args.get("vocab_size"),
+            head_dim=self.head_dim or (None if is_latent else count_of(args, "kv_channels")),
+            vocab=self.vocab or count_of(args, "vocab_size"),
             whole_experts=self.whole_experts or (expert_tp == 1 and tp > 1),
         )
 

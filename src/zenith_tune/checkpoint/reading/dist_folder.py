@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.checkpoint.file_slice import FileSlice
-from zenith_tune.checkpoint.safe_pickle import Described, HoldsCodeError, PickledTensor, load_plainly
-from zenith_tune.checkpoint.state_dict import read_state_dict
+from zenith_tune.checkpoint.reading.safe_pickle import Described, HoldsCodeError, PickledTensor, load_plainly
+from zenith_tune.checkpoint.reading.state_dict import read_state_dict
+from zenith_tune.checkpoint.reading.torch_file import read_torch_file
 from zenith_tune.checkpoint.tensor_view import ITEM_BYTES, ShardContent, StoredTensor, TensorView, row_bytes
-from zenith_tune.checkpoint.torch_file import read_torch_file
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
 METADATA = ".metadata"
 COMMON = "common.pt"
 MAX_METADATA_BYTES = 2**30
+MAX_STACKED = 10**6
+"""More layers times experts than any model has."""
 NO_WEIGHTS = re.compile(r"(chained_\d+\.)?(optimizer|opt_param_scheduler|rng_state|rerun_state_machine)\b.*", re.DOTALL)
 _STACKED_LAYERS = re.compile(r"(.*?\blayers\.)(?!\d)(.*)", re.DOTALL)
 _STACKED_EXPERTS = re.compile(r"(.*\.experts\.)experts\.(?!\d)(.*)", re.DOTALL)
@@ -82,6 +84,8 @@ class ChunkedTensor:
         if depth > len(self.shape):
             raise UsageError(f"{self.key!r} has no axis for its layers", hint="copy or save it again")
         shape = self.shape[depth:]
+        if math.prod(self.shape[:depth]) > MAX_STACKED:
+            raise UsageError(f"{self.key!r} would be {math.prod(self.shape[:depth]):,} weights", hint="save it again")
         for index in itertools.product(*map(range, self.shape[:depth])):
             found = (chunk.piece(index, shape, self.dtype) for chunk in self.chunks)
             slices = tuple(each for each in found if each is not None)
@@ -189,11 +193,18 @@ def _tensors(
         dtype = properties[0] if isinstance(properties, tuple) else properties["dtype"]
         if dtype not in ITEM_BYTES:
             raise UsageError(f"{folder} holds {key!r} in a type that is none of {', '.join(ITEM_BYTES)}")
-        shape = tuple(entry.get("size"))
-        sizes = {tuple(each.get("offsets")): tuple(each.get("sizes")) for each in entry.get("chunks")}
+        shape = _counts(entry.get("size"))
+        sizes = {_counts(each.get("offsets")): _counts(each.get("sizes")) for each in entry.get("chunks")}
         chunks = [_chunk(folder, key, dtype, sizes, index, place) for index, place in by_key.get(key, [])]
         found += ChunkedTensor(key=key, dtype=dtype, shape=shape, chunks=tuple(chunks)).weights(name)
     return found
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    counts = tuple(value)
+    if not all(type(each) is int and each >= 0 for each in counts):
+        raise ValueError(f"{counts} are no sizes")
+    return counts
 
 
 def _chunk(folder: Path, key: str, dtype: str, sizes: dict[Any, Any], index: Described, place: Described) -> Chunk:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from zenith_tune.checkpoint.dist_folder import METADATA, read_dist
-from zenith_tune.checkpoint.megatron_folder import has_rank_folders, iteration_folder, read_rank_folders
 from zenith_tune.checkpoint.output_place import PREFIX, Format
-from zenith_tune.checkpoint.plain_folder import find_weights, read_weights, states_beside
-from zenith_tune.checkpoint.shard_set import TORCH_DIST, ShardSet, read_shards, shard_set
+from zenith_tune.checkpoint.reading.dist_folder import METADATA, read_dist
+from zenith_tune.checkpoint.reading.plain_folder import find_weights, read_weights, states_beside
+from zenith_tune.checkpoint.reading.rank_folders import has_rank_folders, iteration_folder, read_rank_folders
+from zenith_tune.checkpoint.reading.shard_set import TORCH_DIST, ShardSet, read_shards, shard_set
 from zenith_tune.checkpoint.tensor_view import ShardContent
 from zenith_tune.errors import UsageError
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.checkpoint.safe_pickle import Described, PickledTensor
+from zenith_tune.checkpoint.reading.safe_pickle import Described, PickledTensor
+from zenith_tune.checkpoint.reading.torch_file import TorchFile, read_torch_file
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor
-from zenith_tune.checkpoint.torch_file import TorchFile, read_torch_file
 from zenith_tune.errors import UsageError
 
 WRAPPERS = ("model", "module", "state_dict")

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zenith_tune.checkpoint.model_checks import refuse_two_runs
+from zenith_tune.checkpoint.model_shape import count_of
 from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.checkpoint.shard_set import EXTRA_STATE, ShardSet, by_stage, shard_set
+from zenith_tune.checkpoint.reading.shard_set import EXTRA_STATE, ShardSet, by_stage, shard_set
+from zenith_tune.checkpoint.reading.state_dict import read_state_dict
 from zenith_tune.checkpoint.split_rules import expert_index, is_expert, with_expert
-from zenith_tune.checkpoint.state_dict import read_state_dict
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, refuse_differences
 from zenith_tune.errors import UsageError
 
@@ -89,11 +90,11 @@ class _Grid:
         num_parts = max(map(len, parts))
         if any(len(each) != num_parts for each in parts):
             raise UsageError(f"rank folders must be named alike, but are {names[0]!r} to {names[-1]!r}")
-        is_expert_number = int(first.args.get("expert_model_parallel_size") or 1) > 1
+        is_expert_number = (count_of(first.args, "expert_model_parallel_size") or 1) > 1
         has_stages = num_parts == 3 or (num_parts == 2 and not is_expert_number)
         largest = [1 + max(each[axis] for each in parts) for axis in range(num_parts)]
         stages, rest = (largest[1], largest[2:]) if has_stages else (1, largest[1:])
-        expert_tp = first.args.get("expert_tensor_parallel_size") or largest[0]
+        expert_tp = count_of(first.args, "expert_tensor_parallel_size") or largest[0]
         if expert_tp not in (1, largest[0]):
             problem = f"experts are split over {expert_tp} of {largest[0]} tensor ranks, which is not supported"
             raise UsageError(problem, hint=f"save with --expert-tensor-parallel-size 1 or {largest[0]}")

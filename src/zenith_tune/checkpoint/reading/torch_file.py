@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from zenith_tune.checkpoint.file_slice import Record
-from zenith_tune.checkpoint.safe_pickle import HoldsCodeError, PickledTensor, load_plainly
+from zenith_tune.checkpoint.reading.safe_pickle import HoldsCodeError, PickledTensor, load_plainly
 from zenith_tune.checkpoint.tensor_view import ITEM_BYTES, StoredTensor
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import open_regular

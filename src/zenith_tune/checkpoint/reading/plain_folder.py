@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.checkpoint.shard_set import read_file
+from zenith_tune.checkpoint.reading.shard_set import read_file
 from zenith_tune.checkpoint.tensor_view import JoinedTensor, ShardContent, StoredTensor
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular

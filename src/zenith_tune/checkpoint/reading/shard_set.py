@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.checkpoint.model_shape import count_of
 from zenith_tune.checkpoint.output_place import PREFIX, SHARD_NAME, Format, shard_name
+from zenith_tune.checkpoint.reading.state_dict import read_state_dict
 from zenith_tune.checkpoint.safetensors_shards import read_safetensors
-from zenith_tune.checkpoint.state_dict import read_state_dict
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, describe
 from zenith_tune.errors import UsageError
 
@@ -48,7 +49,7 @@ class ShardSet:
     @property
     def padded_for(self) -> int | None:
         """The tensor ranks that its vocabulary was padded for; torch_dist shows them only by Megatron's arguments."""
-        return self.args.get("tensor_model_parallel_size") or (None if self.source == TORCH_DIST else self.tp)
+        return count_of(self.args, "tensor_model_parallel_size") or (None if self.source == TORCH_DIST else self.tp)
 
 
 def shard_set(folder: Path, source: str, kind: Format, contents: Contents) -> ShardSet:
