@@ -6,15 +6,21 @@ import re
 
 GIB = 2**30
 MIB = 2**20
+KIB = 2**10
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Write bytes as GiB.
+    """Write bytes as GiB, or in a smaller unit where that would show nothing.
 
-    >>> format_bytes(3 * 2**29)
-    '1.5 GiB'
+    >>> format_bytes(3 * 2**29), format_bytes(5 * 2**20), format_bytes(1536), format_bytes(12), format_bytes(0)
+    ('1.5 GiB', '5.0 MiB', '1.5 KiB', '12 bytes', '0.0 GiB')
     """
-    return f"{num_bytes / GIB:.1f} GiB"
+    size = abs(num_bytes)
+    if size >= GIB / 20 or not size:
+        return f"{num_bytes / GIB:.1f} GiB"
+    if size < KIB:
+        return f"{num_bytes:.0f} bytes"
+    return f"{num_bytes / MIB:.1f} MiB" if size >= MIB else f"{num_bytes / KIB:.1f} KiB"
 
 
 def format_seconds(seconds: float) -> str:

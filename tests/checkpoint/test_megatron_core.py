@@ -10,29 +10,51 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.shard_files import need_torch
+from tests.checkpoint.test_hf_names import build, logits
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("model", ["--tp 2 --pp 1 --groups 1 --gated", "--tp 2 --pp 2 --groups 4 --tied"])
+def run(program: str, *options: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.checkpoint.{program}", *options],
+        env={**os.environ, **ENGINE_ENV},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "--tp 2 --pp 1 --groups 1 --gated",
+        "--tp 2 --pp 2 --groups 4 --tied",
+        "--tp 1 --pp 2 --ep 2 --experts 4 --groups 2 --gated",
+        "--tp 2 --pp 1 --ep 2 --experts 4 --groups 2 --gated",
+    ],
+)
 def test_the_merged_model_computes_what_the_ranks_did(tmp_path: Path, model: str) -> None:
     torch = need_torch()
     for module in ("megatron", "megatron.core"):
         need_module("engines", module)
-    command = [sys.executable, "-m", "tests.checkpoint.megatron_core_program", *model.split()]
-    done = subprocess.run(
-        [*command, "--folder", str(tmp_path)],
-        env={**os.environ, **ENGINE_ENV},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    straight, again, expected = (
-        torch.load(tmp_path / f"{name}.pt") for name in ("merged-shards", "merged-again", "sharded")
-    )
+    run("megatron_core_program", *model.split(), "--folder", str(tmp_path))
+    expected, *found = (torch.load(path) for path in [tmp_path / "sharded.pt", *sorted(tmp_path.glob("merged-*.pt"))])
+    assert expected.std() > 0.1 and len(found) == (5 if "--ep" in model else 7)
+    for again in found:
+        assert torch.allclose(again, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral", "qwen3_moe"])
+def test_megatron_core_computes_what_transformers_does(tmp_path: Path, model_type: str) -> None:
+    torch = need_torch()
+    for module in ("megatron", "megatron.core"):
+        need_module("engines", module)
+    expected = logits(build(tmp_path / "hf", model_type))
+    run("megatron_hf_program", "--folder", str(tmp_path))
+    found = torch.load(tmp_path / "megatron.pt")[..., :37]
     assert expected.std() > 0.1
-    assert torch.allclose(straight, expected, rtol=1e-4, atol=1e-4)
-    assert torch.allclose(again, expected, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, write_shards
 from tests.checkpoint.test_refused_shards import refused, shard
 from tests.mentions import mentions
+from zenith_tune.checkpoint.convert import merge
 
 
 class Bomb:
@@ -50,13 +51,37 @@ def test_a_truncated_bin_is_refused(tmp_path: Path, kept: int) -> None:
     assert f"shard {path} is" in refused(folder)
 
 
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
+def test_one_flipped_bit_among_the_weights_is_noticed_and_nothing_is_written(tmp_path: Path, place: float) -> None:
+    torch = need_torch()
+    folder = tmp_path / "old"
+    folder.mkdir()
+    path = shard(folder, extension="bin")
+    torch.save({"decoder.layers.0.norm.weight": torch.randn(4096)}, path)
+    data = bytearray(path.read_bytes())
+    start = data.index(torch.load(path)["decoder.layers.0.norm.weight"].numpy().tobytes())
+    data[start + int(place * 4096 * 4)] ^= 4
+    path.write_bytes(data)
+    assert mentions(refused(folder), path, "checksum")
+
+
+def test_a_bin_that_was_saved_without_checksums_is_read(tmp_path: Path) -> None:
+    torch = need_torch()
+    (tmp_path / "old").mkdir()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"norm.weight": torch.ones(3)}, shard(tmp_path / "old", extension="bin"))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert merge(tmp_path / "old", tmp_path / "one.safetensors").num_tensors == 1
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (lambda torch: [torch.zeros(1)], "state_dict"),
         (lambda torch: {"w": torch.zeros(2, 3).t()}, "contiguous"),
         (lambda torch: {"w": torch.zeros(2).to_sparse()}, "dense"),
-        (lambda torch: {"model0": {"w": torch.zeros(1)}}, "interleaved pipeline"),
         (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "checkpoint_version 0"),
         (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "'a.b'"),
     ],

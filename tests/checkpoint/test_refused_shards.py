@@ -87,7 +87,7 @@ def test_other_files_beside_the_shards_are_left_alone(folder: Path, tmp_path: Pa
 
 def test_an_empty_folder_and_no_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    assert mentions(refused(tmp_path / "old"), tmp_path / "old", "no shards")
+    assert mentions(refused(tmp_path / "old"), tmp_path / "old", "no checkpoint")
     assert mentions(refused(tmp_path / "nowhere"), tmp_path / "nowhere", "no folder")
 
 

@@ -147,7 +147,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_what_has_no_room_is_refused_before_it_is_written(tmp_path: Path, small_disk: Path) -> None:
     source = write_large(tmp_path / "old", 2, 2)
-    with pytest.raises(DiskFullError, match=r"0\.0 GiB"):
+    with pytest.raises(DiskFullError, match=r"2\.0 MiB"):
         merge(source, small_disk / "one.safetensors")
     with pytest.raises(DiskFullError, match=str(small_disk)):
         reshard(source, small_disk / "new", Target(tp=1, pp=1))

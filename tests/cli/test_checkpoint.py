@@ -40,7 +40,7 @@ def test_a_config_shows_the_vocabulary_and_the_heads(zenithtune: Run, tmp_path: 
     done = zenithtune("checkpoint", "merge", "old", "--output", "one.safetensors", *model_options)
     assert done.returncode == 0, done.stderr
     total, vocabulary, layer, written = done.stdout.splitlines()
-    assert re.findall(r"[\d.]+", total) == ["2", "2", "23", "4", "0.0"]
+    assert re.findall(r"[\d.]+", total) == ["2", "2", "23", "4", "3.4"]
     assert vocabulary.startswith("vocabulary: ") and re.findall(r"\d+", vocabulary) == ["11", "1"]
     assert (layer, written) == ("output layer: own", "written: one.safetensors")
     assert same(read(tmp_path / "one.safetensors")[0], model.whole())

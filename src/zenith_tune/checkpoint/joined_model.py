@@ -15,8 +15,7 @@ from zenith_tune.checkpoint.model_checks import (
     refuse_widths,
 )
 from zenith_tune.checkpoint.model_shape import Attention, ModelShape, find_attention
-from zenith_tune.checkpoint.output_place import shard_name
-from zenith_tune.checkpoint.shard_set import ShardSet
+from zenith_tune.checkpoint.reading.shard_set import ShardSet
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
     HEAD,
@@ -95,7 +94,7 @@ class JoinedModel:
 
 def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
     """Join the shards of all ranks; whatever is missing, extra or mismatched is refused."""
-    refuse_two_runs(shards)
+    refuse_two_runs(list(shards.contents.values()))
     names = [shards.names(stage) for stage in range(shards.pp)]
     numbers = find_numbers(names)
     refuse_layers(numbers.num_layers, shape)
@@ -111,7 +110,7 @@ def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
             stages.setdefault(joined.name, []).append(stage)
     _refuse_misplaced(stages, shards.pp)
     if not shape.any_model:
-        files = {name: shard_name(0, held[0], shards.extension) for name, held in stages.items()}
+        files = {name: shards.contents[0, held[0]].name for name, held in stages.items()}
         refuse_two_models(found, files)
     housed = {name: _housed(tensor, stages[name], shards.pp) for name, tensor in found.items()}
     tensors, is_tied = _untied(housed, shape, shards.pp)
@@ -233,10 +232,12 @@ def _shared(found: list[dict[str, Any]]) -> dict[str, Any]:
 def _notes(left_out: set[str]) -> tuple[str, ...]:
     if not left_out:
         return ()
+    has_optimizer = any(name.startswith(("optim", "chained", "distrib_optim")) for name in left_out)
+    optimizer = ("optimizer state: left out, so that training continues with a fresh one",) if has_optimizer else ()
     shown = ", ".join(sorted(left_out)[:3])
     dots = " ..." if len(left_out) > 3 else ""
     entries = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
-    return (f"left out: {entries}, no weights ({shown}{dots})",)
+    return (*optimizer, f"left out: {entries}, no weights ({shown}{dots})")
 
 
 def with_vocab(model: JoinedModel, num_rows: int) -> JoinedModel:

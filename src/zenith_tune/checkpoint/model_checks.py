@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 
 from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.output_place import shard_name
-from zenith_tune.checkpoint.shard_set import ShardSet
 from zenith_tune.checkpoint.split_rules import (
     EMBEDDING,
     HEAD,
@@ -23,7 +21,7 @@ from zenith_tune.checkpoint.split_rules import (
     is_final_norm,
     layer_of,
 )
-from zenith_tune.checkpoint.tensor_view import JoinedTensor, describe
+from zenith_tune.checkpoint.tensor_view import JoinedTensor, ShardContent, describe
 from zenith_tune.errors import UsageError
 
 Tensors = Mapping[str, JoinedTensor]
@@ -42,17 +40,16 @@ _HIDDEN_AXES = [
 _HIDDEN = [(re.compile(rf"(?:.*\.)?(?:{ending})", re.DOTALL), axis) for ending, axis in _HIDDEN_AXES]
 
 
-def refuse_two_runs(shards: ShardSet) -> None:
+def refuse_two_runs(contents: list[ShardContent]) -> None:
     """Refuse shards that tell different iterations, samples or versions beside their weights."""
-    first = shards.contents[0, 0]
-    for ranks, other in shards.contents.items():
+    first, *others = contents
+    for other in others:
         for mine, theirs in ((first.plain, other.plain), (first.metadata, other.metadata)):
             key = next(
                 (key for key in mine if _OF_A_RUN.fullmatch(key) and mine[key] != theirs.get(key, mine[key])), None
             )
             if key is not None:
-                names = shard_name(0, 0, shards.extension), shard_name(*ranks, shards.extension)
-                values = f"{str(mine[key])[:40]} in {names[0]} and {str(theirs[key])[:40]} in {names[1]}"
+                values = f"{str(mine[key])[:40]} in {first.name} and {str(theirs[key])[:40]} in {other.name}"
                 problem = f"all shards must be of one checkpoint, but {key} is {values}"
                 raise UsageError(problem, hint="give the folder of one save")
 

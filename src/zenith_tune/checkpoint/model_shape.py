@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 
 VOCAB_DIVISOR = 128
 """Megatron-LM's default of --make-vocab-size-divisible-by."""
+
+
+def count_of(args: Mapping[str, Any], name: str) -> int | None:
+    """Return one of Megatron-LM's arguments, where a checkpoint has it as a number from 1."""
+    value = args.get(name)
+    return value if type(value) is int and value > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,20 @@ class ModelShape:
             no_query_gate=True,
             vocab=model.vocab,
             tied=model.tied_embeddings,
+        )
+
+    def with_args(self, args: Mapping[str, Any], tp: int) -> ModelShape:
+        """Return the shape with what Megatron-LM's own arguments tell, where the user stated nothing."""
+        heads, expert_tp = count_of(args, "num_attention_heads"), count_of(args, "expert_tensor_parallel_size")
+        is_latent = bool(args.get("multi_latent_attention"))
+        groups = count_of(args, "num_query_groups") if args.get("group_query_attention", True) else heads
+        return replace(
+            self,
+            heads=self.heads or heads,
+            kv_heads=self.kv_heads or (None if is_latent else groups),
+            head_dim=self.head_dim or (None if is_latent else count_of(args, "kv_channels")),
+            vocab=self.vocab or count_of(args, "vocab_size"),
+            whole_experts=self.whole_experts or (expert_tp == 1 and tp > 1),
         )
 
 
@@ -114,12 +136,14 @@ class Vocabulary:
     """Hold how many rows the shards have, and how many entries there are where that is known."""
 
     padded: int
-    tp: int
+    tp: int | None
+    """Tensor ranks that it was padded for, where that is known."""
     entries: int | None = None
     divisor: int = VOCAB_DIVISOR
 
     def __post_init__(self) -> None:
-        if self.entries is not None and self.padded - self.entries >= self.divisor * self.tp:
+        too_many = self.tp is not None and self.padded - (self.entries or self.padded) >= self.divisor * self.tp
+        if too_many:
             problem = f"the shards hold {self.padded} rows of a vocabulary of {self.entries}, more than padding to a "
             hint = "check --vocab and --model, or give --vocab-divisible-by"
             raise UsageError(f"{problem}multiple of {self.divisor} x TP {self.tp} explains", hint=hint)

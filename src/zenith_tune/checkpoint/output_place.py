@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import re
@@ -19,6 +20,17 @@ from zenith_tune.units import count, format_bytes
 PREFIX = "pytorch_model_tp_"
 SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9]\d{0,8})_pp_(0|[1-9]\d{0,8})\.(bin|safetensors)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Format(enum.Enum):
+    """Say what kind of files a checkpoint is written as."""
+
+    BIN = "bin"
+    SAFETENSORS = "safetensors"
+    MEGATRON = "megatron"
+    """Megatron-LM's legacy format: a folder for each rank."""
+    TORCH_DIST = "torch_dist"
+    """Megatron-LM's default: whole tensors, which it splits as it loads them."""
 
 
 def shard_name(tp: int, pp: int, extension: str) -> str:
@@ -108,7 +120,7 @@ def _remove(path: Path) -> None:
 
 def publish(temporary: Path, path: Path) -> None:
     """Put a whole file or folder of files in its place, in one step."""
-    for written in [*(temporary.iterdir() if temporary.is_dir() else []), temporary]:
+    for written in [*temporary.rglob("*"), temporary]:
         _sync(written)
     if path.is_dir() and any(path.iterdir()):
         _exchange(temporary, path)

@@ -45,7 +45,7 @@ def read_safetensors(path: Path) -> ShardContent:
     start = LENGTH_BYTES + length
     tensors = {name: _tensor(name, entry, path, start, refuse) for name, entry in header.items()}
     _refuse_gaps(tensors, start, size, refuse)
-    return ShardContent(tensors=tensors, metadata=metadata)
+    return ShardContent(name=path.name, tensors=tensors, metadata=metadata)
 
 
 def _parsed(text: bytes, refuse: Refuse) -> dict[str, Any]:

@@ -66,7 +66,7 @@ _LAST = re.compile(
     re.DOTALL,
 )
 _FINAL_NORM = re.compile(r"(?:^|.*\.)(final_layernorm|final_norm)\.", re.DOTALL)
-_EXPERT_NUMBER = re.compile(r"(local_experts\.|linear_fc[12]\.(?:weight|bias))\d{1,6}(?=\.|$)")
+_EXPERT_NUMBER = re.compile(r"(local_experts\.|linear_fc[12]\.(?:weight|bias))(\d{1,6})(?=\.|$)")
 _EXPERT = re.compile(r".*\.(?:experts|local_experts)\.", re.DOTALL)
 _EXPERT_INDEX = re.compile(r"(.*\.)(?:local_experts\.(\d{1,6})\.|experts\.linear_fc[12]\.weight(\d{1,6})$)", re.DOTALL)
 _GROUPED = re.compile(r".*\.experts\.weight[12]", re.DOTALL)
@@ -163,6 +163,25 @@ def expert_of(name: str) -> tuple[str, int] | None:
     if match is None:
         return None
     return match[1].removesuffix("experts."), int(match[2] if match[2] is not None else match[3])
+
+
+def expert_index(name: str) -> int | None:
+    """Return the number of the expert that a weight or a bias belongs to.
+
+    >>> expert_index("mlp.experts.linear_fc1.bias12"), expert_index("mlp.router.weight")
+    (12, None)
+    """
+    match = _EXPERT_NUMBER.search(name)
+    return int(match[2]) if match else None
+
+
+def with_expert(name: str, number: int) -> str:
+    """Return the name of the same weight of another expert.
+
+    >>> with_expert("mlp.experts.local_experts.3.linear_fc1.weight", 7)
+    'mlp.experts.local_experts.7.linear_fc1.weight'
+    """
+    return _EXPERT_NUMBER.sub(rf"\g<1>{number}", name)
 
 
 def is_grouped(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,63 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from zenith_tune.checkpoint.file_slice import BLOCK_BYTES, Bytes, FileSlice, Record
 from zenith_tune.checkpoint.split_rules import Home, Split
 from zenith_tune.errors import UsageError
-from zenith_tune.study.files import open_regular
-
-BLOCK_BYTES = 16 * 2**20
-"""What is read at once: the memory of a merge, whatever the checkpoint's size, is a few of these."""
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSlice:
-    """Hold where a rectangle of a matrix lies in a file: rows of bytes, each `stride` after the one before."""
-
-    path: Path
-    offset: int
-    stride: int
-    top: int
-    """Its first row in the matrix."""
-    left: int
-    num_rows: int
-    width: int
-
-    def cut(self, top: int, bottom: int, left: int, right: int) -> FileSlice | None:
-        """Return what lies between these rows and columns of the matrix, counted from there."""
-        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
-        start, stop = max(self.left, left), min(self.left + self.width, right)
-        if first >= last or start >= stop:
-            return None
-        offset = self.offset + (first - self.top) * self.stride + start - self.left
-        size = {"num_rows": last - first, "width": stop - start}
-        return FileSlice(path=self.path, offset=offset, stride=self.stride, top=first - top, left=start - left, **size)
-
-    def read_into(self, matrix: Bytes) -> None:
-        """Fill its place in the matrix."""
-        block = matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width]
-        try:
-            with open_regular(Path(os.path.realpath(self.path))) as file:
-                if self.width == self.stride:
-                    # One call for all rows, through a copy where they do not lie together in memory.
-                    whole = block if block.flags.c_contiguous else np.empty(block.shape, np.uint8)
-                    self._read(file.fileno(), whole.reshape(-1), self.offset)
-                    if whole is not block:
-                        block[:] = whole
-                else:
-                    for row in range(self.num_rows):
-                        self._read(file.fileno(), block[row], self.offset + row * self.stride)
-        except OSError as error:
-            raise UsageError(f"shard {self.path} cannot be read ({error.strerror or error})", hint="check it") from None
-
-    def _read(self, descriptor: int, target: Bytes, offset: int) -> None:
-        done = 0
-        while done < target.size:
-            count = os.preadv(descriptor, [target[done:].data], offset + done)
-            if count == 0:
-                raise UsageError(f"shard {self.path} became shorter while it was read", hint="copy it again")
-            done += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +21,18 @@ class TensorView:
 
     num_rows: int
     width: int
-    slices: tuple[FileSlice, ...]
+    slices: tuple[FileSlice | TransposedSlice, ...]
 
     @classmethod
-    def of_file(cls, path: Path, offset: int, num_rows: int, width: int) -> TensorView:
+    def of_file(cls, path: Path, offset: int, num_rows: int, width: int, record: Record | None = None) -> TensorView:
         """Return a matrix that lies in one file, row after row."""
-        whole = FileSlice(path=path, offset=offset, stride=width, top=0, left=0, num_rows=num_rows, width=width)
-        return cls(num_rows, width, (whole,))
+        size = {"stride": width, "num_rows": num_rows, "width": width}
+        return cls(num_rows, width, (FileSlice(path=path, offset=offset, top=0, left=0, record=record, **size),))
 
     @classmethod
     def stack(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices of one width on top of one another."""
-        slices: list[FileSlice] = []
+        slices: list[FileSlice | TransposedSlice] = []
         top = width = 0
         for part in parts:
             slices += [replace(each, top=each.top + top) for each in part.slices]
@@ -97,7 +42,7 @@ class TensorView:
     @classmethod
     def beside(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices with the same number of rows side by side."""
-        slices: list[FileSlice] = []
+        slices: list[FileSlice | TransposedSlice] = []
         left = num_rows = 0
         for part in parts:
             slices += [replace(each, left=each.left + left) for each in part.slices]
@@ -120,6 +65,17 @@ class TensorView:
     def _cut(self, top: int, bottom: int, left: int, right: int) -> TensorView:
         cut = (each.cut(top, bottom, left, right) for each in self.slices)
         return TensorView(bottom - top, right - left, tuple(each for each in cut if each is not None))
+
+    def folded(self, num_rows: int) -> TensorView:
+        """Return one row, in which a matrix lies row after row, as that matrix."""
+        width = self.width // num_rows
+        slices = []
+        for each in self.slices:
+            if not isinstance(each, FileSlice) or each.left % width or each.width % width:
+                raise UsageError("a tensor of several axes is cut along its last ones", hint="save it in one piece")
+            rows = each.width // width
+            slices.append(replace(each, stride=width, width=width, num_rows=rows, top=each.left // width, left=0))
+        return TensorView(num_rows, width, tuple(slices))
 
     def read(self) -> Bytes:
         """Return the whole matrix."""
@@ -150,6 +106,69 @@ class TensorView:
             if not (items == first).all():
                 return False
         return True
+
+
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransposedSlice:
+    """Hold a rectangle whose rows are columns of another matrix, and whose columns are rows of it."""
+
+    source: TensorView
+    item_bytes: int
+    source_columns: Order
+    """Which column of the source each row is."""
+    source_rows: Order
+    """Which row of the source each column is."""
+    top: int = 0
+    left: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows."""
+        return len(self.source_columns)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return len(self.source_rows) * self.item_bytes
+
+    def cut(self, top: int, bottom: int, left: int, right: int) -> TransposedSlice | None:
+        """Return what lies between these rows and columns of the matrix, counted from there."""
+        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
+        start, stop = max(self.left, left), min(self.left + self.width, right)
+        if first >= last or start >= stop:
+            return None
+        items = slice((start - self.left) // self.item_bytes, (stop - self.left) // self.item_bytes)
+        return replace(
+            self,
+            source_columns=self.source_columns[first - self.top : last - self.top],
+            source_rows=self.source_rows[items],
+            top=first - top,
+            left=start - left,
+        )
+
+    def read_into(self, matrix: Bytes) -> None:
+        """Fill its place in the matrix."""
+        low, high = int(self.source_columns.min()), int(self.source_columns.max()) + 1
+        block = self.source.columns(low * self.item_bytes, high * self.item_bytes).read()
+        items = block.reshape(len(block), high - low, self.item_bytes)[self.source_rows][:, self.source_columns - low]
+        turned = items.transpose(1, 0, 2).reshape(self.num_rows, self.width)
+        matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width] = turned
+
+
+def transposed(
+    source: TensorView, item_bytes: int, *, columns: Order | None = None, rows: Order | None = None
+) -> TensorView:
+    """Return a matrix with rows and columns exchanged: all of them, or those of the source that are given, in order."""
+    whole = TransposedSlice(
+        source=source,
+        item_bytes=item_bytes,
+        source_columns=np.arange(source.width // item_bytes) if columns is None else columns,
+        source_rows=np.arange(source.num_rows) if rows is None else rows,
+    )
+    return TensorView(whole.num_rows, whole.width, (whole,))
 
 
 _DTYPES = {
@@ -186,6 +205,10 @@ class StoredTensor:
     shape: tuple[int, ...]
     path: Path
     offset: int
+    record: Record | None = None
+    """The entry of a zip file that it lies in."""
+    pieces: TensorView | None = None
+    """Its places, where it does not lie in one."""
 
     @property
     def num_bytes(self) -> int:
@@ -195,19 +218,25 @@ class StoredTensor:
     @property
     def mosaic(self) -> TensorView:
         """The tensor as rows of bytes, one for each index of its first dimension."""
+        if self.pieces is not None:
+            return self.pieces
         num_rows = self.shape[0] if self.shape else 1
-        return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype))
+        return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype), self.record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardContent:
     """Hold what one shard says of itself."""
 
+    name: str
+    """What a person calls it: its file, or its folder where all files have one name."""
     tensors: dict[str, StoredTensor]
     wrapper: str | None = None
     """The key that the weights were found under, where a .bin holds more than weights."""
     plain: dict[str, Any] = field(default_factory=dict)
     """Numbers and words beside the weights, such as an iteration."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Megatron-LM's arguments, where it saved them: the plain ones."""
     metadata: dict[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     """What is neither a weight nor plain, such as an optimizer's state."""
@@ -286,7 +315,7 @@ def join_ranks(ranks: list[StoredTensor], name: str, split: Split, home: Home) -
     _refuse_few_axes(first, split)
     shape, mosaic = first.shape, parts[0]
     if len(ranks) > 1 and split is Split.WHOLE:
-        _refuse_differences(ranks)
+        refuse_differences(ranks)
     elif len(ranks) > 1:
         _refuse_copies(ranks)
         axis = 1 if split is Split.ROW else 0
@@ -311,12 +340,13 @@ def _refuse_few_axes(tensor: StoredTensor, split: Split) -> None:
         raise UsageError(f"{problem}, but is {describe(tensor.dtype, tensor.shape)}: it is not Megatron's")
 
 
-def _refuse_differences(ranks: list[StoredTensor]) -> None:
+def refuse_differences(ranks: list[StoredTensor], kind: str = "tensor") -> None:
+    """Refuse copies of a weight that are not the same."""
     for rank, other in enumerate(ranks[1:], start=1):
-        if not ranks[0].mosaic.equals(other.mosaic):
-            problem = f"{other.name!r} must be the same on all tensor ranks, but {ranks[0].path.name} and "
+        if other != ranks[0] and not ranks[0].mosaic.equals(other.mosaic):
+            problem = f"{other.name!r} must be the same on all {kind} ranks, but {ranks[0].path} and "
             hint = "the shards are of different checkpoints, or its name is one that no rule splits"
-            raise UsageError(f"{problem}{other.path.name} (rank {rank}) differ", hint=hint)
+            raise UsageError(f"{problem}{other.path} (rank {rank}) differ", hint=hint)
 
 
 def _refuse_copies(ranks: list[StoredTensor]) -> None:

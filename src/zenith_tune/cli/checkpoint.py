@@ -53,23 +53,37 @@ def _of_the_model(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.group(short_help="Join the shards of a checkpoint, or write them for another layout.")
 def checkpoint() -> None:
-    """Take a checkpoint to another layout: shards named pytorch_model_tp_T_pp_P.bin or .safetensors."""
+    """Take a checkpoint to another layout, format or framework.
+
+    Read are Megatron's mp_rank folders and torch_dist, what Accelerate and transformers save, and shards named
+    pytorch_model_tp_T_pp_P.bin or .safetensors.
+    """
 
 
 @checkpoint.command(short_help="Join the shards of all ranks into one file.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@path_option("--output", required=True, help="The file to write, .safetensors or .bin.")
+@path_option("--output", required=True, help="The file to write, .safetensors or .bin; with --names hf, or a folder.")
+@click.option("--names", type=click.Choice(["hf", "megatron"]),
+              help="Give the weights the names of transformers, or Megatron's. [default: as they are]")  # fmt: skip
 @_of_the_model
 def merge(folder: Path, output: Path, **options: Any) -> int:
     """Join the shards in DIR into one file with the same names, their layers numbered through.
 
     \b
     zenithtune checkpoint merge checkpoint-1000 --output model.safetensors --model llama3-8b
+    zenithtune checkpoint merge checkpoint-1000 --output llama --names hf --model llama/config.json
     """
+    from zenith_tune.checkpoint.convert import Names
     from zenith_tune.checkpoint.convert import merge as run
 
-    divisor, force = options["vocab_divisible_by"], options["force"]
-    return _reported(output, options, lambda: run(folder, output, _shape(options), vocab_divisor=divisor, force=force))
+    named = options["names"]
+    settings = {
+        "vocab_divisor": options["vocab_divisible_by"],
+        "names": Names(named) if named else None,
+        "config": Path(options["model"]) if options["model"] and Path(options["model"]).is_file() else None,
+        "force": options["force"],
+    }
+    return _reported(output, options, lambda: run(folder, output, _shape(options), **settings))
 
 
 @checkpoint.command(short_help="Write the shards for another layout.")
@@ -80,7 +94,12 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
 @click.option("--layers-per-stage", metavar="N,N,...", help="Layers of each stage. [default: the same on each]")
 @click.option("--numbering", type=click.Choice(["local", "global"]),
               help="Number the layers anew on each stage, or through. [default: as they are, else local]")  # fmt: skip
-@click.option("--format", "extension", type=click.Choice(["bin", "safetensors"]), help="[default: as they are]")
+@click.option("--ep", type=COUNT, default=1, show_default=True, metavar="E", help="Expert ranks of the new layout.")
+@click.option("--sequential-experts", is_flag=True,
+              help="Name the experts of transformers' models as Megatron does without --moe-grouped-gemm.")  # fmt: skip
+@click.option("--format", "kind", type=click.Choice(["bin", "safetensors", "megatron", "torch_dist"]),
+              help="Shards of either kind, or a folder that Megatron-LM loads: mp_rank folders or torch_dist. "
+              "[default: as they are, else megatron]")  # fmt: skip
 @_of_the_model
 def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     """Write the weights of the shards in DIR for another layout, into a new folder.
@@ -90,15 +109,18 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     """
     from zenith_tune.checkpoint.convert import Target
     from zenith_tune.checkpoint.convert import reshard as run
+    from zenith_tune.checkpoint.output_place import Format
     from zenith_tune.checkpoint.split_rules import Numbering
 
-    numbering = options["numbering"]
+    numbering, kind = options["numbering"], options["kind"]
     target = Target(
         tp=options["tp"],
         pp=options["pp"],
         layers_per_stage=_counts(options["layers_per_stage"]),
         numbering=Numbering(numbering) if numbering else None,
-        extension=options["extension"],
+        format=Format(kind) if kind else None,
+        ep=options["ep"],
+        sequential_experts=options["sequential_experts"],
         vocab_divisor=options["vocab_divisible_by"],
     )
     place = output or _beside(folder, f"-tp{target.tp}-pp{target.pp}")

@@ -1,0 +1,109 @@
+"""Where bytes lie in a file: rectangles of a matrix, and the entries of a zip file with their checksums."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zenith_tune.errors import UsageError
+from zenith_tune.study.files import open_regular
+
+BLOCK_BYTES = 16 * 2**20
+"""What is read at once: the memory of a merge, whatever the checkpoint's size, is a few of these."""
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+MAX_READ_BYTES = 2**30
+"""More than any pickle beside the tensors has."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Hold one entry of a zip file and the checksum that stands beside it; its bytes are checked once, before use."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+    crc: int
+    """0 where whoever saved it left checksums out."""
+    is_checked: bool = field(default=False, repr=False)
+
+    def check(self) -> None:
+        """Refuse bytes that are not those that were saved; the read that follows finds them in the page cache."""
+        if self.is_checked or not self.crc:
+            return
+        found, rest = 0, self.num_bytes
+        with open_regular(Path(os.path.realpath(self.path))) as file:
+            file.seek(self.offset)
+            while rest and (block := file.read(min(BLOCK_BYTES, rest))):
+                found, rest = zlib.crc32(block, found), rest - len(block)
+        if found != self.crc:
+            problem = f"shard {self.path} is damaged: the checksum of {self.num_bytes:,} bytes at {self.offset:,} is "
+            raise UsageError(f"{problem}{found:08x}, but was {self.crc:08x} when saved", hint="copy or save it again")
+        self.is_checked = True
+
+    def read(self) -> bytes:
+        """Return all of its bytes."""
+        if self.num_bytes > MAX_READ_BYTES:
+            raise UsageError(f"shard {self.path} has {self.num_bytes:,} bytes beside its tensors", hint="save it again")
+        self.check()
+        with open_regular(Path(os.path.realpath(self.path))) as file:
+            file.seek(self.offset)
+            return file.read(self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSlice:
+    """Hold where a rectangle of a matrix lies in a file: rows of bytes, each `stride` after the one before."""
+
+    path: Path
+    offset: int
+    stride: int
+    top: int
+    """Its first row in the matrix."""
+    left: int
+    num_rows: int
+    width: int
+    record: Record | None = None
+    """What its checksum covers."""
+
+    def cut(self, top: int, bottom: int, left: int, right: int) -> FileSlice | None:
+        """Return what lies between these rows and columns of the matrix, counted from there."""
+        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
+        start, stop = max(self.left, left), min(self.left + self.width, right)
+        if first >= last or start >= stop:
+            return None
+        offset = self.offset + (first - self.top) * self.stride + start - self.left
+        place = replace(self, offset=offset, top=first - top, left=start - left)
+        return replace(place, num_rows=last - first, width=stop - start)
+
+    def read_into(self, matrix: Bytes) -> None:
+        """Fill its place in the matrix."""
+        block = matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width]
+        try:
+            if self.record is not None:
+                self.record.check()
+            with open_regular(Path(os.path.realpath(self.path))) as file:
+                if self.width == self.stride:
+                    # One call for all rows, through a copy where they do not lie together in memory.
+                    whole = block if block.flags.c_contiguous else np.empty(block.shape, np.uint8)
+                    self._read(file.fileno(), whole.reshape(-1), self.offset)
+                    if whole is not block:
+                        block[:] = whole
+                else:
+                    for row in range(self.num_rows):
+                        self._read(file.fileno(), block[row], self.offset + row * self.stride)
+        except OSError as error:
+            raise UsageError(f"shard {self.path} cannot be read ({error.strerror or error})", hint="check it") from None
+
+    def _read(self, descriptor: int, target: Bytes, offset: int) -> None:
+        done = 0
+        while done < target.size:
+            count = os.preadv(descriptor, [target[done:].data], offset + done)
+            if count == 0:
+                raise UsageError(f"shard {self.path} became shorter while it was read", hint="copy it again")
+            done += count

@@ -1,0 +1,159 @@
+"""Reads the folders that Megatron-LM itself writes in its legacy format: iter_N/mp_rank_TT[_PPP][_EEE]/*.pt."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zenith_tune.checkpoint.model_checks import refuse_two_runs
+from zenith_tune.checkpoint.model_shape import count_of
+from zenith_tune.checkpoint.output_place import Format
+from zenith_tune.checkpoint.reading.shard_set import EXTRA_STATE, ShardSet, by_stage, shard_set
+from zenith_tune.checkpoint.reading.state_dict import read_state_dict
+from zenith_tune.checkpoint.split_rules import expert_index, is_expert, with_expert
+from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, refuse_differences
+from zenith_tune.errors import UsageError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+RANK_FOLDER = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
+ITERATION_FOLDER = re.compile(r"iter_\d{7,}|release")
+WEIGHTS = ("model_optim_rng.pt", "model_rng.pt")
+SHARDED_OPTIMIZER = "distrib_optim.pt"
+
+Ranks = tuple[int, int, int]
+
+
+def iteration_folder(folder: Path) -> Path:
+    """Return the folder of the last iteration, or the folder itself where it holds no iterations."""
+    tracker = folder / TRACKER
+    if tracker.is_file():
+        text = tracker.read_bytes()[:40].decode(errors="replace").strip()
+        name = text if text == "release" else f"iter_{int(text):07d}" if text.isdecimal() else ""
+        if not name or not (folder / name).is_dir():
+            problem = f"{tracker} names iteration {text!r}, but {folder} has no folder {name or 'of that name'!r}"
+            raise UsageError(problem, hint="give the folder of one iteration")
+        return folder / name
+    saved = sorted(path for path in folder.iterdir() if ITERATION_FOLDER.fullmatch(path.name))
+    return saved[-1] if saved else folder
+
+
+def has_rank_folders(folder: Path) -> bool:
+    """Tell whether a folder holds one of the legacy format's folders."""
+    return any(RANK_FOLDER.fullmatch(path.name) and path.is_dir() for path in folder.iterdir())
+
+
+def read_rank_folders(folder: Path) -> ShardSet:
+    """Read the weights of all ranks; those of expert ranks are put beside one another, under the experts' numbers."""
+    paths = {path.name: _weights(path) for path in sorted(folder.iterdir()) if RANK_FOLDER.fullmatch(path.name)}
+    read = {name: read_state_dict(path, name) for name, path in paths.items()}
+    first = next(iter(read.values()))[0]
+    grid = _Grid.of(first, list(paths))
+    chunks = {grid.ranks(name): each for name, each in read.items()}
+    refuse_two_runs([content for found in chunks.values() for content in found])
+    joined: dict[tuple[int, int], list[ShardContent]] = {}
+    for t in range(grid.tp):
+        for p in range(grid.pp):
+            found = {ranks[2]: each for ranks, each in chunks.items() if ranks[:2] == (t, p)}
+            if not found:
+                missing = f"tensor rank {t} of stage {p}"
+                problem = f"{folder} must hold {grid.shown}, but {missing} is missing"
+                raise UsageError(problem, hint="copy all of its mp_rank folders")
+            experts = {ranks[2]: each for ranks, each in chunks.items() if grid.has_experts_of(ranks, t, p)}
+            joined[t, p] = _with_experts(found, experts, grid)
+    if any((path.parent / SHARDED_OPTIMIZER).exists() for path in paths.values()):
+        joined[0, 0][0] = replace(joined[0, 0][0], left_out=(*joined[0, 0][0].left_out, SHARDED_OPTIMIZER))
+    return shard_set(folder, grid.shown, Format.MEGATRON, by_stage(joined, grid.pp))
+
+
+def _weights(folder: Path) -> Path:
+    found = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not found:
+        raise UsageError(f"{folder} must hold {WEIGHTS[0]}, but does not", hint="copy all of the checkpoint's files")
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Hold the degrees of parallelism that the folders are named after."""
+
+    tp: int
+    pp: int
+    ep: int
+    has_stages: bool
+    whole_experts: bool
+
+    @classmethod
+    def of(cls, first: ShardContent, names: list[str]) -> _Grid:
+        """Return the degrees: by the names, and by Megatron's arguments where they leave it open."""
+        parts = [[int(each) for each in name.split("_")[2:]] for name in names]
+        num_parts = max(map(len, parts))
+        if any(len(each) != num_parts for each in parts):
+            raise UsageError(f"rank folders must be named alike, but are {names[0]!r} to {names[-1]!r}")
+        is_expert_number = (count_of(first.args, "expert_model_parallel_size") or 1) > 1
+        has_stages = num_parts == 3 or (num_parts == 2 and not is_expert_number)
+        largest = [1 + max(each[axis] for each in parts) for axis in range(num_parts)]
+        stages, rest = (largest[1], largest[2:]) if has_stages else (1, largest[1:])
+        expert_tp = count_of(first.args, "expert_tensor_parallel_size") or largest[0]
+        if expert_tp not in (1, largest[0]):
+            problem = f"experts are split over {expert_tp} of {largest[0]} tensor ranks, which is not supported"
+            raise UsageError(problem, hint=f"save with --expert-tensor-parallel-size 1 or {largest[0]}")
+        whole = expert_tp != largest[0]
+        return cls(tp=largest[0], pp=stages, ep=rest[0] if rest else 1, has_stages=has_stages, whole_experts=whole)
+
+    @property
+    def shown(self) -> str:
+        """The degrees for a person."""
+        return f"TP {self.tp} PP {self.pp}" + (f" EP {self.ep}" if self.ep > 1 else "")
+
+    def ranks(self, name: str) -> Ranks:
+        """Return the tensor rank, the stage and the expert rank of a folder."""
+        t, *rest = [int(each) for each in name.split("_")[2:]]
+        p = rest.pop(0) if self.has_stages else 0
+        return t, p, rest[0] if rest else 0
+
+    def has_experts_of(self, ranks: Ranks, t: int, p: int) -> bool:
+        """Tell whether a folder's experts belong to a tensor rank: its own, or any rank's where experts are whole."""
+        return ranks[1] == p and (self.whole_experts or ranks[0] == t)
+
+
+def _with_experts(
+    found: dict[int, list[ShardContent]], experts: dict[int, list[ShardContent]], grid: _Grid
+) -> list[ShardContent]:
+    """Return the contents of one tensor rank and stage with the experts of all expert ranks."""
+    first = found[min(found)]
+    if grid.ep == 1 and not grid.whole_experts:
+        return first
+    if sorted(experts) != list(range(grid.ep)):
+        problem = f"{first[0].name} must have its like of {grid.ep} expert ranks, but {len(experts)} are there"
+        raise UsageError(problem, hint="copy all of its mp_rank folders")
+    for other in found.values():
+        for mine, theirs in zip(first, other, strict=True):
+            _refuse_other_weights(mine, theirs)
+    joined = []
+    for chunk, content in enumerate(first):
+        tensors = {name: each for name, each in content.tensors.items() if not is_expert(name)}
+        for rank in range(grid.ep):
+            tensors |= _renumbered(experts[rank][chunk].tensors, rank)
+        joined.append(replace(content, tensors=tensors))
+    return joined
+
+
+def _refuse_other_weights(mine: ShardContent, theirs: ShardContent) -> None:
+    """Refuse expert ranks whose other weights differ; of those, which all ranks hold, the vectors are compared."""
+    for name, tensor in mine.tensors.items():
+        if is_expert(name) or EXTRA_STATE.fullmatch(name):
+            continue
+        other = theirs.tensors.get(name)
+        if other is None or (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+            raise UsageError(f"expert ranks must hold the same {name!r}, but {mine.name} and {theirs.name} differ")
+        if len(tensor.shape) == 1:
+            refuse_differences([tensor, other], "expert")
+
+
+def _renumbered(tensors: dict[str, StoredTensor], rank: int) -> dict[str, StoredTensor]:
+    """Return the experts of one rank, which counts them from 0, under the numbers that they have among all."""
+    numbers = {name: number for name in tensors if is_expert(name) and (number := expert_index(name)) is not None}
+    num_local = 1 + max(numbers.values(), default=-1)
+    renamed = {name: with_expert(name, rank * num_local + number) for name, number in numbers.items()}
+    return {new: replace(tensors[name], name=new) for name, new in renamed.items()}
