@@ -155,7 +155,7 @@ class LeverPhase:
         return best.peak_memory_bytes * (1 + more) < FULL * limit
 
     def _note_unallowed(self, levers: Sequence[Lever], shares: Mapping[str, float] | None) -> None:
-        for lever in (each for each in levers if is_of_use(each, shares)):
+        for lever in (each for each in levers if gain_of(each, shares) >= LEAST_GAIN):
             gain = f", which is expected to save {gain_of(lever, shares):.0%} of a step" if shares else ""
             self._note(f"not tried, because it changes the numerics: {lever.label}{gain}; give --allow {lever.name}")
 
