@@ -150,6 +150,16 @@ def test_a_flipped_bit_in_a_distcp_file_is_noticed(tmp_path: Path) -> None:
     assert mentions(refused(folder), path, "checksum")
 
 
+def test_metadata_of_another_size_than_its_chunks_is_refused(tmp_path: Path) -> None:
+    torch = need_torch()
+    folder = dcp_save(tmp_path / "run", {"decoder.layers.norm.weight": torch.randn(4, 200)})
+    data = (folder / ".metadata").read_bytes()
+    assert data.count(b"K\xc8") == 2  # 200, of the tensor and of its chunk
+    for place in (data.index(b"K\xc8"), data.rindex(b"K\xc8")):
+        (folder / ".metadata").write_bytes(data[:place] + b"K\xc9" + data[place + 2 :])
+        assert folder.name in refused(folder)
+
+
 def test_metadata_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
