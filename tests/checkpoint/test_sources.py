@@ -72,7 +72,7 @@ def test_the_folders_of_all_ranks_are_joined_with_the_experts_of_each(
         output = tmp_path / f"{place.name}.safetensors"
         written = merge(place, output)
         assert same(read(output)[0], model.whole(model.shape.padded(tp)))
-        assert any("optimizer" in note for note in written.notes)
+        assert any(note.startswith("optimizer state:") for note in written.notes)
 
 
 def test_experts_that_no_tensor_rank_splits_are_taken_from_wherever_they_are(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_stacked_layers_and_experts_of_torch_dist_come_apart(tmp_path: Path) -> 
     dcp_save(tmp_path / "iter_0000001", {**state, "optimizer.state.exp_avg.x": torch.ones(2)})
     written = merge(tmp_path / "iter_0000001", tmp_path / "one.safetensors")
     assert same(read(tmp_path / "one.safetensors")[0], whole)
-    assert any("optimizer" in note for note in written.notes)
+    assert any(note.startswith("optimizer state:") for note in written.notes)
 
 
 def test_a_flipped_bit_in_a_distcp_file_is_noticed(tmp_path: Path) -> None:
@@ -148,6 +148,16 @@ def test_a_flipped_bit_in_a_distcp_file_is_noticed(tmp_path: Path) -> None:
     data[data.index(weight.numpy().tobytes()) + 100] ^= 1
     path.write_bytes(data)
     assert mentions(refused(folder), path, "checksum")
+
+
+def test_metadata_of_another_size_than_its_chunks_is_refused(tmp_path: Path) -> None:
+    torch = need_torch()
+    folder = dcp_save(tmp_path / "run", {"decoder.layers.norm.weight": torch.randn(4, 200)})
+    data = (folder / ".metadata").read_bytes()
+    assert data.count(b"K\xc8") == 2  # 200, of the tensor and of its chunk
+    for place in (data.index(b"K\xc8"), data.rindex(b"K\xc8")):
+        (folder / ".metadata").write_bytes(data[:place] + b"K\xc9" + data[place + 2 :])
+        assert refused(folder)
 
 
 def test_metadata_with_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +250,25 @@ def test_what_accelerate_saves_is_read(tmp_path: Path, safe: bool) -> None:
     for name, tensor in prepared.state_dict().items():
         assert np.array_equal(found[name].view(np.float32), tensor.numpy())
     assert any("optimizer.bin" in note for note in written.notes)
+
+
+def test_what_deepspeed_saves_up_to_zero_2_is_read_and_zero_3_is_refused(tmp_path: Path) -> None:
+    torch = need_torch()
+    folder = tmp_path / "state" / "pytorch_model"
+    folder.mkdir(parents=True)
+    path = folder / "mp_rank_00_model_states.pt"
+    weights = {"layer.weight": torch.randn(4, 3)}
+    shapes = [{"layer.weight": torch.Size([4, 3])}]
+    torch.save({"module": weights, "param_shapes": shapes, "ds_version": "0.19.8", "dp_world_size": 2}, path)
+    for rank in range(2):
+        (folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(b"")
+        (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(b"")
+    written = merge(tmp_path / "state", tmp_path / "merged.safetensors")
+    found, _ = read(tmp_path / "merged.safetensors")
+    assert found["layer.weight"].view(np.float32).tolist() == weights["layer.weight"].tolist()
+    assert any(note.startswith("optimizer state:") for note in written.notes)
+    torch.save({"module": {"layer.weight": torch.empty(0)}}, path)
+    assert mentions(refused(tmp_path / "state"), path, "zero_to_fp32.py")
 
 
 def test_the_sharded_weights_of_fsdp_are_read_by_their_own_names(tmp_path: Path) -> None:

@@ -117,7 +117,6 @@ def test_selective_recomputation_beside_flash_attention_saves_nothing() -> None:
     run = run_of("TP2 PP2 mbs1 SP Z1 selective")
     advice = idle_recompute(run)
     assert advice is not None and advice.change == "recompute selective -> none"
-    assert "0.0 GiB" in advice.finding
     assert 0 <= advice.number < 0.6 * GB and advice.gain > 0.03
     assert idle_recompute(run_of("TP2 PP2 mbs1 SP Z1 selective", modules=("core_attn",))) is not None
 

@@ -14,7 +14,7 @@ from zenith_tune.checkpoint.bin_file import import_torch, write_bin, write_dist
 from zenith_tune.checkpoint.hf_names import heads_of, is_hf, to_hf, to_megatron
 from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_tied_head, with_vocab
 from zenith_tune.checkpoint.megatron_names import iteration_name, of_expert_rank, rank_name, stacked
-from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary
+from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary, count_of
 from zenith_tune.checkpoint.output_place import (
     Format,
     Written,
@@ -205,7 +205,7 @@ def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) ->
             raise UsageError(problem, hint=f"choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
         if source_tp == 1:
             problem = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
-            hint = "choose --tp 1, or convert the checkpoint to Megatron's names first (Hugging Face's are not known)"
+            hint = "choose --tp 1, or give the folder of a model of transformers, whose names are known"
             raise UsageError(problem, hint=hint)
 
 
@@ -222,7 +222,8 @@ def reshard(
         problem = f"--ep {target.ep} needs files that are named after expert ranks"
         raise UsageError(problem, hint="give --format megatron; torch_dist is loaded with any --ep")
     model = join_shards(shards, shape)
-    numbering = target.numbering or (model.numbers.numbering if shards.pp > 1 else Numbering.LOCAL)
+    keeps_numbers = shards.pp > 1 and kind not in MEGATRON_LOADS
+    numbering = target.numbering or (model.numbers.numbering if keeps_numbers else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
     notes = _notes(model, target)
     if (vocabulary := _vocabulary(model, shards, shape, target.vocab_divisor)) is not None:
@@ -263,7 +264,7 @@ def _for_megatron(model: JoinedModel, args: Mapping[str, Any], target: Target) -
 
 def _contents(layout: NewLayout, model: JoinedModel, target: Target, kind: Format) -> dict[str, list[JoinedTensor]]:
     """Return what each file, or each folder of torch_dist, holds."""
-    iteration = iteration_name(model.plain.get("iteration") or None)
+    iteration = iteration_name(count_of(model.plain, "iteration"))
     if kind is Format.TORCH_DIST:
         args = model.plain.get("args")
         return {iteration: stacked(model.tensors, vars(args) if args else {})}
@@ -272,9 +273,11 @@ def _contents(layout: NewLayout, model: JoinedModel, target: Target, kind: Forma
         return {shard_name(*ranks, kind.value): layout.shard(*ranks) for ranks in all_ranks}
     degrees = target.tp, target.pp, target.ep
     contents = {}
-    for t, p, e in product(*map(range, degrees)):
-        name = f"{iteration}/{rank_name((t, p, e), degrees)}/model_optim_rng.pt"
-        contents[name] = of_expert_rank(layout.shard(t, p), e, target.ep)
+    for t, p in product(range(target.tp), range(target.pp)):
+        shard = layout.shard(t, p)
+        for e in range(target.ep):
+            name = f"{iteration}/{rank_name((t, p, e), degrees)}/model_optim_rng.pt"
+            contents[name] = of_expert_rank(shard, e, target.ep)
     return contents
 
 
@@ -292,17 +295,18 @@ def _with_megatron_names(shards: ShardSet, shape: ModelShape, *, sequential: boo
     config = shards.folder / "config.json"
     if config.is_file():
         of_config = ModelShape.of_model(load_model(str(config)))
-        stated = {each.name: getattr(shape, each.name) for each in fields(shape)}
-        shape = replace(of_config, **{name: value for name, value in stated.items() if value not in (None, False)})
-    tensors = to_megatron(
-        content.tensors, lambda found: heads_of(found, shape.head_dim, shards.folder), sequential=sequential
-    )
+        stated = {each.name: value for each in fields(shape) if (value := getattr(shape, each.name)) != each.default}
+        shape = replace(of_config, **stated)
+    heads = heads_of(content.tensors, shape.head_dim, shards.folder)
+    tensors = to_megatron(content.tensors, heads, sequential=sequential)
     return replace(shards, contents={(0, 0): replace(content, tensors=tensors)}), shape
 
 
 def _vocabulary(model: JoinedModel, shards: ShardSet, shape: ModelShape, divisor: int) -> Vocabulary | None:
     if model.padded_vocab is None:
         return None
+    if divisor == VOCAB_DIVISOR:  # what nobody stated
+        divisor = count_of(shards.args, "make_vocab_size_divisible_by") or divisor
     return Vocabulary(padded=model.padded_vocab, tp=shards.padded_for, entries=shape.vocab, divisor=divisor)
 
 

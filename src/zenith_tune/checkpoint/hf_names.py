@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -121,13 +121,10 @@ def _matches(template: str, names: Mapping[str, object]) -> dict[Place, str]:
     return {(int(groups.get("l") or 0), int(groups.get("e") or 0)): name for name, groups in found}
 
 
-def to_megatron(
-    tensors: Mapping[str, StoredTensor], heads: Callable[[Mapping[str, StoredTensor]], Attention], *, sequential: bool
-) -> dict[str, StoredTensor]:
+def to_megatron(tensors: Mapping[str, StoredTensor], heads: Attention, *, sequential: bool) -> dict[str, StoredTensor]:
     """Return the weights of transformers under Megatron's names, in Megatron's order."""
     made: dict[str, StoredTensor] = {}
     used: set[str] = {name for name in tensors if _NO_WEIGHT.fullmatch(name)}
-    attention = heads(tensors)
     mixtures = {place[0] for rules in _MIXTURES.values() for place in _matches(rules[0].hf[0], tensors)}
     for rule in _ALL:
         for (layer, expert), first in _matches(rule.hf[0], tensors).items():
@@ -136,15 +133,11 @@ def to_megatron(
                 raise UsageError(f"the weights hold {first!r}, but not all of {', '.join(names)}", hint="save it again")
             used.update(names)
             parts = [tensors[name] for name in names]
-            is_second = layer in mixtures if "post_attention_layernorm" in rule.hf[0] else sequential
-            template = rule.megatron[-1] if is_second else rule.megatron[0]
-            if "input_layernorm" in rule.hf[0]:
-                template = rule.megatron[0]
-            for number, shape, view in _ours(rule.form, parts, attention):
+            template = _template(rule, is_mixture=layer in mixtures, sequential=sequential)
+            for number, shape, view in _ours(rule.form, parts, heads):
                 name = template.format(l=layer, e=expert if number is None else number)
-                made[name] = replace(
-                    parts[0], name=name, key_parts=(name.count(".") + 1,), shape=shape, pieces=view, record=None
-                )
+                key_parts = (name.count(".") + 1,)
+                made[name] = replace(parts[0], name=name, key_parts=key_parts, shape=shape, pieces=view)
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
         problem = f"no rule tells what {unknown!r} is called in Megatron"
@@ -152,8 +145,15 @@ def to_megatron(
     return made
 
 
+def _template(rule: Rule, *, is_mixture: bool, sequential: bool) -> str:
+    """Return Megatron's name: a norm is fused with the layer behind it, unless that is a mixture of experts."""
+    first, *others = rule.megatron
+    is_other = sequential if "{e}" in first else is_mixture and first.endswith("mlp.linear_fc1.layer_norm_weight")
+    return others[0] if is_other else first
+
+
 def _ours(
-    form: Form, parts: list[StoredTensor], attention: Attention
+    form: Form, parts: list[StoredTensor], heads: Attention
 ) -> Iterator[tuple[int | None, tuple[int, ...], TensorView]]:
     """Yield Megatron's weights that transformers' make up: the number of the expert, the shape and the bytes."""
     first, item = parts[0], ITEM_BYTES[parts[0].dtype]
@@ -164,7 +164,7 @@ def _ours(
     elif form is Form.GATED:
         yield None, shape, TensorView.stack(views)
     elif form is Form.QKV:
-        yield None, shape, _fused(views, attention)
+        yield None, shape, _fused(views, heads)
     else:
         for expert in range(first.shape[0]):
             row, inner = views[0].rows(expert, expert + 1), first.shape[1:]

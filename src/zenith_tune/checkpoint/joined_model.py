@@ -232,7 +232,7 @@ def _shared(found: list[dict[str, Any]]) -> dict[str, Any]:
 def _notes(left_out: set[str]) -> tuple[str, ...]:
     if not left_out:
         return ()
-    has_optimizer = any(name.startswith(("optim", "chained", "distrib_optim")) for name in left_out)
+    has_optimizer = any(name.startswith(("optim", "chained", "distrib_optim", "zero_pp_rank")) for name in left_out)
     optimizer = ("optimizer state: left out, so that training continues with a fresh one",) if has_optimizer else ()
     shown = ", ".join(sorted(left_out)[:3])
     dots = " ..." if len(left_out) > 3 else ""

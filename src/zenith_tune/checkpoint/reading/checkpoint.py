@@ -31,14 +31,15 @@ def read_checkpoint(folder: Path) -> ShardSet:
             return _one(folder, TORCH_DIST, read_dist(dist))
         weights = find_weights(place)
         if weights is not None:
-            return _one(folder, weights.name, read_weights(weights))
+            return _one(folder, weights.name, read_weights(weights), weights.parent)
     except OSError as error:
         raise UsageError(f"{str(folder)!r} is no folder of shards ({error.strerror})", hint="give the folder") from None
     problem = f"{folder} holds no checkpoint that is known: shards named {PREFIX}T_pp_P.bin or .safetensors, Megatron's"
     raise UsageError(f"{problem} mp_rank folders or torch_dist, or model.safetensors", hint="give its folder")
 
 
-def _one(folder: Path, source: str, content: ShardContent) -> ShardSet:
+def _one(folder: Path, source: str, content: ShardContent, *places: Path) -> ShardSet:
     """Return a model that no rank split."""
-    content = replace(content, left_out=(*content.left_out, *states_beside(folder)))
+    states = {name for place in (folder, *places) for name in states_beside(place)}
+    content = replace(content, left_out=(*content.left_out, *sorted(states)))
     return shard_set(folder, source, Format.MEGATRON, {(0, 0): content})

@@ -42,12 +42,15 @@ class Chunk:
     sizes: tuple[int, ...]
     tensor: StoredTensor
 
-    def piece(self, index: tuple[int, ...], shape: tuple[int, ...], dtype: str) -> FileSlice | None:
+    def leading(self, depth: int) -> Iterator[tuple[int, ...]]:
+        """Return the indices of the leading axes that it has a part of."""
+        starts = zip(self.offsets[:depth], self.sizes[:depth], strict=True)
+        return itertools.product(*(range(start, start + size) for start, size in starts))
+
+    def piece(self, index: tuple[int, ...], shape: tuple[int, ...], dtype: str) -> FileSlice:
         """Return its part of what the leading axes hold at an index, as rows of bytes."""
         depth = len(index)
         inner = [at - start for at, start in zip(index, self.offsets, strict=False)]
-        if any(not 0 <= at < size for at, size in zip(inner, self.sizes, strict=False)):
-            return None
         sizes, offsets = self.sizes[depth:], self.offsets[depth:]
         if sizes[2:] != shape[2:]:
             problem = f"{self.tensor.name!r} is cut along its third axis or beyond, which is not supported"
@@ -86,9 +89,12 @@ class ChunkedTensor:
         shape = self.shape[depth:]
         if math.prod(self.shape[:depth]) > MAX_STACKED:
             raise UsageError(f"{self.key!r} would be {math.prod(self.shape[:depth]):,} weights", hint="save it again")
+        here: dict[tuple[int, ...], list[Chunk]] = {}
+        for chunk in self.chunks:
+            for index in chunk.leading(depth):
+                here.setdefault(index, []).append(chunk)
         for index in itertools.product(*map(range, self.shape[:depth])):
-            found = (chunk.piece(index, shape, self.dtype) for chunk in self.chunks)
-            slices = tuple(each for each in found if each is not None)
+            slices = tuple(chunk.piece(index, shape, self.dtype) for chunk in here.get(index, []))
             view = TensorView(shape[0] if shape else 1, row_bytes(shape, self.dtype), slices)
             if sum(each.num_rows * each.width for each in slices) != view.num_bytes:
                 problem = f"{self.key!r} must be there as a whole, but has {len(slices)} chunks that do not cover it"
@@ -195,6 +201,9 @@ def _tensors(
             raise UsageError(f"{folder} holds {key!r} in a type that is none of {', '.join(ITEM_BYTES)}")
         shape = _counts(entry.get("size"))
         sizes = {_counts(each.get("offsets")): _counts(each.get("sizes")) for each in entry.get("chunks")}
+        for start, size in sizes.items():
+            if any(at + extent > whole for at, extent, whole in zip(start, size, shape, strict=True)):
+                raise ValueError(f"a chunk of {size} at {start} is not in {shape}")
         chunks = [_chunk(folder, key, dtype, sizes, index, place) for index, place in by_key.get(key, [])]
         found += ChunkedTensor(key=key, dtype=dtype, shape=shape, chunks=tuple(chunks)).weights(name)
     return found
