@@ -164,8 +164,9 @@ class Written:
 
     def lines(self, place: Path) -> list[str]:
         """Return what a person reads."""
-        size = f"{count(self.num_tensors, 'tensor')}, {count(self.num_layers, 'layer')}, {format_file_size(self.num_bytes)}"
-        return [f"{self.source} -> {self.target}: {size}", *self.notes, f"written: {place}"]
+        parts = f"{count(self.num_tensors, 'tensor')}, {count(self.num_layers, 'layer')}"
+        size = format_file_size(self.num_bytes)
+        return [f"{self.source} -> {self.target}: {parts}, {size}", *self.notes, f"written: {place}"]
 
     def as_object(self) -> dict[str, Any]:
         """Return what a program reads."""
