@@ -10,17 +10,25 @@ KIB = 2**10
 
 
 def format_bytes(num_bytes: float) -> str:
+    """Write bytes as GiB.
+
+    >>> format_bytes(3 * 2**29)
+    '1.5 GiB'
+    """
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def format_file_size(num_bytes: int) -> str:
     """Write bytes as GiB, or in a smaller unit where that would show nothing.
 
-    >>> format_bytes(3 * 2**29), format_bytes(5 * 2**20), format_bytes(1536), format_bytes(12), format_bytes(0)
-    ('1.5 GiB', '5.0 MiB', '1.5 KiB', '12 bytes', '0.0 GiB')
+    >>> format_file_size(3 * 2**29), format_file_size(5 * 2**20), format_file_size(1536), format_file_size(12)
+    ('1.5 GiB', '5.0 MiB', '1.5 KiB', '12 bytes')
     """
-    size = abs(num_bytes)
-    if size >= GIB / 20 or not size:
-        return f"{num_bytes / GIB:.1f} GiB"
-    if size < KIB:
-        return f"{num_bytes:.0f} bytes"
-    return f"{num_bytes / MIB:.1f} MiB" if size >= MIB else f"{num_bytes / KIB:.1f} KiB"
+    if num_bytes >= GIB / 20:
+        return format_bytes(num_bytes)
+    if num_bytes < KIB:
+        return f"{num_bytes} bytes"
+    return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB else f"{num_bytes / KIB:.1f} KiB"
 
 
 def format_seconds(seconds: float) -> str:

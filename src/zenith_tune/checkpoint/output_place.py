@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import DiskFullError, UsageError
-from zenith_tune.units import count, format_bytes
+from zenith_tune.units import count, format_file_size
 
 PREFIX = "pytorch_model_tp_"
 SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9]\d{0,8})_pp_(0|[1-9]\d{0,8})\.(bin|safetensors)")
@@ -84,7 +84,7 @@ def refuse_full_disk(path: Path, num_bytes: int) -> None:
     """Refuse what has no room, before hours are spent on it."""
     free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     if num_bytes > free:
-        problem = f"--output {path} needs {format_bytes(num_bytes)}, but the disk has {format_bytes(free)} left"
+        problem = f"--output {path} needs {format_file_size(num_bytes)}, but the disk has {format_file_size(free)} left"
         raise DiskFullError(f"{problem}: nothing was written; free some or give another place")
 
 
@@ -164,8 +164,9 @@ class Written:
 
     def lines(self, place: Path) -> list[str]:
         """Return what a person reads."""
-        size = f"{count(self.num_tensors, 'tensor')}, {count(self.num_layers, 'layer')}, {format_bytes(self.num_bytes)}"
-        return [f"{self.source} -> {self.target}: {size}", *self.notes, f"written: {place}"]
+        parts = f"{count(self.num_tensors, 'tensor')}, {count(self.num_layers, 'layer')}"
+        size = format_file_size(self.num_bytes)
+        return [f"{self.source} -> {self.target}: {parts}, {size}", *self.notes, f"written: {place}"]
 
     def as_object(self) -> dict[str, Any]:
         """Return what a program reads."""
