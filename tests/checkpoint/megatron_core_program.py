@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import multiprocessing
+import queue
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -161,8 +161,8 @@ def save_legacy(model: Any, options: argparse.Namespace, tp_rank: int, pp_rank: 
 
 def save_dist(model: Any, options: argparse.Namespace, folder: Path, metadata: dict[str, Any]) -> None:
     """Save as Megatron-LM does by default."""
-    # Its own is a process that would outlive this one.
-    filesystem_async._results_queue = multiprocessing.get_context("fork").Queue()
+    # Its own is a process that would outlive this one; what is written at once needs no queue between processes.
+    filesystem_async._results_queue = queue.Queue()
     folder.mkdir(exist_ok=True)
     dist.barrier()
     state = model.sharded_state_dict(metadata={"dp_cp_group": ps.get_data_parallel_group(), **metadata})
