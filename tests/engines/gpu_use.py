@@ -19,7 +19,9 @@ def gpu_use(study: Path) -> GpuUse:
     """Return each GPU of each node with a beginning and an end, in order."""
     used = []
     for path in study.glob("trials/*/used"):
-        node, gpus, start, end = path.read_text().split()
+        if not (noted := path.read_text().split()):
+            continue  # it is just being written
+        node, gpus, start, end = noted
         used += [(f"{node}:{gpu}", float(start), float(end)) for gpu in gpus.split(",")]
     return sorted(used)
 
