@@ -207,12 +207,13 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
 
     if "direction" in args:
         args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
-    if objective.startswith(JSON):
-        return "json", {"key": objective.removeprefix(JSON), **args}, None
+    from zenith_tune.evaluators.json_lines import PREFIX
+
+    if objective.startswith(PREFIX):
+        return "json", {"key": objective.removeprefix(PREFIX), **args}, None
     return "regex", {"pattern": objective, **args}, None
 
 
-JSON = "json:"
 _EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",)}
 
 
@@ -226,7 +227,9 @@ def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
 def _tune_args(options: dict[str, Any]) -> dict[str, str]:
     args, topology = _pairs(options, "args"), options["topology"]
     if options["space"]:
-        args = {**args, "space": ";".join(options["space"])}
+        from zenith_tune.presets.space import SEPARATOR
+
+        args = {**args, "space": SEPARATOR.join(options["space"])}
     if options["allow"]:
         args = {**args, "allow": "+".join([*filter(None, [args.get("allow")]), *options["allow"]])}
     if topology is None:

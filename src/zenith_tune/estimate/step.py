@@ -9,10 +9,10 @@ import numpy as np
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.calibration import Calibration, TimeCoefficients
 from zenith_tune.estimate.memory_risk import layout_risk, memory_spread, slowdown
-from zenith_tune.estimate.time import estimate_time
-from zenith_tune.estimate.workload import Estimate, FloatArray, Machine, Workload
+from zenith_tune.estimate.time import TimeEstimate, estimate_time
+from zenith_tune.estimate.workload import Estimate, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 
@@ -20,10 +20,7 @@ def estimate(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
 ) -> Estimate:
     """Estimate memory and step time of every layout of one job on one cluster."""
-    workload, machine = Workload.of(model, job), Machine.of(cluster, job.precision)
-    coefficients = calibration.time.coefficients_for(
-        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
-    )
+    workload, machine, coefficients = _known(model, cluster, job, calibration)
     capacity = float(cluster.gpu.memory_bytes)
     memory, risk = layout_risk(workload, layouts, job.framework, calibration.memory, capacity)
     time = estimate_time(workload, machine, layouts, job.framework, coefficients)
@@ -41,24 +38,23 @@ def estimate(
     )
 
 
-def roomy_step_s(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
-) -> FloatArray:
-    """Return the step time of every layout with memory to spare, which is a fifth of the work of the whole estimate."""
-    workload, machine = Workload.of(model, job), Machine.of(cluster, job.precision)
+def time_with_room(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    layouts: LayoutBatch,
+    calibration: Calibration,
+    **changed: float,
+) -> TimeEstimate:
+    """Estimate time with memory to spare, which is a fifth of the whole work, with `changed` coefficients."""
+    workload, machine, coefficients = _known(model, cluster, job, calibration)
+    return estimate_time(workload, machine, layouts, job.framework, replace(coefficients, **changed))
+
+
+def _known(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration
+) -> tuple[Workload, Machine, TimeCoefficients]:
     coefficients = calibration.time.coefficients_for(
         gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
     )
-    return estimate_time(workload, machine, layouts, job.framework, coefficients).step_s
-
-
-def waiting_shares(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
-) -> dict[str, FloatArray]:
-    """Return which share of its step each part has where no data-parallel traffic is hidden behind computation."""
-    workload, machine = Workload.of(model, job), Machine.of(cluster, job.precision)
-    coefficients = calibration.time.coefficients_for(
-        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
-    )
-    time = estimate_time(workload, machine, layouts, job.framework, replace(coefficients, data_overlap=0.0))
-    return {name: seconds / time.step_s for name, seconds in time.parts.items()}
+    return Workload.of(model, job), Machine.of(cluster, job.precision), coefficients

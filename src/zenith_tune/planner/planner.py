@@ -19,7 +19,7 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_risk import memory_quantiles
 from zenith_tune.estimate.model_flops import flops_per_token
-from zenith_tune.estimate.step import estimate, roomy_step_s
+from zenith_tune.estimate.step import estimate, time_with_room
 from zenith_tune.estimate.workload import Estimate, FloatArray, Workload
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout
@@ -212,7 +212,7 @@ class Planner:
         return [*refined, *found]
 
     def _roomy_s(self, layouts: LayoutBatch) -> FloatArray:
-        return roomy_step_s(self.model, self.cluster, self.job, layouts, self.calibration)
+        return time_with_room(self.model, self.cluster, self.job, layouts, self.calibration).step_s
 
     def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
         """Return the layouts that no other beats in time, memory and GPUs together, down to an eighth of the GPUs."""

@@ -11,6 +11,8 @@ from zenith_tune.units import GIB
 DEFAULT_TRAIN_HOURS = 8.0
 """Of training where nothing says how long it will run: a night. Longer trainings are worth more trials."""
 MAX_HOURS = 1e6
+LEAST_GAIN = 0.01
+"""A smaller one of a step is worth no trial: two runs of one command differ by nearly as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

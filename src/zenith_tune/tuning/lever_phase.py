@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
+from zenith_tune.study.budget import LEAST_GAIN
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.session import StudySession
 
-LEAST_GAIN = 0.01
-"""What a trial must be expected to save of a step: two runs of one command differ by nearly as much."""
 LEAST_SHARE = 0.002
 """A lever that is expected to save less is not set."""
 FULL = 0.97
@@ -184,7 +183,10 @@ def is_of_use(lever: Lever, shares: Mapping[str, float] | None) -> bool:
 
 
 def predicted_shares(config: StudyConfig, point: Params) -> dict[str, float] | None:
-    """Return which share of the predicted step each of its parts has; None where nothing can be predicted."""
+    """Return which share of the predicted step each of its parts has where no data-parallel traffic is hidden.
+
+    None where nothing can be predicted.
+    """
     try:
         subject = config.preset.subject(config.command)
     except UsageError:
@@ -193,9 +195,10 @@ def predicted_shares(config: StudyConfig, point: Params) -> dict[str, float] | N
     if subject is None or layout is None:
         return None
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.estimate.step import waiting_shares
+    from zenith_tune.estimate.step import time_with_room
     from zenith_tune.layouts.layout_batch import batch_of
 
     calibration = default_calibration(subject.job.framework.name)
-    shares = waiting_shares(subject.model, subject.cluster, subject.job, batch_of([layout]), calibration)
-    return {name: float(share[0]) for name, share in shares.items()}
+    batch = batch_of([layout])
+    time = time_with_room(subject.model, subject.cluster, subject.job, batch, calibration, data_overlap=0.0)
+    return {name: float(seconds[0] / time.step_s[0]) for name, seconds in time.parts.items()}

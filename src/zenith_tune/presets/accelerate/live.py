@@ -26,11 +26,11 @@ class LiveField:
     axis: str
     argument: str
     key: str
-    told: str
+    reported: str
 
 
-def _megatron(axis: str, argument: str, told: str | None = None) -> LiveField:
-    return LiveField(axis, argument, f"megatron_lm_{argument}", told or argument)
+def _megatron(axis: str, argument: str, reported: str | None = None) -> LiveField:
+    return LiveField(axis, argument, f"megatron_lm_{argument}", reported or argument)
 
 
 PLUGINS = {
@@ -122,16 +122,16 @@ def _fixed_accumulation(job: AccelerateJob, given: Mapping[str, Mapping[str, Any
     return {ACCUMULATION: f"Accelerator({name}=...)"} if is_by_plugin else {}
 
 
-def _live_values(backend: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.key: told[each.told] for each in FIELDS[backend] if each.told in told} if backend in FIELDS else {}
+def _live_values(backend: str, reported: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.key: reported[each.reported] for each in FIELDS.get(backend, ()) if each.reported in reported}
 
 
 def _refuse_other_batch(job: AccelerateJob, run: AccelerateRun, accumulation: int) -> None:
     """Refuse a batch that was given and is not the one that the user's own command trains."""
-    told = run.samples
-    if job.given_batch is None or told is None or job.own_micro_batch is None or told == job.given_batch:
+    trained = run.samples
+    if job.given_batch is None or trained is None or job.own_micro_batch is None or trained == job.given_batch:
         return
     if job.given_batch == job.own_micro_batch * accumulation * job.num_gpus:  # the loader does not tell of all ranks
         return
-    problem = f"gbs is given as {job.given_batch}, but your own command trains {told} samples for an update"
-    raise UsageError(problem, hint=f"leave gbs out, or give gbs={told}")
+    problem = f"gbs is given as {job.given_batch}, but your own command trains {trained} samples for an update"
+    raise UsageError(problem, hint=f"leave gbs out, or give gbs={trained}")

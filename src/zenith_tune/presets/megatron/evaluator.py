@@ -130,10 +130,11 @@ class MegatronEvaluator(TuningEvaluator):
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""
-        if rates := self._bare_rates(stdout, metadata):
+        found = _all_lines(stdout, metadata)
+        if not found and (rates := self._bare_rates(stdout)):
             peak = peak_memory_bytes(stdout, [])
             return summarise(rates, Direction.MAXIMIZE, unit="TFLOP/s/GPU", peak_memory_bytes=peak)
-        lines = _valid_lines(stdout, metadata)
+        lines = _valid_lines(found, stdout)
         steady = _steady(lines)
         reading = self._read(steady, stdout, metadata)
         return summarise(
@@ -145,9 +146,9 @@ class MegatronEvaluator(TuningEvaluator):
             extra=_extra(steady, stdout, reading),
         )
 
-    def _bare_rates(self, stdout: str, metadata: Mapping[str, Any]) -> list[float]:
+    def _bare_rates(self, stdout: str) -> list[float]:
         """Return the steady rates of a log that prints them, and nothing else of its iterations."""
-        if self.direction is Direction.MINIMIZE or self.objective == "samples_per_s" or _all_lines(stdout, metadata):
+        if self.direction is Direction.MINIMIZE or self.objective == "samples_per_s":
             return []
         rates = [float(match[1]) for match in _BARE.finditer(stdout)]
         if any(not (math.isfinite(rate) and rate > 0) for rate in rates):
@@ -158,7 +159,7 @@ class MegatronEvaluator(TuningEvaluator):
         """Return the values of the steady lines so far; None while there are none, or where they are worth nothing."""
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            lines = _valid_lines(whole_lines, metadata)
+            lines = _valid_lines(_all_lines(whole_lines, metadata), whole_lines)
             reading = self._read(_steady(lines), whole_lines, metadata)
         except ValueError:
             return None
@@ -237,9 +238,8 @@ def _required_tflops(tflops: list[float]) -> list[float]:
     return tflops
 
 
-def _valid_lines(stdout: str, metadata: Mapping[str, Any]) -> list[IterationLine]:
+def _valid_lines(lines: list[IterationLine], stdout: str) -> list[IterationLine]:
     """Return the iteration lines that count, or raise ValueError with the cause where the run is worth nothing."""
-    lines = _all_lines(stdout, metadata)
     if not lines:
         if not stdout or stdout.isspace():
             raise ValueError("the log is empty")

@@ -17,7 +17,7 @@ from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
-from zenith_tune.study.budget import Training
+from zenith_tune.study.budget import LEAST_GAIN, Training
 from zenith_tune.study.trial import Trial
 
 
@@ -72,8 +72,6 @@ class TrialCost:
         return result
 
 
-LEAST_GAIN = 0.01
-"""A smaller one counts for nothing: two runs of one command differ by nearly as much."""
 HOPELESS = 0.02
 """What has a smaller chance to run is not tried, also where nothing ran yet."""
 

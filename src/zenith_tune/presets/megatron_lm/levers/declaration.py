@@ -17,6 +17,7 @@ from zenith_tune.describe.megatron.version import NEWEST, OLDEST, Release
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.megatron_lm.job import MegatronJob
+from zenith_tune.presets.megatron_lm.rules import is_alone
 from zenith_tune.study.parameters import Value
 
 
@@ -36,8 +37,7 @@ class Situation:
     @property
     def has_replicas(self) -> bool:
         """Tell whether gradients are reduced over several ranks."""
-        at = self.layout
-        return at.dp * at.cp > 1 or (self.job.has_experts and at.edp > 1)
+        return not is_alone(self.layout, has_experts=self.job.has_experts)
 
     @property
     def has_shards(self) -> bool:
