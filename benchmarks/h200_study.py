@@ -22,9 +22,16 @@ from typing import Any
 from h200_guided import PLAIN, SHAPE, machine
 
 RUN = (
-    "--micro-batch-size 1 --global-batch-size 16 --log-throughput --log-interval 1 --eval-iters 0 "
+    "--micro-batch-size 1 --global-batch-size 8 --log-throughput --log-interval 1 --eval-iters 0 "
     "--eval-interval 1000 --lr 1e-4 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 )
+MODELS = {
+    "dense-4k": SHAPE,
+    "dense": SHAPE.replace("4096", "2048"),
+    "moe": SHAPE.replace("4096", "2048").replace("--num-layers 16", "--num-layers 12").replace("8192", "4096")
+    + " --num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 4096 --moe-router-load-balancing-type aux_loss",
+}
+"""What the user trains: a dense model of 1.5B parameters, and one of 3.1B with 8 experts in each of 12 layers."""
 KEPT = (
     *("number", "label", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes"),
     *("duration_s", "early", "why", "is_baseline", "cause"),
@@ -35,10 +42,11 @@ def main() -> None:
     """Run the study and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, required=True, help="the source tree of Megatron-LM")
+    parser.add_argument("--model", choices=MODELS, default="dense-4k")
     parser.add_argument("--iterations", type=int, default=15, help="of the user's own command")
     parser.add_argument("--output", type=Path, required=True)
     options, more = parser.parse_known_args()
-    command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {SHAPE} {RUN}"
+    command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {MODELS[options.model]} {RUN}"
     rows = study(f"{command} --train-iters {options.iterations}", more)
     options.output.write_text(json.dumps({**rows, "command": command, "argv": sys.argv[1:]}, indent=1) + "\n")
     print(json.dumps(rows["summary"], indent=1))
