@@ -43,7 +43,7 @@ replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and writ
 	$(BIN)/python benchmarks/replay.py
 
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
-	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
+	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-s*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
 $(VENV)/.base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

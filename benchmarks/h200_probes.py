@@ -72,7 +72,8 @@ def compare(probes: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> lis
         memory = MemoryRows.of(own, framework).printed(calibration.memory)
         table = RunTable.of(own, framework)
         coefficients = calibration.time.coefficients_for(gpu="h200", precision="bf16", framework=FRAMEWORK)
-        steps = stage_time(table.workload, table.machine, table.layouts, framework, coefficients, table.probed_stage)
+        work = (table.workload, table.machine, table.layouts, framework, coefficients)
+        steps = stage_time(*work, table.probed_stage).step_s
         found += [Compared(run, float(memory[row]), float(steps[row])) for row, run in enumerate(own)]
     return found
 

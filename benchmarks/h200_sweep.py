@@ -177,7 +177,7 @@ def sweep() -> Iterator[Run]:
         yield Run(kind="moe-probe", mbs=1, num_micro_batches=4, ep=8, num_gpus=8, **shape)
     for hidden, layers, ffn in ((2048, 16, 8192), (4096, 8, 14336), (8192, 4, 28672)):
         for tp, mbs in ((2, 1), (4, 1), (8, 1), (8, 4)):
-            gpus = {"tp": tp, "num_gpus": 8}
+            gpus: dict[str, Any] = {"tp": tp, "num_gpus": 8}
             yield Run(kind="probe", hidden=hidden, num_layers=layers, ffn=ffn, mbs=mbs, num_micro_batches=4, **gpus)
     for more in (("--cuda-graph-impl", "local"), ("--cross-entropy-loss-fusion",)):
         yield Run(kind="lever", hidden=1024, num_layers=24, ffn=4096, more=more)

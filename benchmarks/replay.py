@@ -27,7 +27,7 @@ from scoreboard import DATA, parse_options, read_both, run_command
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
-from zenith_tune.calibrate.holdout import families_of, interval, predict, time_residuals
+from zenith_tune.calibrate.holdout import families_of, held_out_steps, predict, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, usable
 from zenith_tune.calibrate.robust_fit import folds
@@ -158,8 +158,9 @@ def _fit_time(family: TimeFamily, runs: list[MeasuredRun], memory: MemoryCoeffic
     framework = load_framework(family.name)
     table = RunTable.of([with_default_batch(run) for run in runs], framework)
     fit = TimeFit(family, table, framework, _device_bytes(table.runs, memory))
-    residuals = time_residuals(fit, folds(table.landscapes, INNER_FOLDS))
-    return replace(fit.calibration(fit.fit()), interval=interval(residuals))
+    errors = step_errors(held_out_steps(fit, folds(table.landscapes, INNER_FOLDS)))
+    fitted = fit.calibration(fit.fit())
+    return replace(fitted, interval=errors.interval, host_sd=errors.host_sd, message_sd=errors.message_sd)
 
 
 def _device_bytes(runs: list[MeasuredRun], memory: MemoryCoefficients) -> FloatArray:

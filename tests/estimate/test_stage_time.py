@@ -32,7 +32,7 @@ def without_messages(a: Case) -> Case:
 def stages_of(a: Case, coefficients: TimeCoefficients, *ranks: float) -> FloatArray:
     """Return the seconds of these ranks of the case's one layout, or of one rank of each of its layouts."""
     rank = np.array(ranks) if len(ranks) == len(a.layouts) else np.full(len(a.layouts), ranks[0])
-    return stage_time(a.workload, a.machine, a.layouts, a.framework, coefficients, rank)
+    return stage_time(a.workload, a.machine, a.layouts, a.framework, coefficients, rank).step_s
 
 
 def pipeline(model: ModelSpec, pp: int, **others: Any) -> Case:

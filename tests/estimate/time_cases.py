@@ -26,6 +26,7 @@ IDEAL = TimeCoefficients(
     ffn_passes=0.0,
     logit_passes=0.0,
     layer_launch_s=0.0,
+    tensor_launch_s=0.0,
     expert_launch_s=0.0,
     expert_passes=0.0,
     expert_efficiency=1.0,

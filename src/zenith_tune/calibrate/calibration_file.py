@@ -14,7 +14,14 @@ from typing import Any
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
+from zenith_tune.estimate.calibration import (
+    HOST_SD,
+    MESSAGE_SD,
+    Calibration,
+    MemoryCoefficients,
+    TimeCalibration,
+    TimeCoefficients,
+)
 from zenith_tune.study.files import read_regular, write_output
 from zenith_tune.units import MIB
 
@@ -111,6 +118,8 @@ def _time(data: dict[str, Any]) -> TimeCalibration:
         trends=_numbers(data["trends"], TimeCoefficients, least=-MAX_TREND, most=MAX_TREND),
         release=_number("release", data["release"]),
         interval=_interval(data["interval"]),
+        host_sd=_number("host_sd", data.get("host_sd", HOST_SD)),
+        message_sd=_number("message_sd", data.get("message_sd", MESSAGE_SD)),
     )
 
 

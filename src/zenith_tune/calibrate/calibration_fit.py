@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zenith_tune.calibrate.holdout import FEW, families_of, interval, time_residuals
+from zenith_tune.calibrate.holdout import FEW, families_of, held_out_steps, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
 from zenith_tune.calibrate.memory_fit import usable as usable_memory
@@ -114,11 +114,11 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
     framework, before = load_framework(family.name), fit.calibration.time
     table = RunTable.of(runs, framework)
     time_fit = TimeFit(family, table, framework, start=before)
-    residuals = time_residuals(time_fit, folds(table.landscapes))
-    ends = interval(residuals)
-    if refines:
-        ends = _blended(ends, before.interval, len(residuals))
-    time = replace(time_fit.calibration(time_fit.fit()), interval=ends)
+    held = held_out_steps(time_fit, folds(table.landscapes))
+    residuals, errors = held.residuals, step_errors(held)
+    ends = _blended(errors.interval, before.interval, len(residuals)) if refines else errors.interval
+    fitted = time_fit.calibration(time_fit.fit())
+    time = replace(fitted, interval=ends, host_sd=errors.host_sd, message_sd=errors.message_sd)
     return replace(
         fit,
         calibration=replace(fit.calibration, time=time),

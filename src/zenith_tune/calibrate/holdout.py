@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,9 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, unusable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
-from zenith_tune.estimate.calibration import MemoryCoefficients
+from zenith_tune.estimate.calibration import HOST_SD, MESSAGE_SD, MemoryCoefficients, TimeCalibration
 from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles
+from zenith_tune.estimate.time import TimeEstimate
 from zenith_tune.estimate.workload import FloatArray
 
 MAX_FOLDS = 20
@@ -155,8 +157,8 @@ def hold_out(
 ) -> Iterator[tuple[TimeFamily, list[Judged]]]:
     """Judge the runs of `judge` by a fit to `runs`, or every landscape of `runs` by a fit to others of its family.
 
-    `memory` is what was predicted of the memory of the same runs, likewise without their landscapes. Families of a
-    single landscape are left out: there is nothing to learn from.
+    `memory` is what was predicted of the memory of the same runs, likewise without their landscapes. Where a family has
+    a single landscape, there is nothing to judge it by but other runs.
     """
     for family, members in families_of(runs):
         others = [] if judge is None else [run for run in judge if run.framework in family.frameworks]
@@ -165,7 +167,7 @@ def hold_out(
         table = RunTable.of([*members, *others], framework)
         fit = TimeFit(family, table, framework, _device_bytes(table.runs, memory))
         places = table.landscapes[: len(members)]
-        if not family.fitted or is_one_place(places):
+        if not family.fitted or (judge is None and is_one_place(places)):
             continue
         known = [_padded(fold, len(table.runs)) for fold in folds(places)]
         yield family, _cross_validated(fit, known) if judge is None else _judged(fit, known, len(members))
@@ -182,48 +184,100 @@ def _device_bytes(runs: list[MeasuredRun], memory: Iterable[HeldOutMemory]) -> F
 
 
 def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[Judged]:
-    residuals = time_residuals(fit, parts)
-    predicted = fit.table.step_s / np.exp(residuals)
+    held = held_out_steps(fit, parts)
     judged: dict[int, Judged] = {}
     for part in parts:
-        ends = interval(residuals[~part])
-        judged |= {int(i): _with_interval(fit.table.runs[i], predicted[i], ends) for i in np.flatnonzero(part)}
+        errors = step_errors(held.of(~part))
+        judged |= {int(i): _with_interval(fit.table.runs[i], held, int(i), errors) for i in np.flatnonzero(part)}
     return [judged[i] for i in sorted(judged)]
 
 
 def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -> list[Judged]:
     """Judge the runs behind the first `num_fitted`, which alone are fitted to and give the interval."""
     ours = np.arange(num_fitted)
-    ends = interval(time_residuals(fit, parts, ours)[ours])
-    predicted = fit.predict(fit.fit(ours))
-    return [_with_interval(fit.table.runs[i], predicted[i], ends) for i in range(num_fitted, len(predicted))]
+    errors = step_errors(held_out_steps(fit, parts, ours).of(ours))
+    found = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(ours)))
+    return [_with_interval(fit.table.runs[i], found, i, errors) for i in range(num_fitted, len(fit.table.runs))]
 
 
-def _with_interval(run: MeasuredRun, predicted_s: float, ends: tuple[float, float]) -> Judged:
-    low, high = (float(predicted_s * np.exp(end)) for end in ends)
-    return Judged(run, float(predicted_s), low, high)
+def _with_interval(run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration) -> Judged:
+    predicted_s = float(held.step_s[row])
+    wider = float(errors.widening(held.host_share, held.message_share)[row])
+    low, high = (predicted_s * float(np.exp(end * wider)) for end in errors.interval)
+    return Judged(run, predicted_s, low, high)
 
 
-def time_residuals(
+@dataclass(frozen=True, slots=True)
+class HeldOutSteps:
+    """Hold what was predicted of each run, how far host and messages decide it, and how far it is off."""
+
+    step_s: FloatArray
+    host_share: FloatArray
+    message_share: FloatArray
+    residuals: FloatArray
+    """Logarithm of measured over predicted step time."""
+
+    @classmethod
+    def of_estimate(cls, fit: TimeFit, found: TimeEstimate) -> HeldOutSteps:
+        """Compare an estimate with what was measured."""
+        return cls(found.step_s, found.host_share, found.message_share, np.log(fit.table.step_s / found.step_s))
+
+    def of(self, rows: npt.NDArray[Any]) -> HeldOutSteps:
+        """Return some of the runs."""
+        return HeldOutSteps(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def held_out_steps(
     fit: TimeFit, parts: list[npt.NDArray[np.bool_]] | None = None, among: npt.NDArray[np.intp] | None = None
-) -> FloatArray:
-    """Return the logarithm of measured over predicted step time of every run, each without its own landscape.
+) -> HeldOutSteps:
+    """Predict every run without its own landscape.
 
     `parts` says what else to leave out together; `among` are the runs that may be fitted to.
     """
-    predicted = np.full(len(fit.table.runs), np.nan)
-    fitted = np.zeros(len(predicted), np.bool_)
+    held = HeldOutSteps(*np.full((4, len(fit.table.runs)), np.nan))
+    fitted = np.zeros(len(held.step_s), np.bool_)
     fitted[slice(None) if among is None else among] = True
     for part in parts or folds(fit.table.landscapes):
-        predicted[part] = fit.predict(fit.fit(np.flatnonzero(~part & fitted)))[part]
-    residuals: FloatArray = np.log(fit.table.step_s / predicted)
-    return residuals
+        found = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(np.flatnonzero(~part & fitted))))
+        for field in fields(held):
+            getattr(held, field.name)[part] = getattr(found, field.name)[part]
+    return held
+
+
+SPREADS: FloatArray = np.geomspace(0.01, 0.4, 16)
+SDS: FloatArray = np.geomspace(0.02, 1.5, 16)
+"""Standard deviations that are weighed against one another: of the GPU's own work, of host and messages."""
+PRIOR_SD = 0.5
+"""Standard deviation of the logarithm of those of host and messages before any run."""
+
+
+def step_errors(held: HeldOutSteps) -> TimeCalibration:
+    """Return how far step times are off: by the GPU's own work, by the host, and by messages.
+
+    The likeliest of a grid, the errors being Laplace's: a few large ones do not decide it.
+    """
+    if len(held.residuals) == 0:
+        return TimeCalibration(interval=(-0.5, 0.5))
+    spread, host, messages = (each[..., None] for each in np.meshgrid(SPREADS, SDS, SDS, indexing="ij"))
+    sd = np.sqrt(spread**2 + (host * held.host_share) ** 2 + (messages * held.message_share) ** 2)
+    fit = -(np.log(sd) + np.sqrt(2) * np.abs(held.residuals) / sd).sum(axis=-1)
+    for each, usual in ((host, HOST_SD), (messages, MESSAGE_SD)):
+        fit = fit - (np.log(each[..., 0] / usual) / PRIOR_SD) ** 2 / 2
+    best = np.unravel_index(int(np.argmax(fit)), fit.shape)
+    low, high = interval(held.residuals / sd[best])
+    base = float(SPREADS[best[0]])
+    ends = (min(low, -LEAST_END) * base, max(high, LEAST_END) * base)
+    unit = base / ((ends[1] - ends[0]) / 3.29)
+    # What widens the interval is stated against its own width.
+    return TimeCalibration(interval=ends, host_sd=float(SDS[best[1]]) / unit, message_sd=float(SDS[best[2]]) / unit)
+
+
+LEAST_END = 0.5
+"""Of an interval, in standard deviations: it reaches to both sides of the prediction."""
 
 
 def interval(residuals: FloatArray) -> tuple[float, float]:
-    """Return the 90% interval of held-out logarithmic residuals; wide where there are few."""
-    if len(residuals) == 0:
-        return -0.5, 0.5
+    """Return the 90% interval of held-out residuals; wide where there are few."""
     widen = 1 + 5 / len(residuals) if len(residuals) < FEW else 1.0
     low, high = np.quantile(residuals, [TAIL, 1 - TAIL])
     return float(low) * widen, float(high) * widen

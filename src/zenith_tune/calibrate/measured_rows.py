@@ -138,6 +138,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         dispatcher="flex" if row["source_id"].startswith(FLEX_SOURCES) else "alltoall",
         seq_len=seq_len,
         layout=layout,
+        probed_stage=number(row, "probed_stage"),
         step_s=step_s,
         tokens_per_s_per_gpu=tokens,
         memory_bytes=memory,

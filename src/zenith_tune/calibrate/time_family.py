@@ -53,6 +53,7 @@ EXPERTS = {
     "expert_passes": 1.0,
     "expert_exposed": TRAFFIC,
 }
+HOST = {"layer_launch_s": LAUNCH, "launch_again": 0.25, "tensor_launch_s": LAUNCH}
 NANOTRON_START = TimeCoefficients(
     gemm_efficiency=0.65,
     attention_efficiency=0.2,
@@ -117,18 +118,30 @@ FAMILIES = (
     TimeFamily(
         name="hf-accelerate",
         frameworks=("hf-accelerate",),
-        fitted={name: 2 * prior for name, prior in DENSE.items() if "slow" not in name} | {"layer_launch_s": 1.0},
+        fitted={name: 2 * prior for name, prior in DENSE.items() if "slow" not in name}
+        | {"layer_launch_s": 1.0, "launch_again": 0.25},
     ),
     TimeFamily(
         name="megatron-local",
         frameworks=("megatron-local",),
         # Nothing is fused: masks and softmax of attention are passes of their own, in fp32.
-        start=TimeCoefficients(score_passes=80.0),
+        start=TimeCoefficients(
+            score_passes=80.0,
+            # PyTorch's Adam, unfused, with fp32 copies of weights and gradients; measured as the launches are.
+            optimizer_passes=110.0,
+            # On the host of an H200 (benchmarks/h200-sweep-2026-11-16.csv): experts run one after another.
+            layer_launch_s=6.0e-3,
+            tensor_launch_s=1.5e-3,
+            expert_launch_s=3.0e-3,
+            expert_product_s=1.2e-3,
+        ),
         fitted={
             "gemm_efficiency": EFFICIENCY,
-            **dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes", "layer_launch_s"), LAUNCH),
-            "expert_launch_s": 1.0,
-            "expert_product_s": 1.0,
+            **dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes"), LAUNCH),
+            "optimizer_passes": PASSES,
+            **HOST,
+            "expert_launch_s": LAUNCH,
+            "expert_product_s": LAUNCH,
         },
     ),
 )

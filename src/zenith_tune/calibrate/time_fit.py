@@ -17,7 +17,7 @@ from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, node_
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.estimate.calibration import TimeCalibration, TimeCoefficients, precision_class
 from zenith_tune.estimate.memory_risk import slowdown
-from zenith_tune.estimate.time import estimate_time, stage_time
+from zenith_tune.estimate.time import TimeEstimate, estimate_time, stage_time
 from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
@@ -168,16 +168,20 @@ class TimeFit:
 
     def predict(self, theta: FloatArray) -> FloatArray:
         """Return the step time of every run of the table; a row for each of k vectors that are columns of (k, 1)."""
+        return self.estimate(theta).step_s
+
+    def estimate(self, theta: FloatArray) -> TimeEstimate:
+        """Return the same with what it is made of."""
         table, coefficients = self.table, self._coefficients(theta)
-        step_s = estimate_time(table.workload, table.machine, table.layouts, self.framework, coefficients).step_s
+        work = (table.workload, table.machine, table.layouts, self.framework, coefficients)
+        found = estimate_time(*work)
         if not np.isnan(table.probed_stage).all():
             # A rank that was probed had nobody to wait for: its work alone is what was measured.
-            rank = np.nan_to_num(table.probed_stage)
-            work = (table.workload, table.machine, table.layouts, self.framework, coefficients)
-            step_s = np.where(np.isnan(table.probed_stage), step_s, stage_time(*work, rank))
+            found = _chosen(table.probed_stage, found, stage_time(*work, np.nan_to_num(table.probed_stage)))
         if self.device_bytes is None:
-            return step_s
-        return step_s * slowdown(self.device_bytes, table.machine.memory_bytes, coefficients.thrash)
+            return found
+        longer = slowdown(self.device_bytes, table.machine.memory_bytes, coefficients.thrash)
+        return replace(found, step_s=found.step_s * longer)
 
     def calibration(self, theta: FloatArray) -> TimeCalibration:
         """Return the fitted vector as a calibration."""
@@ -199,6 +203,16 @@ class TimeFit:
         for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
             logs[factor.coefficient] = logs[factor.coefficient] + value * factor.share
         return replace(base, **{name: getattr(base, name) * np.exp(log) for name, log in logs.items()})
+
+
+def _chosen(probed_stage: FloatArray, whole: TimeEstimate, alone: TimeEstimate) -> TimeEstimate:
+    """Return the estimate of each run: of the whole step, or of the rank that ran alone."""
+    is_whole = np.isnan(probed_stage)
+    parts = {name: np.where(is_whole, part, alone.parts.get(name, 0.0)) for name, part in whole.parts.items()}
+    step_s, host = (
+        np.where(is_whole, *pair) for pair in ((whole.step_s, alone.step_s), (whole.host_share, alone.host_share))
+    )
+    return TimeEstimate(step_s, parts, host)
 
 
 def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> list[Factor]:

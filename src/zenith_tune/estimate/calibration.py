@@ -50,6 +50,10 @@ class TimeCoefficients:
     """Bytes moved per logit, forward and backward."""
     layer_launch_s: float = 1.0e-3
     """Time of the host per layer and micro-batch, forward and backward: no layer is quicker."""
+    launch_again: float = 0.6
+    """Share of that which a recomputed layer adds: the host does most of its work in the forward pass."""
+    tensor_launch_s: float = 1.0e-4
+    """What tensor parallelism adds to that: launching its collectives."""
     expert_launch_s: float = 1.0e-3
     """The same that a layer with experts adds."""
     expert_product_s: float = 1.0e-4
@@ -182,6 +186,10 @@ def precision_class(precision: str) -> str:
     return "bf16"
 
 
+HOST_SD, MESSAGE_SD = 0.35, 0.2
+"""How far the host and the messages are off where no run shows it: hosts of one kind of GPU differ by half."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeCalibration:
     """Hold the coefficients of a family of frameworks, and what they are multiplied by for each kind of run."""
@@ -194,12 +202,22 @@ class TimeCalibration:
     release: float = 2026.0
     """The release, as a year, that the coefficients are of."""
     interval: tuple[float, float] = (-0.25, 0.25)
-    """The 90% interval of the logarithm of measured over estimated step time, from held-out runs."""
+    """The 90% interval of the logarithm of measured over estimated step time where the GPU's own work is all of it."""
+    host_sd: float = HOST_SD
+    """Standard deviation of the logarithm of what the host takes: it counts as far as the host decides the step."""
+    message_sd: float = MESSAGE_SD
+    """The same of messages between ranks."""
 
     @property
     def spread(self) -> float:
         """Standard deviation that a normal distribution of the same interval would have."""
         return (self.interval[1] - self.interval[0]) / 3.29
+
+    def widening(self, host_share: FloatArray, message_share: FloatArray) -> FloatArray:
+        """Return how many times wider the interval is for a run that waits for its host or for messages."""
+        added = (self.host_sd * host_share) ** 2 + (self.message_sd * message_share) ** 2
+        factor: FloatArray = np.sqrt(1 + added / self.spread**2)
+        return factor
 
     def coefficients_for(
         self, *, gpu: str, precision: str, framework: str, release: float | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
@@ -27,12 +25,13 @@ def estimate(
     longer = slowdown(memory.device_bytes, capacity, coefficients.thrash)
     parts = dict(time.parts)
     parts["memory"] = time.step_s * (longer - 1)
+    wider = calibration.time.widening(time.host_share, time.message_share)
     return Estimate(
         step_s=time.step_s * longer,
         time_parts=parts,
         memory_bytes=memory.device_bytes,
         memory_parts=memory.parts,
-        step_spread=np.full(len(layouts), calibration.time.spread),
+        step_spread=calibration.time.spread * wider,
         memory_spread=memory_spread(memory, calibration.memory),
         oom_probability=risk,
     )

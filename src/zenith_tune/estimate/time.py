@@ -30,6 +30,8 @@ from zenith_tune.layouts.layout_batch import (
 
 FORWARD = 1 / 3
 """Share of a layer's time that is its forward pass."""
+MESSAGES = ("tp", "cp", "ep", "p2p", "dp")
+"""Parts of a step that are messages between ranks."""
 UNSHARDED_NODES = 4
 """From so many nodes on a pipeline whose gradients are all-reduced waits (Ultra-Scale Playbook, 2025)."""
 
@@ -40,6 +42,14 @@ class TimeEstimate:
 
     step_s: FloatArray
     parts: dict[str, FloatArray]
+    host_share: FloatArray
+    """By which share of a change of the host's speed the step changes: 0 where the GPU rules, 1 where the host does."""
+
+    @property
+    def message_share(self) -> FloatArray:
+        """Share of the step in which ranks wait for messages."""
+        sent = sum((self.parts[name] for name in MESSAGES if name in self.parts), np.zeros(len(self.step_s)))
+        return np.clip(sent / self.step_s, 0.0, 1.0)
 
 
 def estimate_time(
@@ -52,7 +62,7 @@ def estimate_time(
     """Estimate the step time of every layout."""
     w, c = workload, coefficients
     loads = stage_loads(w, layouts, framework)
-    layer = _layer(w, machine, layouts, c)
+    layer, host = _layer(w, machine, layouts, c)
     head_s = head_time(w, machine, layouts, c)
     m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
     # The layers that predict further tokens stand behind the last one.
@@ -70,11 +80,14 @@ def estimate_time(
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s)
     parts["optimizer"] = optimizer_time(params, machine, layouts, c)
     parts["overhead"] = parts["overhead"] + c.step_overhead_s
-    return TimeEstimate(sum(parts.values(), start=np.zeros(len(layouts))), parts)
+    step_s = sum(parts.values(), start=np.zeros(len(layouts)))
+    return TimeEstimate(step_s, parts, host * (pipeline_s - m * head_s / layouts.pp) / step_s)
 
 
-def _layer(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> dict[str, FloatArray]:
-    """Return the seconds of an average layer per micro-batch by cause."""
+def _layer(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients
+) -> tuple[dict[str, FloatArray], FloatArray]:
+    """Return the seconds of an average layer per micro-batch by cause, and how far the host decides them."""
     w, moe = workload, workload.num_moe_layers / workload.num_layers
     time = layer_time(w, machine, layouts, c)
     compute = _mean_compute(w, time)
@@ -84,9 +97,9 @@ def _layer(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCo
     again = recomputed_share(w, layouts)
     recompute = _recompute(layouts, again, compute + tensor + experts, time)
     work = compute + tensor + context + experts + recompute
-    floor = launch_time(w, machine, layouts, c) * (1 + FORWARD * again)
+    floor = launch_time(w, machine, layouts, c) * (1 + c.launch_again * again)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
-    return {**parts, "overhead": joint_time(work, floor) - work}
+    return {**parts, "overhead": joint_time(work, floor) - work}, host_rules(work, floor)
 
 
 def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
@@ -107,6 +120,12 @@ def joint_time(work: FloatArray, floor: FloatArray) -> FloatArray:
     """Return a smooth maximum: the host runs ahead of the device, or the device ahead of the host."""
     joint: FloatArray = np.sqrt(np.sqrt(work**4 + floor**4))
     return joint
+
+
+def host_rules(work: FloatArray, floor: FloatArray) -> FloatArray:
+    """Return by which share of a change of `floor` their joint time changes."""
+    share: FloatArray = floor**4 / (work**4 + floor**4)
+    return share
 
 
 def optimizer_time(
@@ -133,7 +152,8 @@ def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: T
 def _host_time(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
     """Return how long the host takes to launch a layer."""
     moe, experts = workload.num_moe_layers / workload.num_layers, workload.num_experts / layouts.ep
-    seconds: FloatArray = c.layer_launch_s + moe * (c.expert_launch_s + experts * c.expert_product_s)
+    split = (layouts.tp > 1) * c.tensor_launch_s
+    seconds: FloatArray = c.layer_launch_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
     return seconds
 
 
@@ -184,8 +204,8 @@ def stage_time(
     framework: FrameworkSpec,
     coefficients: TimeCoefficients,
     rank: FloatArray,
-) -> FloatArray:
-    """Return the seconds per step of pipeline rank `rank` of each layout, had it never to wait for another rank.
+) -> TimeEstimate:
+    """Return the step of pipeline rank `rank` of each layout, had it never to wait for another rank.
 
     It is what a single rank does when every message is left out: the layers, the loss on the last stage, the
     optimizer's step, and what the host takes for them.
@@ -195,9 +215,15 @@ def stage_time(
     time, again = layer_time(w, machine, layouts, c), recomputed_share(w, layouts)
     compute = _mean_compute(w, time)
     work = compute + _recompute(layouts, again, compute, time)
-    layer_s = joint_time(work, _host_time(w, layouts, c) * (1 + FORWARD * again))
-    head_s = head_time(w, machine, layouts, c) + stage.mtp_layers * layer_s
-    layers_s = stage.layers * layer_s + stage.is_last * head_s
-    once = optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c) + c.step_overhead_s
-    result: FloatArray = layouts.num_micro_batches * layers_s + np.asarray(once)
-    return result
+    floor = _host_time(w, layouts, c) * (1 + c.launch_again * again)
+    layer_s = joint_time(work, floor)
+    head_s = stage.is_last * head_time(w, machine, layouts, c)
+    num_layers = stage.layers + stage.is_last * stage.mtp_layers
+    m, zero = layouts.num_micro_batches, np.zeros(len(layouts))
+    parts = {
+        "compute": m * (num_layers * work + head_s),
+        "overhead": m * num_layers * (layer_s - work) + c.step_overhead_s,
+        "optimizer": optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c),
+    }
+    step_s = sum(parts.values(), start=zero)
+    return TimeEstimate(step_s, parts, host_rules(work, floor) * m * num_layers * layer_s / step_s)

@@ -165,4 +165,4 @@ def _step_times(subject: PlanSubject, calibration: Calibration, layout: Layout) 
     )
     layouts, ranks = batch_of([layout] * layout.pp), np.arange(layout.pp, dtype=np.float64)
     workload, machine = Workload.of(subject.model, job), Machine.of(cluster, job.precision)
-    return [float(s) for s in stage_time(workload, machine, layouts, job.framework, coefficients, ranks)]
+    return [float(s) for s in stage_time(workload, machine, layouts, job.framework, coefficients, ranks).step_s]

@@ -346,7 +346,8 @@ class Planner:
     ) -> PlannedLayout:
         layout = layout_at(layouts, row)
         step_s = float(found.step_s[row])
-        low, high = self.calibration.time.interval
+        time = self.calibration.time
+        low, high = (end * float(found.step_spread[row]) / time.spread for end in time.interval)
         tokens = layout.global_batch * self.job.seq_len
         peak = self.cluster.gpu.matrix_flops(self.job.precision) * layout.num_gpus
         return PlannedLayout(

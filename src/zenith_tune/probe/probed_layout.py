@@ -75,7 +75,7 @@ def stage_plans(planner: Planner, layout: Layout, stages: Sequence[int]) -> list
         gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
     )
     whole, one = (
-        stage_time(workload, machine, batch_of([at] * len(stages)), job.framework, coefficients, ranks)
+        stage_time(workload, machine, batch_of([at] * len(stages)), job.framework, coefficients, ranks).step_s
         for at in (layout, replace(layout, global_batch=layout.micro_batch * layout.dp))
     )
     others = layout.num_micro_batches - 1

@@ -7,6 +7,7 @@ alike for neighbouring layouts, and each layout by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +57,7 @@ ALL_WAITING = 4.0
 """Factors of the errors of layouts by themselves: where a step is nothing but the GPU's own work, and where it is all
 launches and messages. Held-out residuals of the measured landscapes, less each landscape's median, have a standard
 deviation (1.48 times their median) of 0.05 above 70% of work, 0.15 from 30% to 70%, and 0.3 to 0.9 below."""
+HOST = "layer_launch_s"
 WORK = ("compute", "recompute", "optimizer")
 LEAST_MEMORY_SPREAD = 0.01
 
@@ -104,7 +106,7 @@ def prior_of(
         estimate=found,
         log_step=np.log(found.step_s * pressure / slowdown(found.memory_bytes, capacity, thrash)),
         sensitivity=_sensitivity(subject, calibration, layouts, found, tuple(names)),
-        coefficient_sd=known * np.array(list(names.values())),
+        coefficient_sd=_coefficient_sd(names, known, calibration.time.host_sd),
         scale_sd=SHARES["scale"] * spread,
         neighbour_sd=SHARES["neighbour"] * misfit,
         own_sd=SHARES["own"] * misfit,
@@ -134,6 +136,11 @@ def _mean_if_it_fits(log_memory: FloatArray, sd: FloatArray) -> FloatArray:
 def _coefficients(framework: str) -> dict[str, float]:
     """Return the coefficients that may be off, and by how much their family allows."""
     return family_of(framework).fitted or family_of(FALLBACK).fitted
+
+
+def _coefficient_sd(names: Mapping[str, float], known: float, host_sd: float) -> FloatArray:
+    """Return how far each coefficient may be off; the host is this machine's, whatever is known of the framework."""
+    return np.array([max(known * sd, host_sd if name == HOST else 0.0) for name, sd in names.items()])
 
 
 def _sensitivity(
