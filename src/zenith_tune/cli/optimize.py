@@ -279,5 +279,5 @@ def _dry_run(tuner: PresetTuner, options: dict[str, Any]) -> int:
     from zenith_tune.report.dry_run import DryRunJson, DryRunText, dry_run
 
     listener = DryRunJson(sys.stdout) if options["as_json"] else DryRunText(sys.stdout)
-    dry_run(tuner, options["n_trials"], listener)
+    dry_run(tuner.config.with_budget(options["n_trials"]), tuner.tuned_job(), listener)
     return 0

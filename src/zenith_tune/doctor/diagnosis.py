@@ -31,8 +31,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.ways_out import TITLE, WayOut, ways_out
-from zenith_tune.presets.base import TuningPreset
-from zenith_tune.registry import PresetRegistry
+from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from zenith_tune.errors import UnknownNameError
+from zenith_tune.registry import Registry
 from zenith_tune.study.parameters import Direction, Value
 
 BATCH = "global_batch_size"
@@ -101,3 +102,17 @@ class TuningEvaluator(ABC):
     def describe(self) -> str:
         """Say in one line what is measured: two studies are comparable if this line is the same."""
         return f"{type(self).__name__}, {self.direction}"
+
+
+EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
+    "evaluator",
+    "zenith_tune.evaluators",
+    {
+        "duration": "zenith_tune.evaluators.duration",
+        "json": "zenith_tune.evaluators.json_lines",
+        "regex": "zenith_tune.evaluators.regex",
+        "megatron": "zenith_tune.presets.megatron.evaluator",
+        "accelerate": "zenith_tune.presets.accelerate.evaluator",
+        "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
+    },
+)

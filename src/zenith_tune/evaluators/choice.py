@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.registry import EvaluatorRegistry, construct
+from zenith_tune.evaluators.base import EvaluatorRegistry, TuningEvaluator
+from zenith_tune.registry import construct
 
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 

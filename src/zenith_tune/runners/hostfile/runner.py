@@ -9,8 +9,7 @@ from pathlib import Path
 
 from zenith_tune.describe.hostfile import read_hostfile
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import Job, JobRequest, JobResult, check_seconds
+from zenith_tune.runners.base import Job, JobRequest, JobResult, RunnerRegistry, check_seconds
 from zenith_tune.runners.hostfile.hosts import LOST_CODE, HostPool, HostShell, end_marked_everywhere, unreachable
 from zenith_tune.runners.hostfile.job import HostfileJob
 from zenith_tune.runners.local.runner import LocalRunner

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, check_seconds
+from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, RunnerRegistry, check_seconds
 from zenith_tune.runners.launch.gang import check_gang_command
 from zenith_tune.runners.launch.own_command import own_variables
 from zenith_tune.runners.launch.process_tree import ProcessTree
