@@ -463,6 +463,7 @@ class StudySession:
             self._tell_preset(trial)
             if not trial.is_baseline:
                 self.recorded[trial.identity] = trial
+        self.study.allow_reruns()
 
     def _tell_preset(self, trial: Trial) -> None:
         """Let the preset learn from a run; the user's own command is one of the point that it stands for."""
