@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.choice import choose_evaluator
+from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.record.reader import recorded_choices

@@ -23,8 +23,7 @@ from zenith_tune.presets.megatron.command import (
     runs_pretrain_script,
 )
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
-from zenith_tune.presets.megatron.rules import MegatronRules
-from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
+from zenith_tune.presets.megatron.space import SIZES, MegatronRules, MegatronSpace
 from zenith_tune.presets.megatron.swift import (
     INTERLEAVING,
     batch_notes,
