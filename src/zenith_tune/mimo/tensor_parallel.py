@@ -38,6 +38,11 @@ class LogicalShard:
             offsets[dim] = sizes[dim] * index
         return cls(shape=shape, offsets=tuple(offsets), sizes=tuple(sizes))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the tensor-parallel group holds the same, the whole."""
+        return self.sizes == self.shape
+
     def rows(self, start: int, stop: int) -> LogicalShard:
         """Return the part between two rows, counted from the beginning of this one."""
         return LogicalShard(
