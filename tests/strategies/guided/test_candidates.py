@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zenith_tune.layouts.layout_batch import layout_at
-from zenith_tune.strategies.guided.strategy import Candidates
+from zenith_tune.strategies.guided.candidates import Candidates
 from zenith_tune.tuner import PresetTuner
 
 STAND_IN = Path(__file__).parents[2] / "standins" / "pretrain_gpt.py"

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from zenith_tune.describe.megatron.args import is_local
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.layouts.layout import RECOMPUTE_NAMES, Layout, divisors, parse_values
-from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
+from zenith_tune.layouts.layout import Layout, divisors, parse_values
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
-from zenith_tune.layouts.points import PointTable, laid_over
 from zenith_tune.layouts.rules import LayoutRule, first_reason, legal
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, MegatronJob, recompute_name
@@ -46,59 +41,6 @@ from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
     from zenith_tune.layouts.points import PointTable
-
-
-SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TunedBatch(LayoutBatch):
-    """Hold many of `TunedLayout`."""
-
-    overlap: npt.NDArray[np.str_]
-    tp_overlap: BoolArray
-    ep_overlap: BoolArray
-    module: npt.NDArray[np.str_]
-
-
-def layouts_of(
-    table: PointTable, start: Layout, *, recompute: Mapping[str, Layout], sequence_parallel: Callable[..., Any]
-) -> LayoutBatch:
-    """Return the layouts of rows; what is not chosen is 1, or else as in `start`.
-
-    `recompute` has for each kind a layout that recomputes in this way; `sequence_parallel` tells of tp and cp whether
-    they have it, where it is no choice of its own.
-    """
-    columns: dict[str, Any] = {
-        name: table[name] for name in (*SIZES, "mbs", "zero", "sequence_parallel") if name in table
-    }
-    columns = {"mbs": start.micro_batch, "zero": start.zero} | columns
-    if "sequence_parallel" not in table:
-        columns["sequence_parallel"] = sequence_parallel(tp=columns.get("tp", 1), cp=columns.get("cp", 1))
-    if "recompute" in table:
-        kinds = [recompute[str(kind)] for kind in table.values["recompute"]]
-        codes = np.array([(RECOMPUTE_NAMES.index(kind.recompute), kind.recompute_layers) for kind in kinds])
-        columns["recompute"], columns["recompute_layers"] = codes[table.places["recompute"]].T
-    layouts = laid_over(
-        start.num_gpus, gbs=start.global_batch, flash_attention=start.flash_attention, **_as_long_as(table, columns)
-    )
-    return _tuned(layouts, table, start) if isinstance(start, TunedLayout) else layouts
-
-
-def _as_long_as(table: PointTable, columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.broadcast_to(column, len(table)) for name, column in columns.items()}
-
-
-def _tuned(layouts: LayoutBatch, table: PointTable, start: TunedLayout) -> TunedBatch:
-    more: dict[str, Any] = {name: table[name] if name in table else getattr(start, name) for name in OVERLAPS}
-    more["module"] = ""
-    if "recompute" in table:
-        kinds = [module_of(str(kind)) for kind in table.values["recompute"]]
-        more["module"] = np.array(kinds)[table.places["recompute"]]
-    return TunedBatch(
-        **{field.name: getattr(layouts, field.name) for field in fields(layouts)}, **_as_long_as(table, more)
-    )
-
 
 ALWAYS = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "recompute")
 MODULES = "modules"
@@ -224,7 +166,7 @@ class MegatronLmSpace:
 
     def layouts(self, table: PointTable) -> LayoutBatch:
         """Return the layouts that rows of points stand for."""
-        from zenith_tune.presets.megatron_lm.space import layouts_of
+        from zenith_tune.presets.megatron_lm.batch import layouts_of
 
         kinds = {str(kind): self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
         return layouts_of(table, self._start, recompute=kinds, sequence_parallel=self.job.sequence_parallel)
