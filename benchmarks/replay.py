@@ -37,7 +37,7 @@ from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration
 from zenith_tune.estimate.workload import FloatArray
-from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import StrategyRegistry
 
 OUTPUT = Path(__file__).with_name("replay.md")
 NUM_SEEDS = 5

@@ -21,8 +21,7 @@ from zenith_tune.errors import (
 )
 from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TunedJob, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.strategies.megatron_heuristic import FIXED, MegatronHeuristicStrategy

@@ -7,7 +7,9 @@ import pytest
 
 from tests import toy_plugin
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.registry import PluginWarning, PresetRegistry, Registry, StrategyRegistry
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.registry import PluginWarning, Registry
+from zenith_tune.strategies.base import StrategyRegistry
 
 
 class Thing:

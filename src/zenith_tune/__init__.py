@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded as ConsecutiveDuplicateLimitExceeded
     from zenith_tune.errors import ConsecutivePruneLimitExceeded as ConsecutivePruneLimitExceeded
     from zenith_tune.errors import TrialExhausted as TrialExhausted
+    from zenith_tune.evaluators.base import EvaluatorRegistry as EvaluatorRegistry
     from zenith_tune.evaluators.base import TuningEvaluator as TuningEvaluator
     from zenith_tune.evaluators.regex import RegexEvaluator as RegexEvaluator
     from zenith_tune.layouts.layout import Layout as Layout
     from zenith_tune.planner.planner import Planner as Planner
+    from zenith_tune.presets.base import PresetRegistry as PresetRegistry
     from zenith_tune.presets.base import TuningPreset as TuningPreset
     from zenith_tune.presets.megatron.preset import MegatronPreset as MegatronPreset
-    from zenith_tune.registry import EvaluatorRegistry as EvaluatorRegistry
-    from zenith_tune.registry import PresetRegistry as PresetRegistry
-    from zenith_tune.registry import RunnerRegistry as RunnerRegistry
-    from zenith_tune.registry import StrategyRegistry as StrategyRegistry
+    from zenith_tune.runners.base import RunnerRegistry as RunnerRegistry
+    from zenith_tune.strategies.base import StrategyRegistry as StrategyRegistry
     from zenith_tune.strategies.base import TuningStrategy as TuningStrategy
     from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy as MegatronHeuristicStrategy
     from zenith_tune.study.parameters import BoolParameter as BoolParameter
@@ -46,17 +46,17 @@ _HOMES = {
     "zenith_tune.describe.job_spec": ("JobSpec",),
     "zenith_tune.describe.model_catalog": ("load_model",),
     "zenith_tune.errors": (*("ConsecutiveDuplicateLimitExceeded", "ConsecutivePruneLimitExceeded", "TrialExhausted"),),
-    "zenith_tune.evaluators.base": ("TuningEvaluator",),
+    "zenith_tune.evaluators.base": ("EvaluatorRegistry", "TuningEvaluator"),
     "zenith_tune.evaluators.regex": ("RegexEvaluator",),
     "zenith_tune.layouts.layout": ("Layout",),
     "zenith_tune.study.parameters": (
         *("BoolParameter", "CategoricalParameter", "Direction", "FloatParameter", "IntParameter", "Parameter"),
     ),
     "zenith_tune.planner.planner": ("Planner",),
-    "zenith_tune.presets.base": ("TuningPreset",),
+    "zenith_tune.presets.base": ("PresetRegistry", "TuningPreset"),
     "zenith_tune.presets.megatron.preset": ("MegatronPreset",),
-    "zenith_tune.registry": ("EvaluatorRegistry", "PresetRegistry", "RunnerRegistry", "StrategyRegistry"),
-    "zenith_tune.strategies.base": ("TuningStrategy",),
+    "zenith_tune.runners.base": ("RunnerRegistry",),
+    "zenith_tune.strategies.base": ("StrategyRegistry", "TuningStrategy"),
     "zenith_tune.strategies.megatron_heuristic": ("MegatronHeuristicStrategy",),
     "zenith_tune.study.trial": ("Outcome", "Trial"),
     "zenith_tune.tuner": ("PresetTuner",),

@@ -20,11 +20,6 @@ from zenith_tune.errors import UnknownNameError, UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-    from zenith_tune.evaluators.base import TuningEvaluator
-    from zenith_tune.presets.base import TuningPreset
-    from zenith_tune.runners.base import Runner
-    from zenith_tune.strategies.base import TuningStrategy
-
 
 T = TypeVar("T")
 
@@ -39,9 +34,10 @@ class PluginWarning(UserWarning):
 class Registry(Generic[T]):
     """Map names to classes; a class is imported when its name is asked for, not before.
 
-    >>> @StrategyRegistry.register("mine")
-    ... class MyStrategy: ...
-    >>> StrategyRegistry.get("mine") is MyStrategy
+    >>> shapes: Registry[object] = Registry("shape", "my_package.shapes", {})
+    >>> @shapes.register("round")
+    ... class Circle: ...
+    >>> shapes.get("round") is Circle
     True
     """
 
@@ -140,56 +136,6 @@ class Registry(Generic[T]):
                 reason = f"{type(error).__name__}: {error}"
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
-
-
-PresetRegistry: Registry[TuningPreset] = Registry(
-    "preset",
-    "zenith_tune.presets",
-    {
-        "accelerate": "zenith_tune.presets.accelerate.preset",
-        "deepspeed": "zenith_tune.presets.deepspeed.preset",
-        "demo": "zenith_tune.presets.demo",
-        "megatron": "zenith_tune.presets.megatron.preset",
-        "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
-        "mimo": "zenith_tune.presets.mimo.preset",
-        "space": "zenith_tune.presets.space",
-    },
-)
-StrategyRegistry: Registry[TuningStrategy] = Registry(
-    "strategy",
-    "zenith_tune.strategies",
-    {
-        "grid": "zenith_tune.strategies.grid",
-        "random": "zenith_tune.strategies.random",
-        "optuna": "zenith_tune.strategies.optuna",
-        "guided": "zenith_tune.strategies.guided.strategy",
-        "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
-        "mimo-ranked": "zenith_tune.presets.mimo.strategy",
-        "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
-    },
-)
-EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
-    "evaluator",
-    "zenith_tune.evaluators",
-    {
-        "duration": "zenith_tune.evaluators.duration",
-        "json": "zenith_tune.evaluators.json_lines",
-        "regex": "zenith_tune.evaluators.regex",
-        "megatron": "zenith_tune.presets.megatron.evaluator",
-        "accelerate": "zenith_tune.presets.accelerate.evaluator",
-        "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
-    },
-)
-RunnerRegistry: Registry[Runner] = Registry(
-    "runner",
-    "zenith_tune.runners",
-    {
-        "hostfile": "zenith_tune.runners.hostfile.runner",
-        "local": "zenith_tune.runners.local.runner",
-        "ray": "zenith_tune.runners.ray.runner",
-        "slurm": "zenith_tune.runners.slurm.runner",
-    },
-)
 
 
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}

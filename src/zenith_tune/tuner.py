@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.choice import choose_evaluator
+from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.presets.base import TuningPreset, recognised_preset
+from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.record.reader import recorded_choices
 from zenith_tune.record.server.url import shown
-from zenith_tune.registry import PresetRegistry, StrategyRegistry, construct, typed
+from zenith_tune.registry import construct, typed
 from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import find_secrets
-from zenith_tune.strategies.base import TunedJob, TuningStrategy
+from zenith_tune.strategies.base import StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.study.budget import Budget, Estimate, MemoryLimit, Training
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study

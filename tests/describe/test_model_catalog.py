@@ -8,7 +8,8 @@ import pytest
 
 from tests.describe.hub_configs import CATALOG_TWINS
 from tests.mentions import mentions
-from zenith_tune.describe.model_catalog import known_models, load_model, published_params
+from zenith_tune.describe.catalog import read_catalog
+from zenith_tune.describe.model_catalog import known_models, load_model
 from zenith_tune.errors import ModelConfigError, UnknownNameError
 
 # Each count as its makers publish it, beside the source that the catalog names.
@@ -92,7 +93,7 @@ ACTIVE = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_match_the_published_count(name: str) -> None:
-    assert published_params(name) == PUBLISHED[name]
+    assert read_catalog("models")["models"][name]["published_params"] == PUBLISHED[name]
     assert load_model(name).num_params == pytest.approx(PUBLISHED[name], rel=0.005)
 
 

@@ -2,14 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from zenith_tune.describe.model_catalog import load_model
-
-
-@pytest.mark.parametrize(("divisible_by", "padded"), [(1, 50257), (128, 50304), (128 * 8, 51200), (50257, 50257)])
-def test_a_vocabulary_is_padded_up_to_a_multiple(divisible_by: int, padded: int) -> None:
-    assert load_model("gpt3-175b").padded_vocab(divisible_by) == padded
 
 
 def test_layers_of_a_mixture_are_dense_first_and_then_experts() -> None:

@@ -19,8 +19,8 @@ import sqlalchemy.dialects.postgresql.psycopg  # noqa: F401
 from tests.toy_preset import ToyPreset
 from zenith_tune.cli import main as cli
 from zenith_tune.doctor import diagnosis  # noqa: F401
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.record import record  # noqa: F401
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.report import json_lines  # noqa: F401
 from zenith_tune.report.terminal import terminal  # noqa: F401
 from zenith_tune.runners.local import runner  # noqa: F401

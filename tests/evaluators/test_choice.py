@@ -15,8 +15,7 @@ from tests.conftest import FAKE_TRAINER
 from tests.study_tools import PRINT_X, tune
 from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.errors import StudyError, UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.choice import choose_evaluator, is_objective_name
+from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
 from zenith_tune.presets.megatron.evaluator import OBJECTIVES, MegatronEvaluator
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.duration import DurationEvaluator
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 
 

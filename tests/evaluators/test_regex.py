@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.evaluators.regex import RegexEvaluator
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 
 LOG = "speed: 3.0\nspeed: 1.0 speed: 2.0\rspeed: 6.0\n"

@@ -9,8 +9,8 @@ import pytest
 
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.demo import DemoPreset
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.testing import PresetContract
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.space import SpacePreset, parse_axis
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]

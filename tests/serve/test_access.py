@@ -164,9 +164,10 @@ def test_more_connections_than_it_has_threads_for_are_turned_away(root: Path, mo
         address = ("127.0.0.1", client.server.port)
         idle = [socket.create_connection(address, timeout=500) for _ in range(MAX_CONNECTIONS)]
         wait_until(lambda: client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503"))
-        wait_until(lambda: client.get("/data.json").status == 200)
         for connection in idle:
-            connection.close()
+            with connection:
+                assert _is_left(connection)
+        assert client.get("/data.json").status == 200
 
 
 def test_pages_that_are_open_leave_room_for_what_they_ask(root: Path) -> None:

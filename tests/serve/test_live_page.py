@@ -104,7 +104,8 @@ def test_the_bar_shows_how_far_the_study_is_and_the_time_left(
     # Two trials of 9 and 2 seconds have ended.
     wait_until(lambda: browser.text("#live-pace") == "2 of at most 12 trials · at most 55s left")
     tuned.finish(3, TRIALS[3])
-    wait_until(lambda: browser.text("#live-pace").startswith("3 of at most 12 trials"))
+    wait_until(lambda: browser.text("#live-pace") != "2 of at most 12 trials · at most 55s left")
+    assert browser.text("#live-pace").startswith("3 of at most 12 trials")
 
 
 def test_a_study_is_followed_from_before_its_first_trial(browser: Browser, tmp_path: Path) -> None:

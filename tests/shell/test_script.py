@@ -197,6 +197,7 @@ SHELL_TEXT = r"""torchrun pretrain_gpt.py if then fi else A=( ) "$@" ${A[@]} $((
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from([*SHELL_TEXT.split(), "\n"])))
-def test_no_text_makes_it_fail(words: list[str]) -> None:
+def test_no_text_makes_it_fail_or_find_a_program_that_is_not_there(words: list[str]) -> None:
     for text in (" ".join(words), "".join(words)):
-        find_pretrain_run(text, {})
+        run = find_pretrain_run(text, {})
+        assert run is None or "pretrain_gpt.py" in text

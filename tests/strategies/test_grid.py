@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import TrialExhausted, UsageError
-from zenith_tune.registry import StrategyRegistry
+from zenith_tune.strategies.base import StrategyRegistry
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.study.parameters import (
     BoolParameter,

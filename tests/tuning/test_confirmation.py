@@ -17,7 +17,7 @@ from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import MAX_RERUNS, Study
 
 COMMAND = "sh -c 'n=$(cat {count} 2>/dev/null || echo 0); echo $((n+1)) > {count}; echo value: $(({values}))' x0"
 """Prints a value that may depend on x, its own last word, and on n, how many runs there were before."""
@@ -137,3 +137,11 @@ def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
     _, again = confirmed(tmp_path, values, choices=(1, 2), resume=True)
     assert [trial.is_baseline for trial in again.trials] == [True]
     assert again.end is not None and again.end.verdict is not None and again.end.verdict.is_confirmed
+
+
+def test_what_a_resumed_study_finds_may_be_the_best_after_all_reruns_of_the_first_run(tmp_path: Path) -> None:
+    values = "$x == 6 ? 300 : $x == 0 ? 100 : n < 6 ? 200 + $x : 50"
+    study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 5)
+    assert sum(trial.is_rerun for trial in study.trials) == MAX_RERUNS and study.gain is not None and study.gain < 0
+    study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 6, resume=True)
+    assert study.best is not None and study.best.params == {"x": 6} and study.best.is_rerun

@@ -12,8 +12,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import YOUR_COMMAND, Outcome
-from zenith_tune.tuning import silence
-from zenith_tune.tuning.silence import FIRST_RUN_S, LEAST_S, MARGIN, SilenceLimit, SilenceWatch
+from zenith_tune.tuning import watch
+from zenith_tune.tuning.watch import FIRST_RUN_S, LEAST_SILENCE_S, SILENCE_MARGIN, SilenceLimit, SilenceWatch
 
 
 class Given(ToyPreset):
@@ -32,10 +32,10 @@ def test_the_limit_is_stated_for_the_first_run_and_learned_from_those_that_went_
     assert limit.seconds == FIRST_RUN_S
     assert SilenceLimit(fixed_s=2 * FIRST_RUN_S).seconds == 2 * FIRST_RUN_S
     limit.observe(1.0)
-    assert limit.seconds == LEAST_S
+    assert limit.seconds == LEAST_SILENCE_S
     limit.observe(200.0)
     limit.observe(100.0)
-    assert limit.seconds == MARGIN * 200.0
+    assert limit.seconds == SILENCE_MARGIN * 200.0
 
 
 def test_a_log_that_grows_is_not_silent_and_one_that_does_not_is_spoken_of_before_it_is_ended(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_a_log_that_grows_is_not_silent_and_one_that_does_not_is_spoken_of_befor
 
 
 def test_a_trial_that_hangs_is_ended_with_that_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "LEAST_S", 1.0)
-    monkeypatch.setattr(silence, "MARGIN", 1.0)
+    monkeypatch.setattr(watch, "LEAST_SILENCE_S", 1.0)
+    monkeypatch.setattr(watch, "SILENCE_MARGIN", 1.0)
     witness = Witness()
     preset = Given("sh -c 'echo waiting; sleep 60 {x}'")
     tune(tmp_path, "echo value: 5", preset, strategy=Asks(1), listener=witness).optimize()
@@ -64,7 +64,7 @@ def test_a_trial_that_hangs_is_ended_with_that_cause(tmp_path: Path, monkeypatch
 
 
 def test_a_first_run_that_hangs_is_ended_by_the_stated_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "FIRST_RUN_S", 2.0)
+    monkeypatch.setattr(watch, "FIRST_RUN_S", 2.0)
     witness, command = Witness(), "sh -c 'echo waiting; sleep 60'"
     tune(tmp_path, command, Given("echo value: {x}"), strategy=Asks(1), listener=witness).optimize()
     [own] = witness.trials
@@ -74,8 +74,8 @@ def test_a_first_run_that_hangs_is_ended_by_the_stated_default(tmp_path: Path, m
 
 
 def test_later_trials_wait_by_what_those_before_them_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "FIRST_RUN_S", 60.0)
-    monkeypatch.setattr(silence, "LEAST_S", 0.5)
+    monkeypatch.setattr(watch, "FIRST_RUN_S", 60.0)
+    monkeypatch.setattr(watch, "LEAST_SILENCE_S", 0.5)
     witness = Witness()
     # Five times the silence of the first: enough for the second, and not for the third.
     preset, command = (

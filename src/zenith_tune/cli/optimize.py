@@ -187,7 +187,7 @@ def _preset(options: dict[str, Any]) -> str | None:
 
 def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str | None]:
     """Return the evaluator's name, its arguments, and the objective's name."""
-    from zenith_tune.evaluators.choice import is_objective_name
+    from zenith_tune.evaluators.base import is_objective_name
 
     given = {"direction": options["maximize"], "selector": options["select"]}
     args: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -279,5 +279,5 @@ def _dry_run(tuner: PresetTuner, options: dict[str, Any]) -> int:
     from zenith_tune.report.dry_run import DryRunJson, DryRunText, dry_run
 
     listener = DryRunJson(sys.stdout) if options["as_json"] else DryRunText(sys.stdout)
-    dry_run(tuner, options["n_trials"], listener)
+    dry_run(tuner.config.with_budget(options["n_trials"]), tuner.tuned_job(), listener)
     return 0

@@ -72,12 +72,6 @@ def catalog_model(name: str) -> ModelSpec:
     return ModelSpec(name=name, latent_attention=LatentAttention(**ranks) if ranks else None, **fields)
 
 
-def published_params(name: str) -> int | None:
-    """Return how many parameters a model's makers state, or None where they do not."""
-    count: int | None = _entries()[name].get("published_params")
-    return count
-
-
 @functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
     """Return the catalog's entries, each with its family's fields."""

@@ -173,12 +173,3 @@ class ModelSpec:
         """Parameters that one token passes through."""
         idle = (self.num_experts - self.top_k) * self.expert_params * self.num_moe_layers
         return self.num_params - idle
-
-    def padded_vocab(self, divisible_by: int) -> int:
-        """Return the vocabulary rounded up to a multiple, as Megatron-LM pads it to split it.
-
-        >>> ModelSpec(name="gpt2", num_layers=1, hidden=8, ffn_hidden=8, num_heads=1, num_kv_heads=1, head_dim=8,
-        ...           vocab=50257).padded_vocab(128)
-        50304
-        """
-        return -(-self.vocab // divisible_by) * divisible_by

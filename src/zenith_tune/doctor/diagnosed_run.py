@@ -15,7 +15,7 @@ from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import ImplicitDefault, TuningPreset, recognised_preset
+from zenith_tune.presets.base import ImplicitDefault, PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.megatron.command import runs_ms_swift
 from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
@@ -24,7 +24,7 @@ from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, s
 from zenith_tune.presets.megatron_lm.options import OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.presets.megatron_lm.space import MegatronLmSpace, SearchLimits
-from zenith_tune.registry import PresetRegistry, construct, typed
+from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
 from zenith_tune.units import whole

@@ -1,14 +1,16 @@
-"""The contract of an evaluator: it reads a trial's log and returns its value."""
+"""The contract of an evaluator, which reads a trial's log and returns its value, and how one is chosen by its name."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zenith_tune.errors import UnknownNameError
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.registry import Registry, construct
 from zenith_tune.study.parameters import Direction, Value
 
 BATCH = "global_batch_size"
@@ -101,3 +103,58 @@ class TuningEvaluator(ABC):
     def describe(self) -> str:
         """Say in one line what is measured: two studies are comparable if this line is the same."""
         return f"{type(self).__name__}, {self.direction}"
+
+
+EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
+    "evaluator",
+    "zenith_tune.evaluators",
+    {
+        "duration": "zenith_tune.evaluators.duration",
+        "json": "zenith_tune.evaluators.json_lines",
+        "regex": "zenith_tune.evaluators.regex",
+        "megatron": "zenith_tune.presets.megatron.evaluator",
+        "accelerate": "zenith_tune.presets.accelerate.evaluator",
+        "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
+    },
+)
+
+
+_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+
+
+def is_objective_name(objective: str) -> bool:
+    """Tell whether `--objective` has a name; a pattern is never one, since it must have a group.
+
+    >>> is_objective_name("tokens_per_s"), is_objective_name(r"loss: (\\S+)")
+    (True, False)
+    """
+    return _NAME.fullmatch(objective) is not None
+
+
+def choose_evaluator(
+    evaluator: str | TuningEvaluator | None,
+    args: Mapping[str, Any] | None,
+    objective: str | None,
+    *,
+    own: Callable[[], TuningEvaluator],
+    defaults: Mapping[str, Any],
+) -> TuningEvaluator:
+    """Return the evaluator that is given or named, else the preset's `own`, at `objective` where one is named.
+
+    `defaults` stand in for arguments of a named evaluator that are not given.
+    """
+    if isinstance(evaluator, str):
+        cls = EvaluatorRegistry.get(evaluator)
+        chosen = construct(cls, args or {}, f"evaluator {evaluator}", defaults=defaults)
+    elif args:
+        raise UsageError("--evaluator-args belong to an evaluator", hint="name it by --evaluator")
+    else:
+        chosen = evaluator or own()
+    return chosen if objective is None else _at(objective, chosen)
+
+
+def _at(objective: str, evaluator: TuningEvaluator) -> TuningEvaluator:
+    if objective in evaluator.objectives:
+        return evaluator.with_objective(objective)
+    unknown = UnknownNameError("objective", objective, evaluator.objectives)
+    raise UsageError(f"{unknown} Or give a pattern with one group around the number, such as '{objective}: (\\S+)'.")

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from zenith_tune.evaluators.base import Measurement, TuningEvaluator
-from zenith_tune.registry import EvaluatorRegistry
+from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, TuningEvaluator
 from zenith_tune.study.parameters import Direction
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.regex import SELECTORS, RegexEvaluator
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 
 PREFIX = "json:"

@@ -1,19 +1,130 @@
-"""One training step of a multimodal model, whatever its layout."""
+"""One training step of a multimodal model, whatever its layout: its order of forward and backward, and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.mimo.modules import MimoModel
+from zenith_tune.mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
+from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.modules import LanguageModel, MimoModel
 from zenith_tune.mimo.optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
-from zenith_tune.mimo.schedule import LossSum, make_schedule
 from zenith_tune.mimo.topology import ModuleRole, peers_expected
+
+ReadMicroBatch = Callable[[str, int], MicroBatch]
+"""Gives the micro-batch of that number that this rank's lane of that module reads."""
+
+
+@dataclass(slots=True)
+class LossSum:
+    """The loss of this rank's tokens and how many they are; both 0 where another rank reports them."""
+
+    loss: float = 0.0
+    num_tokens: int = 0
+
+
+class PipelineSchedule:
+    """1F1B: a stage begins with as many forwards as stages follow it, then takes turns, then drains."""
+
+    def __init__(self, model: MimoModel) -> None:
+        (self._role,) = model.topology.roles.values()
+        self._module = model.parts[self._role.name]
+        self._links = StageLinks(model, self._role)
+        self._device, self._dtype = model.device, model.dtype
+        self._num_ahead = model.topology.layout.stages_after(self._role.name, self._role.pp_rank)
+        self._in_flight: deque[tuple[dict[str, Tensor], Tensor]] = deque()
+
+    def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
+        """Run all micro-batches of a step forward and backward, adding up the gradients."""
+        total = LossSum()
+        num_ahead = min(self._num_ahead, num_microbatches)
+        for index in range(num_microbatches + num_ahead):
+            if index < num_microbatches:
+                self._run_forward(read(self._role.name, index), total, loss_scale)
+            if index >= num_ahead:
+                self._run_backward()
+        self._links.flush()
+        return total
+
+    def close(self) -> None:
+        """Have nothing of its own to give back."""
+
+    def _run_forward(self, batch: MicroBatch, total: LossSum, loss_scale: float) -> None:
+        name = self._role.name
+        inputs = self._links.receive_forward()
+        output = self._forward(batch, inputs)
+        if name == LANGUAGE and self._role.is_last_stage:
+            output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
+        # The last stage of the language model has nobody to send to.
+        self._links.send_forward(output, batch.rows_per_sample.get(name, []))
+        self._in_flight.append((inputs, output))
+
+    def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
+        if HIDDEN in inputs:
+            return self._module(inputs[HIDDEN])
+        if self._role.name != LANGUAGE:
+            return self._module(batch.items[self._role.name].to(self._device, self._dtype))
+        return self._module(self._module.embed(batch.tokens.to(self._device), inputs))
+
+    def _run_backward(self) -> None:
+        inputs, output = self._in_flight.popleft()
+        torch.autograd.backward(output, self._links.receive_backward())
+        self._links.send_backward(inputs)
+
+
+class ColocatedSchedule:
+    """Every rank runs its encoder lanes, then its language lane, one micro-batch after another."""
+
+    def __init__(self, model: MimoModel) -> None:
+        topology = model.topology
+        self._model = model
+        self._counts = topology.roles[LANGUAGE].tp_rank == 0
+        language = topology.grids[LANGUAGE]
+        self._bridges = {
+            name: ColocatedBridge(topology.grids[name], language, backend=topology.backend, timeout=topology.timeout)
+            for name in topology.layout.encoders
+        }
+
+    def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
+        """Run all micro-batches of a step forward and backward, adding up the gradients."""
+        total, language = LossSum(), self._model.parts[LANGUAGE]
+        for index in range(num_microbatches):
+            rows = {name: self._carry(name, read(name, index)) for name in self._bridges}
+            batch = read(LANGUAGE, index)
+            hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
+            (_loss(language, hidden, batch, total, self._counts) * loss_scale).backward()
+        return total
+
+    def close(self) -> None:
+        """Give the bridges' groups back."""
+        for bridge in self._bridges.values():
+            bridge.destroy()
+
+    def _carry(self, name: str, batch: MicroBatch) -> Tensor:
+        items = batch.items[name].to(self._model.device, self._model.dtype)
+        return self._bridges[name].carry(self._model.parts[name](items), batch.rows_per_sample[name])
+
+
+def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
+    device = hidden.device
+    loss = module.loss(hidden, batch.labels.to(device), batch.loss_mask.to(device))
+    if counts:
+        total.loss += float(loss.detach())
+        total.num_tokens += batch.num_counted
+    return loss
+
+
+def make_schedule(model: MimoModel) -> PipelineSchedule | ColocatedSchedule:
+    """Return the schedule of the model's layout; a collective."""
+    layout = model.topology.layout
+    has_stages = layout.language.pp > 1 or not layout.is_colocated
+    return PipelineSchedule(model) if has_stages else ColocatedSchedule(model)
 
 
 def sum_over_world(total: LossSum, device: str) -> LossSum:

@@ -89,12 +89,6 @@ class PlannedLayout:
         return self.capacity_bytes - self.memory_bytes
 
     @property
-    def shares(self) -> dict[str, float]:
-        """The parts of a step as fractions, the largest first."""
-        parts = sorted(self.time_parts.items(), key=lambda part: -part[1])
-        return {CAUSES.get(name, name): seconds / self.step_s for name, seconds in parts if seconds > 0}
-
-    @property
     def bound(self) -> str:
         """What takes most of a step, and where that is the work itself, what comes next.
 

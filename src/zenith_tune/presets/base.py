@@ -14,7 +14,7 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.levers import Lever
-from zenith_tune.registry import PresetRegistry
+from zenith_tune.registry import Registry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.strategies.base import TuningStrategy
@@ -255,3 +255,18 @@ class TuningPreset(ABC):
     def notes(self, command: str) -> list[str]:
         """Return what the user of `command` should know before the first trial, one line each."""
         return []
+
+
+PresetRegistry: Registry[TuningPreset] = Registry(
+    "preset",
+    "zenith_tune.presets",
+    {
+        "accelerate": "zenith_tune.presets.accelerate.preset",
+        "deepspeed": "zenith_tune.presets.deepspeed.preset",
+        "demo": "zenith_tune.presets.demo",
+        "megatron": "zenith_tune.presets.megatron.preset",
+        "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
+        "mimo": "zenith_tune.presets.mimo.preset",
+        "space": "zenith_tune.presets.space",
+    },
+)

@@ -8,8 +8,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import BATCH, JobFacts
-from zenith_tune.presets.base import TuningPreset
-from zenith_tune.registry import PresetRegistry
+from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value

@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.base import TuningPreset
-from zenith_tune.registry import PresetRegistry
+from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.base import TuningStrategy

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView
+from zenith_tune.registry import construct
 from zenith_tune.study.parameters import Value
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class RestoredPreset:
 
 
 def _made(header: StudyHeader) -> TuningPreset:
-    from zenith_tune.registry import PresetRegistry, construct
+    from zenith_tune.presets.base import PresetRegistry
 
     preset = construct(PresetRegistry.get(header.preset), header.args, f"preset {header.preset}")
     preset.bind(header.command)

@@ -9,10 +9,11 @@ from typing import IO
 
 from zenith_tune.errors import StudyLimitReached
 from zenith_tune.shell.secrets import mask
+from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Prediction, Trial
-from zenith_tune.tuner import PresetTuner
+from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.events import StudyListener
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.units import count
@@ -35,9 +36,8 @@ class DryRunListener(StudyListener):
         """Hear of the end."""
 
 
-def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) -> None:
+def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> None:
     """Walk through the study's points in the strategy's order."""
-    config = tuner.config.with_budget(n_trials)
     study = Study(config.evaluator.direction)
 
     def pretend(params: Params, identity: str, why: str) -> Trial:
@@ -49,7 +49,7 @@ def dry_run(tuner: PresetTuner, n_trials: int | None, listener: DryRunListener) 
         return trial
 
     config.preset.read_baseline("")
-    config.strategy.prepare(replace(tuner.tuned_job(), tell=listener.noted))
+    config.strategy.prepare(replace(job, tell=listener.noted))
     plan = f"preset {config.preset_name}, strategy {config.strategy_name}, {config.evaluator.describe()}"
     listener.dry_run_started(plan, config.masked_command if config.runs_baseline else None)
     for note in [*config.notes(), ASSUMPTION]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import RunnerRegistry, construct
+from zenith_tune.registry import Registry, construct
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
@@ -253,6 +253,18 @@ class Runner(ABC):
         """Count jobs that begin or end, in whichever thread."""
         with _COUNTING:
             self.num_running += change
+
+
+RunnerRegistry: Registry[Runner] = Registry(
+    "runner",
+    "zenith_tune.runners",
+    {
+        "hostfile": "zenith_tune.runners.hostfile.runner",
+        "local": "zenith_tune.runners.local.runner",
+        "ray": "zenith_tune.runners.ray.runner",
+        "slurm": "zenith_tune.runners.slurm.runner",
+    },
+)
 
 
 MAX_S = 3600.0

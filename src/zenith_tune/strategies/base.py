@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.registry import Registry
 from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Findings, Outcome, Trial
@@ -170,6 +171,21 @@ class TuningStrategy(ABC):
     def findings(self) -> Findings | None:
         """Return what it has found out besides the best point."""
         return None
+
+
+StrategyRegistry: Registry[TuningStrategy] = Registry(
+    "strategy",
+    "zenith_tune.strategies",
+    {
+        "grid": "zenith_tune.strategies.grid",
+        "random": "zenith_tune.strategies.random",
+        "optuna": "zenith_tune.strategies.optuna",
+        "guided": "zenith_tune.strategies.guided.strategy",
+        "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
+        "mimo-ranked": "zenith_tune.presets.mimo.strategy",
+        "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
+    },
+)
 
 
 T = TypeVar("T")

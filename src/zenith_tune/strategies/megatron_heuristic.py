@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy, side_by_side, single
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TuningStrategy, side_by_side, single
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Trial
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TrialsUnderWay, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TrialsUnderWay, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
 from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
 from zenith_tune.study.parameters import Direction, Parameter

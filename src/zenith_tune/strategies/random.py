@@ -7,8 +7,7 @@ import random
 from collections.abc import Mapping
 
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TuningStrategy, side_by_side, single
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TuningStrategy, side_by_side, single
 from zenith_tune.study.parameters import Direction, Parameter
 
 

@@ -28,8 +28,7 @@ from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
-from zenith_tune.tuning.silence import SilenceWatch
-from zenith_tune.tuning.watch import EarlyEnd, TrialWatch
+from zenith_tune.tuning.watch import EarlyEnd, SilenceWatch, TrialWatch
 
 _FULL_DISK_BYTES = 64 * 1024
 _CANNOT_BE_JUDGED = (FailureKind.METRIC, FailureKind.DISK_FULL)

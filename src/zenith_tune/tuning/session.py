@@ -40,7 +40,7 @@ from zenith_tune.tuning.events import StudyListener, StudyNotifier, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import OrphanedTrials
-from zenith_tune.tuning.silence import SilenceLimit, SilenceWatch
+from zenith_tune.tuning.watch import SilenceLimit, SilenceWatch
 
 _PAUSE_S = 0.5
 CONFIRMING = 1.2
@@ -463,6 +463,7 @@ class StudySession:
             self._tell_preset(trial)
             if not trial.is_baseline:
                 self.recorded[trial.identity] = trial
+        self.study.allow_reruns()
 
     def _tell_preset(self, trial: Trial) -> None:
         """Let the preset learn from a run; the user's own command is one of the point that it stands for."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.doctor.causes import logs
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
-from zenith_tune.doctor.causes.log_causes import log_causes
+from zenith_tune.doctor.logged_run import log_causes
 
 HEALTHY_END = (
     "[after training is done] datetime: 2026-11-01 10:10:00\n"

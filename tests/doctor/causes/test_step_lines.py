@@ -10,19 +10,16 @@ from zenith_tune.doctor.causes.step_lines import after_steps, logged_speed
 
 
 @pytest.mark.parametrize(
-    ("log", "framework", "step_s"),
-    [(logs.TRAINER, "transformers", 2.0), (logs.TITAN, "torchtitan", 1.5), (logs.BRIDGE, "megatron-bridge", 1.25)],
+    ("log", "step_s"), [(logs.TRAINER, 2.0), (logs.TITAN, 1.5), (logs.BRIDGE, 1.25)], ids=["trainer", "titan", "bridge"]
 )
-def test_the_steps_of_other_trainers_are_timed(log: str, framework: str, step_s: float) -> None:
+def test_the_steps_of_other_trainers_are_timed(log: str, step_s: float) -> None:
     found = logged_speed(plain_text(log))
-    assert found is not None and found.framework == framework
-    assert found.step_s == pytest.approx(step_s, rel=0.02)
+    assert found is not None and found.step_s == pytest.approx(step_s, rel=0.02)
 
 
-def test_torchtitan_prints_memory_and_utilisation() -> None:
+def test_torchtitan_prints_memory() -> None:
     found = logged_speed(plain_text(logs.TITAN))
     assert found is not None and found.peak_bytes == pytest.approx(12.34 * 2**30, rel=1e-6)
-    assert found.mfu == pytest.approx(0.4167) and found.num_steps == 20
 
 
 def test_a_summary_of_the_trainer_is_a_speed_where_it_shows_no_bar() -> None:

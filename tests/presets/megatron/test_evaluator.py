@@ -8,8 +8,8 @@ import pytest
 from tests.data_folder import measured_data
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import TrialLog
 

@@ -9,8 +9,8 @@ from tests.mentions import mentions
 from tests.presets.points import PLAIN
 from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.preset import MegatronPreset
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params
 from zenith_tune.testing import PresetContract
 

@@ -12,9 +12,10 @@ from tests.presets.megatron_lm.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXT
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.registry import PresetRegistry, construct
+from zenith_tune.registry import construct
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.testing import PresetContract

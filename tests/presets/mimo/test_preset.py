@@ -16,12 +16,11 @@ from tests.mentions import mentions
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.presets.base import recognised_preset
+from zenith_tune.presets.base import PresetRegistry, recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.mimo.example import DEFAULTS, IMAGES
 from zenith_tune.presets.mimo.preset import MimoPreset
 from zenith_tune.presets.mimo.strategy import MimoRankedStrategy
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.study.parameters import CategoricalParameter, Params
 from zenith_tune.testing import PresetContract, ScriptedTrials
 

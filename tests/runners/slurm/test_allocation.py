@@ -6,8 +6,8 @@ import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.local.room import SlotPool
-from zenith_tune.runners.slurm.allocation import SlurmAllocation
 from zenith_tune.runners.slurm.request import NodeRoom, SlurmRequest
+from zenith_tune.runners.slurm.step import SlurmAllocation
 from zenith_tune.study.resources import Resources
 
 ROOM = NodeRoom(num_cpus=32, num_gpus=8, memory_mb=64_000)

@@ -11,8 +11,7 @@ import pytest
 from tests.conftest import FAKE_TRAINER
 from tests.strategies.guided import worlds
 from zenith_tune.errors import OptionsWithoutEffect, TrialExhausted, UsageError
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import TunedJob
+from zenith_tune.strategies.base import StrategyRegistry, TunedJob
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction, Parameter, Value

@@ -45,7 +45,6 @@ ACTIONS = {
         "resume from the last checkpoint once it is corrected",
     ),
 }
-_CANCELLED = re.compile(r"CANCELLED AT \S{1,40}|DUE TO TIME LIMIT|Process got signal: 15")
 _ENDS = ("CANCELLED AT ", "DUE TO TIME LIMIT", "Process got signal: 15")
 _REPORT = "ChildFailedError"
 _UNALLOCATED = re.compile(r"([\d.]{1,12}) ?([KMG]i?B) is reserved by PyTorch but unallocated")

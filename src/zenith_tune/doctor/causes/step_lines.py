@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,8 +33,7 @@ _BAR = re.compile(
 _TITAN = re.compile(
     r"step: {1,8}(?P<step>\d{1,9}) {1,8}loss: {1,8}(?P<loss>\S{1,20})"
     r"(?: {1,8}grad_norm: {1,8}(?P<norm>\S{1,20}))?[^\r\n]{0,80}?memory: {1,8}(?P<memory>[\d.]{1,9})GiB"
-    r"\([\d.]{1,9}%\) {1,8}tps: {1,8}[\d,]{1,15}"
-    r"(?: {1,8}tflops: {1,8}[\d,.]{1,15} {1,8}mfu: {1,8}(?P<mfu>[\d.]{1,9})%)?"
+    r"\([\d.]{1,9}%\) {1,8}tps: {1,8}[\d,]{1,15}(?: {1,8}tflops: {1,8}[\d,.]{1,15} {1,8}mfu: {1,8}[\d.]{1,9}%)?"
 )
 _BRIDGE = re.compile(r"Step Time : ([\d.]{1,12})s GPU utilization: ([\d.]{1,12})MODEL_TFLOP/s/GPU")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
@@ -48,11 +46,8 @@ _CLOCK = "%Y-%m-%d %H:%M:%S.%f"
 class LoggedSpeed:
     """Hold what the steps of a log say; what they do not is None."""
 
-    framework: str
     step_s: float | None
-    num_steps: int
     peak_bytes: int | None = None
-    mfu: float | None = None
 
 
 def has_steps(log: str) -> bool:
@@ -92,12 +87,7 @@ def megatron_speed(log: str) -> LoggedSpeed | None:
     lines = read_megatron_lines(log)
     if not lines:
         return None
-    return LoggedSpeed(
-        framework="megatron",
-        step_s=_steady([line.seconds for line in lines]),
-        num_steps=lines[-1].iteration,
-        peak_bytes=peak_memory_bytes(log, lines),
-    )
+    return LoggedSpeed(step_s=_steady([line.seconds for line in lines]), peak_bytes=peak_memory_bytes(log, lines))
 
 
 def _steady(seconds: Sequence[float]) -> float | None:
@@ -111,15 +101,8 @@ def _titan(log: str) -> LoggedSpeed | None:
         return None
     timed = [(int(each["step"]), clock_s) for each in steps if (clock_s := _clock(log, each.start())) is not None]
     pairs = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(timed) if b[0] > a[0] and b[1] > a[1]]
-    printed = [read_number(each["mfu"] or "") for each in steps[1:] or steps]
-    shares = [share / 100 for share in printed if share is not None]
-    return LoggedSpeed(
-        framework="torchtitan",
-        step_s=_steady(pairs),
-        num_steps=int(steps[-1]["step"]),
-        peak_bytes=max(gib_to_bytes(each["memory"]) or 0 for each in steps) or None,
-        mfu=statistics.median(shares) if shares else None,
-    )
+    peak_bytes = max(gib_to_bytes(each["memory"]) or 0 for each in steps) or None
+    return LoggedSpeed(step_s=_steady(pairs), peak_bytes=peak_bytes)
 
 
 def _clock(log: str, position: int) -> float | None:
@@ -135,8 +118,7 @@ def _clock(log: str, position: int) -> float | None:
 def _bridge(log: str) -> LoggedSpeed | None:
     printed = [read_number(match[1]) for match in _BRIDGE.finditer(log)]
     seconds = [each for each in printed if each]
-    found = LoggedSpeed(framework="megatron-bridge", step_s=_steady(seconds), num_steps=len(seconds))
-    return found if seconds else None
+    return LoggedSpeed(step_s=_steady(seconds)) if seconds else None
 
 
 def _trainer(log: str) -> LoggedSpeed | None:
@@ -149,8 +131,7 @@ def _trainer(log: str) -> LoggedSpeed | None:
     timed = [(int(bar[0]), _elapsed_s(bar)) for bar in bars if int(bar[1]) == most]
     rates = [read_number(each.get("train_steps_per_second", "")) for each in logged]
     known = [rate for rate in rates if rate is not None and 0 < rate < math.inf]
-    step_s = _by_bars(timed) or (1 / known[-1] if known else None)
-    return LoggedSpeed(framework="transformers", step_s=step_s, num_steps=max([0, *(step for step, _ in timed)]))
+    return LoggedSpeed(step_s=_by_bars(timed) or (1 / known[-1] if known else None))
 
 
 def _elapsed_s(bar: Sequence[str | None]) -> float:

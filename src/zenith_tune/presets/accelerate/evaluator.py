@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress, TuningEvaluator
+from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress, TuningEvaluator
 from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial_log import lines_of
 

@@ -37,11 +37,10 @@ from zenith_tune.presets.accelerate.live import live_job, live_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, TuningPreset
+from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import refuse_sizes
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.ds_config import DsConfig

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import BATCH, Measurement, Progress, TuningEvaluator
+from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry, Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import GIB, count
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from zenith_tune.errors import CommandError, UnknownNameError, UsageError
-from zenith_tune.evaluators.base import BATCH, Measurement, Progress, TuningEvaluator
+from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry, Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.iterations import (
     TFLOPS,
     IterationLine,
@@ -26,7 +26,6 @@ from zenith_tune.evaluators.iterations import (
 )
 from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_lines
-from zenith_tune.registry import EvaluatorRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Direction, Value
 

@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
-from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.megatron.command import (
     describes_dense_model,
@@ -23,8 +23,7 @@ from zenith_tune.presets.megatron.command import (
     runs_pretrain_script,
 )
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
-from zenith_tune.presets.megatron.rules import MegatronRules
-from zenith_tune.presets.megatron.space import SIZES, MegatronSpace
+from zenith_tune.presets.megatron.space import SIZES, MegatronRules, MegatronSpace
 from zenith_tune.presets.megatron.swift import (
     INTERLEAVING,
     batch_notes,
@@ -38,7 +37,6 @@ from zenith_tune.presets.megatron.swift import (
     with_underscores,
 )
 from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, dumped_sizes
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy

@@ -13,7 +13,7 @@ from zenith_tune.describe.megatron.args import MOST, is_local
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.presets.levers import NONE, Lever, chosen_levers
 from zenith_tune.presets.megatron_lm.command import (
     measured_command,
@@ -46,7 +46,6 @@ from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value

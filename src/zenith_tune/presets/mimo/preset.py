@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.presets.megatron_lm.job import find_pretrain_run, pretrain_kind
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
@@ -14,7 +14,6 @@ from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
-from zenith_tune.registry import PresetRegistry
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.script import ProgramRun

@@ -9,8 +9,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction
 from zenith_tune.planner.mimo.search import MimoSearch, NextLayout
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TunedJob, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.study.parameters import Direction, Parameter, Params
 from zenith_tune.study.trial import Findings, Prediction, Trial
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, check_seconds
+from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, RunnerRegistry, check_seconds
 from zenith_tune.runners.launch.process_tree import (
     MARK,
     ProcessIdentity,

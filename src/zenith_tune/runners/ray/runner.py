@@ -1,21 +1,154 @@
-"""Runs trials on a Ray cluster, each in a placement group of its own."""
+"""Runs trials on a Ray cluster, each in a placement group of its own: a thread places it and brings its output back."""
 
 from __future__ import annotations
 
 import json
 import math
+import signal
+import threading
+import time
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, check_seconds
-from zenith_tune.runners.launch.gang import check_gang_command
+from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, RunnerRegistry, check_seconds
+from zenith_tune.runners.launch.gang import GangLog, check_gang_command
 from zenith_tune.runners.launch.own_command import own_variables
 from zenith_tune.runners.launch.process_tree import ProcessTree
 from zenith_tune.runners.ray.cluster import RayCluster
-from zenith_tune.runners.ray.job import RayJob
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.runners.ray.gang import LISTED_S, NodeLostError, RayGang
+from zenith_tune.study.files import TrialFolder, write_json
 from zenith_tune.study.resources import Resources
+
+_LOOK_S = 0.1
+_SIGNALLED = [128 + signum for signum in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)]
+_AFTER_FAILURE_S = 10.0
+"""How long the other nodes have to end by themselves, and to print why, when the command failed on one."""
+_STARTING_WORKERS = threading.BoundedSemaphore(2)
+"""Limits the trials whose workers start at once: many on few cores take so long that Ray gives them up."""
+
+
+class RayJob(Job):
+    """Stand for a command that waits for its nodes or runs on them."""
+
+    def __init__(self, runner: Runner, request: JobRequest, cluster: RayCluster) -> None:
+        self._cluster = cluster
+        self._asked: End | None = None
+        self._failed_at: float | None = None
+        self._codes: dict[int, int] = {}
+        self._outcome: JobResult | None = None
+        self._error: Exception | None = None
+        """What is no fault of the cluster, such as a full disk here; raised to whoever waits."""
+        self._done = threading.Event()
+        super().__init__(runner, request)
+
+    def start(self) -> None:
+        threading.Thread(target=self._follow, name="ray-trial", daemon=True).start()
+
+    def look(self) -> JobResult | None:
+        if self._done.is_set() and self._error is not None:
+            raise self._error
+        return self._outcome if self._done.is_set() else None
+
+    def pause(self, limit_s: float) -> None:
+        self._done.wait(max(min(limit_s, _LOOK_S), 0.0))
+
+    def kill(self, end: End) -> JobResult:
+        self._asked = end
+        self._done.wait()
+        assert self._outcome is not None
+        return self._outcome
+
+    def _follow(self) -> None:
+        lost, gang = None, None
+        try:
+            gang = RayGang(self._cluster, self.request.resources, self._may_continue)
+            self._run(gang)
+        except NodeLostError as error:
+            lost = error
+        except Exception as error:
+            if isinstance(error, OSError | UsageError) and not isinstance(error, ConnectionError):
+                self._error = error
+            lost = NodeLostError("", f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        ran_s = self.ran_s()
+        if gang is not None:
+            self._end(gang)
+        place = ",".join(slot.name for slot in gang.slots) if gang else ""
+        self._outcome = self._judged(lost, place, ran_s)
+        try:
+            self._note(self._outcome)
+        except OSError as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def _run(self, gang: RayGang) -> None:
+        if not self._is_placed(gang):
+            return
+        with _STARTING_WORKERS:
+            if not self._may_continue() or not gang.start_workers():
+                return
+        names = [slot.name for slot in gang.slots]
+        write_json(self.files.job, {"runner": "ray", "place": ",".join(names)})
+        if not gang.start_command(self.request.command, self.request.folder, self.runner.grace_s):
+            return
+        self.began = time.monotonic()
+        self.request.on_state(f"running on {','.join(names)}")
+        self._bring_back_output(gang, names)
+        if self._asked is None and self._failed_at is not None:
+            gang.check_reach()
+        # A dying node ends its processes before it is known to be dead.
+        if self._asked is None and any(code in _SIGNALLED for code in self._codes.values()):
+            gang.check_nodes(LISTED_S)
+
+    def _bring_back_output(self, gang: RayGang, names: list[str]) -> None:
+        with self.files.log.open("ab", buffering=0) as file:
+            log = GangLog(names, file.write)
+            while len(self._codes) < len(names) and self._may_continue():
+                for rank, text, code in gang.read():
+                    log.feed(rank, text)
+                    if code is not None:
+                        self._codes[rank] = code
+                    if code and self._failed_at is None:
+                        self._failed_at = time.monotonic()
+                if self._failed_at is not None:
+                    gang.check_nodes()
+            for rank in range(len(names)):
+                log.close(rank)
+
+    def _is_placed(self, gang: RayGang) -> bool:
+        if not gang.is_placed():
+            self.request.on_state(f"pending (Ray has no room for {self.request.resources.describe()} yet)")
+            while not gang.is_placed():
+                if not self._may_continue():
+                    return False
+                time.sleep(_LOOK_S)
+        return True
+
+    def _may_continue(self) -> bool:
+        """Tell whether nobody asked for the end, and a gang that failed on one node still has time on the others."""
+        gives_up = self._failed_at is not None and time.monotonic() - self._failed_at >= _AFTER_FAILURE_S
+        return self._asked is None and not gives_up
+
+    def _end(self, gang: RayGang) -> None:
+        try:
+            gang.end(0.0 if self.runner.in_a_hurry() else self.runner.grace_s)
+        except Exception as error:  # the cluster may be gone with all that ran on it
+            self.request.on_state(f"Ray did not end it: {type(error).__name__}")
+
+    def _judged(self, lost: NodeLostError | None, place: str, ran_s: float) -> JobResult:
+        is_over = lost is None and bool(self._codes) and len(self._codes) == self.request.resources.nodes
+        if self._asked is not None and not is_over:
+            return JobResult(end=self._asked, exit_code=None, duration_s=ran_s, place=place)
+        if lost is not None:
+            return JobResult(end=End.LOST, exit_code=None, duration_s=ran_s, place=lost.name, reason=str(lost))
+        code = next((code for code in self._codes.values() if code), 0)
+        return JobResult(end=End.EXITED, exit_code=code, duration_s=ran_s, place=place)
+
+    def _note(self, result: JobResult) -> None:
+        """Write down how the command exited, for a tuner that resumes."""
+        if result.end is End.EXITED:
+            reported = {"exit_code": result.exit_code, "duration_s": result.duration_s, "place": result.place}
+            write_json(self.files.job, {"runner": "ray", **reported})
 
 
 @RunnerRegistry.register("ray")

@@ -7,8 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.registry import RunnerRegistry
-from zenith_tune.runners.base import End, Job, JobRequest, JobResult, OnState, check_seconds, nobody_listens
+from zenith_tune.runners.base import (
+    End,
+    Job,
+    JobRequest,
+    JobResult,
+    OnState,
+    RunnerRegistry,
+    check_seconds,
+    nobody_listens,
+)
 from zenith_tune.runners.launch.own_command import own_variables
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.runners.slurm.client import SlurmClient, SlurmError, SlurmRefusedError

@@ -13,8 +13,7 @@ from zenith_tune.evaluators.failures.no_effect import HINT, NUM_ALIKE, are_alike
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.planner.plan import CAUSES
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TrialsUnderWay, TunedJob, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TrialsUnderWay, TunedJob, TuningStrategy
 from zenith_tune.strategies.guided.prior import Prior
 from zenith_tune.study.parameters import Direction, Parameter
 from zenith_tune.study.trial import Findings, Prediction, Trial

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from zenith_tune.errors import UsageError
-from zenith_tune.registry import StrategyRegistry
-from zenith_tune.strategies.base import EvalFunction, TunedJob, TuningStrategy
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.strategies.random import checked_seed
 from zenith_tune.strategies.zero_progressive.inside import InsideRules, checked_kind
 from zenith_tune.strategies.zero_progressive.rung import rungs
