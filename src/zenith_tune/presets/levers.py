@@ -90,8 +90,10 @@ class LeverDeclaration(Generic[At]):
     """Whether job and layout have what it needs."""
     saves: Mapping[str, float] = field(default_factory=dict)
     memory: float = 0.0
+    memory_at: Callable[[At], float | None] | None = None
+    """The memory where it depends on the model; `memory` counts where it is None."""
     effect: Callable[[At], Effect | None] | None = None
-    """The same where it depends on the model; None where it cannot be predicted, and the lever is not offered."""
+    """Both where they depend on the model; None where it cannot be predicted, and the lever is not offered."""
     excludes: frozenset[str] = frozenset()
     needs: Mapping[str, Callable[[At], bool]] = field(default_factory=dict)
     """Other levers that must be on, each with how to tell that the command has it anyway."""
@@ -106,7 +108,7 @@ class LeverDeclaration(Generic[At]):
 
     def lever(self, at: At) -> Lever | None:
         """Return what the tuner needs to know of it; None where its effect cannot be predicted."""
-        effect = Effect(saves=self.saves, memory=self.memory) if self.effect is None else self.effect(at)
+        effect = self._static_effect(at) if self.effect is None else self.effect(at)
         if effect is None:
             return None
         return Lever(
@@ -120,6 +122,10 @@ class LeverDeclaration(Generic[At]):
             numerics=self.numerics,
             source=self.source,
         )
+
+    def _static_effect(self, at: At) -> Effect:
+        memory = self.memory_at(at) if self.memory_at is not None else None
+        return Effect(saves=self.saves, memory=self.memory if memory is None else memory)
 
 
 L = TypeVar("L", bound=LeverDeclaration[Any])
