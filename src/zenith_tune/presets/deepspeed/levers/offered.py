@@ -19,7 +19,7 @@ def levers_for(at: ZeroSituation, searched: Collection[Keys] = ()) -> list[DeepS
     return [lever for lever in LEVERS if lever.sets.keys().isdisjoint(searched) and lever.is_for(at)]
 
 
-def lever_settings(levers: Mapping[str, Value]) -> dict[Keys, object]:
+def lever_settings(levers: Mapping[str, Value]) -> dict[Keys, Value]:
     """Return what levers set in the configuration."""
     return {keys: value for lever in set_levers(LEVERS, levers) for keys, value in lever.sets.items()}
 
