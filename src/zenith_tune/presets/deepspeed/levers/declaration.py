@@ -1,7 +1,7 @@
 """One lever of DeepSpeed as a declaration: its keys in the JSON, the stages and releases that have it, its effect.
 
-Keys, defaults and needs are those of runtime/zero/config.py, offload_config.py, stage_1_and_2.py and stage3.py of
-DeepSpeed 0.10 to 0.19. What a lever saves decides only whether it is tried: what it gives is measured.
+Keys, defaults and needs are those of runtime/zero/config.py, offload_config.py, stage_1_and_2.py and stage3.py in
+DeepSpeed's tags from 0.7 to 0.19. What a lever saves decides only whether it is tried: what it gives is measured.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
 from zenith_tune.study.parameters import Params, Value
 
 Release = tuple[int, ...]
-OLDEST: Release = (0, 10)
-"""Before it, the keys were others."""
+OLDEST: Release = (0,)
 _VERSION = re.compile(r"DeepSpeed info: version=(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 
 

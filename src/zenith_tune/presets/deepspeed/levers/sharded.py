@@ -16,8 +16,8 @@ ON_HOST = 60.0
 """How many times as long an optimizer takes that runs on the host."""
 ZERO_PP = "Wang et al. 2023 (ZeRO++, arXiv 2306.10209, table 1)"
 SIXTY = "NVIDIA, Megatron-Bridge's measured runs: 60 times as long on the host"
-RATIO = (0, 12, 3)
-"""The first release that offloads a part of the optimizer."""
+PLUS_PLUS, RATIO = (0, 10), (0, 12, 3)
+"""The first releases that have ZeRO++, and that offload a part of the optimizer."""
 PINNED = (0, 19, 5)
 """The first release that pins what it offloads unless the file says otherwise."""
 
@@ -47,6 +47,7 @@ def _hpz(size: int) -> DeepSpeedLever:
         value=size,
         sets={zero(HPZ): size},
         stages=(3,),
+        first=PLUS_PLUS,
         goes=lambda at: _on_nodes_of(size, at),
         excludes=frozenset({LIVE}),
         saves={"dp": 0.3},
@@ -93,6 +94,7 @@ QUANTIZED = DeepSpeedLever(
     name="zero_quantized_weights",
     sets={zero("zero_quantized_weights"): True},
     stages=(3,),
+    first=PLUS_PLUS,
     goes=lambda at: has_replicas(at) and at.precision != "fp32",
     saves={"dp": 0.3},
     numerics=True,
@@ -154,6 +156,7 @@ SHARDED_LEVERS = (
         name="zero_quantized_gradients",
         sets={zero("zero_quantized_gradients"): True},
         stages=(3,),
+        first=PLUS_PLUS,
         goes=QUANTIZED.goes,
         saves={"dp": 0.25},
         numerics=True,

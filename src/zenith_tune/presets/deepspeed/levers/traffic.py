@@ -1,6 +1,6 @@
 """Levers of the gradients' and weights' traffic at every stage.
 
-They are tried without a known model too: each is off by a default of old, or by the user's own file, and is generally
+They are tried without a known model too: each is off by DeepSpeed's default or by the user's file, and is generally
 right with several ranks.
 """
 
@@ -92,7 +92,7 @@ TRAFFIC_LEVERS = (
         stages=(2,),
         goes=_scatters,
         saves={"dp": 0.3},
-        source="counted: half of an all-reduce, which is two thirds of the traffic",
+        source="counted: an all-reduce is two reduce-scatters, beside one gather of the weights",
     ),
     DeepSpeedLever(
         name="allgather_partitions",
