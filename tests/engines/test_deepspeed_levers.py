@@ -61,7 +61,9 @@ def random_job(chance: random.Random, folder: Path) -> tuple[DeepSpeedPreset, st
     precision = {"bf16": {"enabled": True}} if chance.random() < 0.6 else {}
     path.write_text(json.dumps({"train_batch_size": 64, **precision, "zero_optimization": zero}))
     command = f"deepspeed --num_nodes {nodes} --num_gpus 4 train.py --deepspeed_config {path}"
-    known = {"model": "llama-3-8b", "seq": 2048, "cluster": f"h100x{4 * nodes}"} if chance.random() < 0.5 else {}
+    known: dict[str, Any] = (
+        {"model": "llama-3-8b", "seq": 2048, "cluster": f"h100x{4 * nodes}"} if chance.random() < 0.5 else {}
+    )
     preset = DeepSpeedPreset(allow="+".join(numeric_names(LEVERS)), search="mbs", **known)
     preset.bind(command)
     return preset, command, 4 * nodes
@@ -79,8 +81,8 @@ def lever_sets(levers: list[Lever], chance: random.Random) -> Iterator[list[Leve
 
 
 def test_deepspeeds_own_parser_takes_every_configuration_with_levers(tmp_path: Path) -> None:
-    chance = random.Random(19)
-    lines, tried = [], set()
+    chance, lines = random.Random(19), []
+    tried: set[str] = set()
     for _ in range(NUM_JOBS):
         preset, command, num_ranks = random_job(chance, tmp_path)
         own: Params = {name: each.grid(1)[0] for name, each in preset.get_search_space().items()}

@@ -19,7 +19,7 @@ from zenith_tune.presets.accelerate.settings import SECTION_OF
 from zenith_tune.presets.levers import Lever
 from zenith_tune.study.parameters import Value
 
-KNOWN = {"model": "llama-3-8b", "seq": 2048, "cluster": "h100x16"}
+KNOWN: dict[str, Any] = {"model": "llama-3-8b", "seq": 2048, "cluster": "h100x16"}
 
 
 def job(folder: Path, kind: str, section: str | None = None, options: str = "", **args: Any) -> AcceleratePreset:

@@ -16,7 +16,7 @@ from zenith_tune.presets.levers import Lever, numeric_names, plain_names
 from zenith_tune.study.parameters import Value
 
 PARTS = {"dp", "overhead", "optimizer"}
-KNOWN = {"model": "llama-3-8b", "seq": 2048, "cluster": "h100x4"}
+KNOWN: dict[str, Any] = {"model": "llama-3-8b", "seq": 2048, "cluster": "h100x4"}
 NODES = "deepspeed --num_nodes 2 --num_gpus 4"
 SMALL, LARGE = "reduce_bucket_size=50000000", "reduce_bucket_size=500000000"
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
