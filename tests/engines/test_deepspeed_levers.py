@@ -122,11 +122,14 @@ def test_levers_are_tried_on_the_best_point_with_deepspeed_itself(
     done, study = optimize(zenithtune, tmp_path, config, *options)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     trials = [trial for trial in study["trials"] if trial["parameters"].keys() & {*levers}]
-    assert trials and {trial["outcome"] for trial in trials} == {"ok"}
+    # A rank of gloo's may abort when it ends, after its last step: then the halves are tried.
+    ran = {name for trial in trials if trial["outcome"] == "ok" for name in trial["parameters"]}
+    assert ran >= {*levers}, [trial["cause"] for trial in trials]
     assert trials[0]["parameters"].keys() >= {*levers}, "both are tried at once"
     # Which of them is faster on two CPU ranks is chance: either way the study ends with what it found.
     left = json.loads((tmp_path / "out" / "s" / "ds_config_optimal.json").read_text())["zero_optimization"]
     best = max((trial for trial in study["trials"] if trial["outcome"] == "ok"), key=lambda trial: trial["value"])
     kept = {name: value for name, value in best["parameters"].items() if name in levers}
-    assert {name: left.get(name, kept.get(name)) for name in kept} == kept
+    named = {name: value for name, value in left.items() if name in (*levers, "contiguous_gradients")}
+    assert named == {"contiguous_gradients": False, **kept}
     assert "levers: " in done.stdout
