@@ -89,6 +89,20 @@ def test_deepspeed_trains_at_the_stage_and_accumulation_of_our_files(
 
 
 @pytest.mark.slow
+def test_a_lever_of_deepspeed_arrives_through_accelerate(
+    zenithtune: Tune, tmp_path: Path, deepspeed_env: dict[str, str]
+) -> None:
+    options = ("--args", "search=mbs,mbs_max=2,levers=overlap_comm", "--strategy", "grid", "--no-confirm")
+    config = f"distributed_type: DEEPSPEED\n{DEEPSPEED}"
+    done, trials = optimize(zenithtune, tmp_path, config, *options, env=deepspeed_env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    [trial] = [trial for trial in trials if "overlap_comm" in trial["parameters"]]
+    assert trial["outcome"] == "ok", trial["cause"]
+    log = (tmp_path / "out" / "s" / "trials" / f"{trial['number']:04}" / "log.txt").read_text()
+    assert '"zero_optimization.overlap_comm": true' in log and '"zero_stage": 1' in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "env", "named"),
     [

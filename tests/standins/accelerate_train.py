@@ -27,12 +27,18 @@ def main() -> None:
     at = next(index for index, word in enumerate(words) if word.endswith(".py"))
     launcher = argparse.ArgumentParser()
     launcher.add_argument("--config_file", required=True)
+    launcher.add_argument("--deepspeed_config_file")
+    launcher.add_argument("--mixed_precision")
     launch = launcher.parse_args(words[:at])
     script = argparse.ArgumentParser()
     script.add_argument("--batch_size", type=int, default=1)
     script.add_argument("--gpu_gib", type=float, default=80.0)
     script.add_argument("--own_tp", type=int, help="a degree that the script's own plugin insists on")
-    train(yaml.safe_load(Path(launch.config_file).read_text()), script.parse_args(words[at + 1 :]))
+    script.add_argument("--ignores_mesh", action="store_true", help="shards over all, as an older Accelerate would")
+    config = yaml.safe_load(Path(launch.config_file).read_text())
+    if launch.deepspeed_config_file:
+        config["deepspeed_json"] = json.loads(Path(launch.deepspeed_config_file).read_text())
+    train(config, script.parse_args(words[at + 1 :]))
 
 
 def train(config: dict[str, Any], options: argparse.Namespace) -> None:
@@ -70,10 +76,30 @@ def plugin(config: dict[str, Any], options: argparse.Namespace, world: int) -> t
             "recompute_num_layers": part.get("recompute_num_layers", 1),
         }
         return settings, world // (part["tp_degree"] * part["pp_degree"]), part["num_micro_batches"]
+    if "deepspeed_json" in config:
+        part = config["deepspeed_json"]
+        zero = {f"zero_optimization.{key}": value for key, value in part["zero_optimization"].items()}
+        return {"zero_stage": part["zero_optimization"]["stage"], **zero}, world, part["gradient_accumulation_steps"]
     if config["distributed_type"] == "DEEPSPEED":
         part = config["deepspeed_config"]
         return {"zero_stage": part["zero_stage"]}, world, part["gradient_accumulation_steps"]
-    return {}, world, int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
+    return (
+        sharding(config, options) if config["distributed_type"] == "FSDP" else {},
+        world,
+        int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")),
+    )
+
+
+def sharding(config: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return what FSDP's plugin, the mesh and the compiler hold."""
+    mesh = {} if options.ignores_mesh else config.get("parallelism_config", {})
+    compiler = config.get("dynamo_config", {})
+    return {
+        "zero_stage": 3,
+        "dp_replicate_size": mesh.get("parallelism_config_dp_replicate_size", 1),
+        "dp_shard_size": mesh.get("parallelism_config_dp_shard_size", 1),
+        "dynamo_backend": compiler.get("dynamo_backend", "NO"),
+    }
 
 
 def cost(kind: str, settings: dict[str, Any], mbs: int, steps: int) -> tuple[float, float]:
@@ -82,6 +108,9 @@ def cost(kind: str, settings: dict[str, Any], mbs: int, steps: int) -> tuple[flo
     recomputes = settings.get("recompute_num_layers", 0) > 0
     bubble = (pp - 1) / (steps + pp - 1)
     seconds = steps * (0.01 + 0.02 * mbs / tp / pp) * (1.33 if recomputes else 1.0) / (1 - bubble) + 0.01 * (tp - 1)
+    seconds *= 0.9 if settings.get("dp_replicate_size", 1) > 1 else 1.0
+    seconds *= 0.8 if settings.get("dynamo_backend") == "INDUCTOR" else 1.0
+    seconds *= 0.9 if settings.get("zero_optimization.overlap_comm") else 1.0
     states = 120 / tp / pp if kind == "MEGATRON_LM" else 120 / (1 + 15 * (settings.get("zero_stage", 0) / 3))
     return seconds, states + mbs * (2 if recomputes else 8) / tp
 

@@ -6,13 +6,16 @@ expected to save and by whose figures. The tuner tries those that are worth a tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Self, TypeVar
 
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.study.parameters import Value
+from zenith_tune.study.parameters import CategoricalParameter, Value
 
 ALL, NONE = "default", "none"
+ASSUMED = "assumed"
+"""The source of an effect that nobody has measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Lever:
         >>> Lever(name="dispatcher", value="deepep").label, Lever(name="manual_gc").label
         ('dispatcher=deepep', 'manual_gc')
         """
-        return self.name if self.value is True else f"{self.name}={self.value}"
+        return lever_label(self.name, self.value)
 
     def predicted_gain(self, shares: Mapping[str, float]) -> float:
         """Return which share of a step it is expected to save, given the share of each part.
@@ -58,6 +61,131 @@ class Lever:
         0.1
         """
         return sum(saved * shares.get(part, 0.0) for part, saved in self.saves.items())
+
+
+def lever_label(name: str, value: Value) -> str:
+    """Name a lever as people read it: a switch without its value."""
+    return name if value is True else f"{name}={value}"
+
+
+At = TypeVar("At")
+"""What a preset's levers are asked for: a point of a job, and what is known of model and cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Hold what a lever is expected to do to time and memory, as `Lever` has it."""
+
+    saves: Mapping[str, float]
+    memory: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverDeclaration(Generic[At]):
+    """Declare a lever; presets add how it is written, and what a log says of it."""
+
+    name: str
+    value: Value = True
+    goes: Callable[[At], bool] = lambda at: True
+    """Whether job and layout have what it needs."""
+    saves: Mapping[str, float] = field(default_factory=dict)
+    memory: float = 0.0
+    memory_at: Callable[[At], float | None] | None = None
+    """The memory where it depends on the model; `memory` counts where it is None."""
+    effect: Callable[[At], Effect | None] | None = None
+    """Both where they depend on the model; None where it cannot be predicted, and the lever is not offered."""
+    excludes: frozenset[str] = frozenset()
+    needs: Mapping[str, Callable[[At], bool]] = field(default_factory=dict)
+    """Other levers that must be on, each with how to tell that the command has it anyway."""
+    is_alone: bool = False
+    numerics: bool = False
+    source: str
+
+    @property
+    def label(self) -> str:
+        """Name it, with its value where there are several."""
+        return lever_label(self.name, self.value)
+
+    def lever(self, at: At) -> Lever | None:
+        """Return what the tuner needs to know of it; None where its effect cannot be predicted."""
+        effect = self._static_effect(at) if self.effect is None else self.effect(at)
+        if effect is None:
+            return None
+        return Lever(
+            name=self.name,
+            value=self.value,
+            saves=effect.saves,
+            memory=effect.memory,
+            excludes=self.excludes,
+            needs=frozenset(name for name, is_met in self.needs.items() if not is_met(at)),
+            is_alone=self.is_alone,
+            numerics=self.numerics,
+            source=self.source,
+        )
+
+    def _static_effect(self, at: At) -> Effect:
+        memory = self.memory_at(at) if self.memory_at is not None else None
+        return Effect(saves=self.saves, memory=self.memory if memory is None else memory)
+
+
+L = TypeVar("L", bound=LeverDeclaration[Any])
+Declared = Sequence[LeverDeclaration[Any]]
+
+
+def plain_names(declared: Declared) -> tuple[str, ...]:
+    """Return the names of the levers that leave the numerics alone, each once."""
+    return tuple(dict.fromkeys(lever.name for lever in declared if not lever.numerics))
+
+
+def numeric_names(declared: Declared) -> tuple[str, ...]:
+    """Return the names of the levers that change the numerics, each once."""
+    return tuple(dict.fromkeys(lever.name for lever in declared if lever.numerics))
+
+
+def lever_parameters(declared: Declared, searched: Collection[str]) -> dict[str, CategoricalParameter]:
+    """Return the parameters of the levers, without those that are searched with the layout."""
+    values: dict[str, dict[Value, None]] = {}
+    for lever in declared:
+        values.setdefault(lever.name, {})[lever.value] = None
+    return {name: CategoricalParameter(tuple(each)) for name, each in values.items() if name not in searched}
+
+
+def set_levers(declared: Sequence[L], params: Mapping[str, Value]) -> list[L]:
+    """Return the levers that a point has."""
+    return [lever for lever in declared if lever.name in params and params[lever.name] == lever.value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverChoice:
+    """Hold which levers a study may try."""
+
+    plain: frozenset[str]
+    allowed: frozenset[str]
+    """Those that change the numerics and may do so."""
+
+    @classmethod
+    def of(cls, levers: str, allow: str, declared: Declared) -> Self:
+        """Return what the arguments `levers` and `allow` of a preset name."""
+        return cls(
+            plain=chosen_levers(levers, plain_names(declared), "lever"),
+            allowed=chosen_levers(allow, numeric_names(declared), "lever that changes the numerics"),
+        )
+
+    def offered(self, declared: Iterable[LeverDeclaration[At]], at: At) -> list[Lever]:
+        """Return those that may be tried; those that change the numerics are named even where they are not allowed."""
+        wanted = [each for each in declared if each.numerics or each.name in self.plain]
+        levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
+        return [replace(lever, numerics=lever.numerics and lever.name not in self.allowed) for lever in levers]
+
+    def note(self, declared: Declared, near: Collection[str]) -> list[str]:
+        """Return which of the levers in `near` may be tried, in a line."""
+        names = (*plain_names(declared), *numeric_names(declared))
+        tried = [name for name in names if name in near and name in self.plain | self.allowed]
+        unallowed = [name for name in numeric_names(declared) if name in near and name not in self.allowed]
+        if not tried:
+            return []
+        more = f"; {', '.join(unallowed)} with --allow" if unallowed else ""
+        return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
 
 
 def compatible(levers: Sequence[Lever]) -> list[Lever]:

@@ -107,3 +107,44 @@ def test_a_file_that_cannot_be_read_is_one_line_and_exit_code_2(zenithtune: Tune
     done = zenithtune("optimize", "--", "accelerate", "launch", "--config_file", "none.yaml", "train.py")
     assert done.returncode == 2
     assert mentions(done.stderr.strip().splitlines()[-1], "none.yaml", "--config_file")
+
+
+def speedup(folder: Path, *levers: str) -> float:
+    """Return what the trial with all of these levers gives over the best without any."""
+    trials = [trial for trial in study(folder)["trials"] if trial["outcome"] == "ok"]
+    plain = [trial["value"] for trial in trials if not trial["parameters"].keys() & {*levers}]
+    [best] = [trial["value"] for trial in trials if trial["parameters"].keys() >= {*levers}]
+    return float(best / max(plain))
+
+
+def test_levers_of_fsdp_are_tried_on_the_best_point_and_kept(
+    zenithtune: Tune, tmp_path: Path, launcher: dict[str, str]
+) -> None:
+    options = ("--no-baseline", "--no-confirm", "--args", "search=mbs,mbs_max=2", "--", "--batch_size", "2")
+    done = optimize(zenithtune, tmp_path, launcher, "FSDP", *options)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    left = yaml.safe_load((tmp_path / "out" / "s" / "accelerate_config_optimal.yaml").read_text())
+    assert left["dynamo_config"]["dynamo_backend"] == "INDUCTOR"
+    mesh = left["parallelism_config"]
+    assert mesh == {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8}
+    assert speedup(tmp_path, "hybrid_shard", "compile") == pytest.approx(1 / 0.72, rel=0.01)
+
+
+def test_a_lever_that_did_not_arrive_is_a_failed_trial(
+    zenithtune: Tune, tmp_path: Path, launcher: dict[str, str]
+) -> None:
+    study_options = ("--no-baseline", "--no-confirm", "--args", "search=mbs,mbs_max=2,levers=hybrid_shard")
+    options = (*study_options, "--", "--batch_size", "2", "--ignores_mesh")
+    optimize(zenithtune, tmp_path, launcher, "FSDP", *options)
+    [trial] = [trial for trial in study(tmp_path)["trials"] if "hybrid_shard" in trial["parameters"]]
+    assert trial["outcome"] == "error" and mentions(trial["cause"], "dp_replicate_size", 1, 2)
+
+
+def test_levers_of_deepspeed_reach_it_by_a_json(zenithtune: Tune, tmp_path: Path, launcher: dict[str, str]) -> None:
+    study_options = ("--no-baseline", "--no-confirm", "--args", "search=mbs,mbs_max=2,levers=overlap_comm")
+    done = optimize(zenithtune, tmp_path, launcher, "DEEPSPEED", *study_options, "--", "--batch_size", "2")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    folder = tmp_path / "out" / "s"
+    assert json.loads((folder / "ds_config_optimal.json").read_text())["zero_optimization"]["overlap_comm"] is True
+    assert "--deepspeed_config_file" in (folder / "best_command.sh").read_text()
+    assert speedup(tmp_path, "overlap_comm") == pytest.approx(1 / 0.9, rel=0.01)

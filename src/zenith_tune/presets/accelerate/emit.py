@@ -16,6 +16,7 @@ from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, ya
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.presets.levers import lever_label
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.zero_progressive.axes import OFF
 from zenith_tune.study.parameters import Value
@@ -217,7 +218,7 @@ def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -
     text = fill_or_set(command, named, values, keeps_names=True)
     needs_variable = job.sets_accumulation_by_variable and "mbs" in params
     variables = {ACCUMULATION_VARIABLE: str(gas)} if needs_variable else {}
-    return Launch(text).written(_json_options(backend), variables)
+    return Launch(text).written(_json_options(backend, params), variables)
 
 
 def point_label(backend: Backend, params: Mapping[str, Value]) -> str:
@@ -231,14 +232,14 @@ def point_label(backend: Backend, params: Mapping[str, Value]) -> str:
             words.append(name if value else f"no-{name}")
         else:
             words.append(f"{_SHORT[name]}{value}" if name in _SHORT else f"{name}={value}")
+    words += [lever_label(name, value) for name, value in backend.levers_of(params).items()]
     return " ".join(words)
 
 
-def _json_options(backend: Backend) -> dict[str, str]:
+def _json_options(backend: Backend, params: Mapping[str, Value]) -> dict[str, str]:
     """Return the launcher's options that only the command can give: a path in the trial's folder."""
-    job = backend.job
-    if job.ds_config is None:
+    if not isinstance(backend, DeepSpeedBackend) or not backend.has_json(params):
         return {}
-    precision = job.settings.word("mixed_precision")
+    precision = backend.job.settings.word("mixed_precision")
     # In the file, beside a JSON, Accelerate would refuse it.
     return {"deepspeed_config_file": DS_PATH, **({"mixed_precision": precision} if precision else {})}

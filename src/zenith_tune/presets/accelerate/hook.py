@@ -21,7 +21,11 @@ PREFIX = "zenithtune-accelerate: "
 WRAPPERS = ("MegatronEngine", "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel")
 PLUGIN_FIELDS = {
     "deepspeed_plugin": ("zero_stage", "offload_optimizer_device", "offload_param_device"),
-    "fsdp_plugin": ("fsdp_version", "reshard_after_forward", "activation_checkpointing"),
+    "fsdp_plugin": (
+        *("fsdp_version", "reshard_after_forward", "activation_checkpointing"),
+        "activation_checkpointing_offload",
+    ),
+    "parallelism_config": ("dp_replicate_size", "dp_shard_size"),
 }
 PLUGINS = ("MegatronLMPlugin", "DeepSpeedPlugin", "FullyShardedDataParallelPlugin")
 MEGATRON_ARGS = (
@@ -172,9 +176,28 @@ def settings_of(state: Any) -> dict[str, Any]:
     if (policy := getattr(getattr(state, "fsdp_plugin", None), "cpu_offload", None)) is not None:
         # Version 2 has a class for it, version 1 a field.
         found["offload_params"] = getattr(policy, "offload_params", type(policy).__name__ == "CPUOffloadPolicy")
+    if (dynamo := getattr(state, "dynamo_plugin", None)) is not None:
+        backend, is_regional = getattr(dynamo, "backend", None), getattr(dynamo, "use_regional_compilation", None)
+        found.update(dynamo_backend=getattr(backend, "value", backend), dynamo_use_regional_compilation=is_regional)
+    found.update(flat(getattr(getattr(state, "deepspeed_plugin", None), "deepspeed_config", None)))
     args = getattr(getattr(state, "megatron_lm_plugin", None), "megatron_lm_default_args", {})
     found.update({name: args[name] for name in MEGATRON_ARGS if name in args})
     return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Return what DeepSpeed's configuration says of ZeRO and of its communication, by the keys with dots between."""
+    if not isinstance(config, dict):
+        return {}
+    found = {key: config[key] for key in ("communication_data_type",) if key in config}
+    left = [("zero_optimization", config.get("zero_optimization"))]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(path + "." + key, each) for key, each in value.items()]
+        else:
+            found[path] = value
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -202,26 +202,38 @@ def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, D
     devices = {name: settings.word(f"{name}_device") for name in ("offload_optimizer", "offload_param")}
     if _NVME not in devices.values():
         return settings, None
-    zero: dict[str, Any] = {"stage": settings.whole("zero_stage") or 2}
+    sections: dict[str, Any] = {}
     for name, device in devices.items():
         if device in ("cpu", _NVME):
-            zero[name] = {"device": device, "pin_memory": True}
+            sections[name] = {"device": device, "pin_memory": True}
         if device == _NVME:
-            zero[name]["nvme_path"] = settings.get(f"{name}_nvme_path")
-    values: dict[str, Any] = {
+            sections[name]["nvme_path"] = settings.get(f"{name}_nvme_path")
+    values = _json_of(settings, sections)
+    precision = settings.word("mixed_precision")
+    if precision in ("bf16", "fp16"):
+        values[precision] = {"enabled": True}
+    return settings, DsConfig(values=values, source=settings.source)
+
+
+def accelerates_json(settings: AccelerateSettings) -> DsConfig:
+    """Return the JSON that Accelerate itself makes of the keys in its file; the precision is left to its option."""
+    devices = {name: settings.word(f"{name}_device") or "none" for name in ("offload_optimizer", "offload_param")}
+    sections = {name: {"device": device} for name, device in devices.items()}
+    return DsConfig(values=_json_of(settings, sections), source=settings.source)
+
+
+def _json_of(settings: AccelerateSettings, offloads: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": settings.whole("gradient_accumulation_steps") or 1,
         "gradient_clipping": settings.get("gradient_clipping") or "auto",
         "zero_optimization": {
-            **zero,
+            "stage": settings.whole("zero_stage") or 2,
+            **offloads,
             "stage3_gather_16bit_weights_on_model_save": settings.flag("zero3_save_16bit_model"),
         },
     }
-    precision = settings.word("mixed_precision")
-    if precision in ("bf16", "fp16"):
-        values[precision] = {"enabled": True}
-    return settings, DsConfig(values=values, source=settings.source)
 
 
 def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: Launch) -> int:

@@ -33,6 +33,7 @@ from zenith_tune.presets.accelerate.job import (
     AccelerateOverrides,
     read_job,
 )
+from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
@@ -40,6 +41,9 @@ from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, Fsdp
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.deepspeed.levers.declaration import Release, logged_release
+from zenith_tune.presets.deepspeed.levers.offered import LEVERS
+from zenith_tune.presets.levers import NONE, Declared, Lever, LeverChoice, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -135,6 +139,7 @@ BACKENDS: dict[str, type[Backend]] = {
 }
 PLUGIN_WRAPPERS = (MegatronBackend.wrapper, DeepSpeedBackend.wrapper, FsdpBackend.wrapper)
 """What a script may wrap its model in where the file has no backend."""
+ALL_LEVERS: Declared = (*LEVERS, *FSDP_LEVERS)
 DECISIVE = ("tp", "pp", "stage", "checkpointing", "mbs")
 RESULT_CONFIG = "accelerate_config_optimal.yaml"
 RESULT_DS_CONFIG = "ds_config_optimal.json"
@@ -150,7 +155,8 @@ class AcceleratePreset(TuningPreset):
     `mbs_option`. Each trial has a file of its own and a hook that tells what the job runs as; a job that ran as
     something else has failed, unless `check` is false. `n_gpus`, `gbs`, `model` and `seq` say what the command does not
     tell; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each
-    machine. `search` lists the axes, with a plus between them.
+    machine. `search` lists the axes, with a plus between them. `levers` are the settings that are tried on the best
+    point: default, none, or names with a plus between them; those that change the numerics where `allow` names them.
     """
 
     def __init__(
@@ -163,6 +169,8 @@ class AcceleratePreset(TuningPreset):
         model: str | None = None,
         seq: int | None = None,
         search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
         mbs_max: int = 1024,
         mbs_option: str | None = None,
         gas_option: str | None = None,
@@ -178,6 +186,8 @@ class AcceleratePreset(TuningPreset):
                 )
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.check = search, mbs_max, check
+        self._levers = LeverChoice.of(levers, allow, ALL_LEVERS)
+        self._release: Release | None = None
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._profile: ActivationProfile | None = None
         self._bound: Backend | None = None
@@ -211,6 +221,7 @@ class AcceleratePreset(TuningPreset):
     def read_baseline(self, log: str) -> list[str]:
         """Learn what the script sets in Python: its plugin, what it gives to it, and the accumulation."""
         before, run = self._backend.job, AccelerateRun.read(log)
+        self._release = logged_release(log)
         self._samples = run.samples
         after = live_job(before, run)
         if after != before:
@@ -254,6 +265,15 @@ class AcceleratePreset(TuningPreset):
     def decisive(self) -> tuple[str, ...]:
         # What differs from what was asked is found by the evaluator, from what the trial's hook says of the live job.
         return tuple(name for name in DECISIVE if name in self._backend.axes)
+
+    def lever_space(self) -> dict[str, Parameter]:
+        # Of every backend: which one the script runs is known after its own command alone.
+        return {**lever_parameters(ALL_LEVERS, self._backend.axes)}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
+        subject = self._subject.get()
+        known = None if isinstance(subject, UsageError) else subject
+        return self._backend.offered_levers(self._levers, params, known, self._release)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._backend.layout(params)
@@ -351,7 +371,17 @@ class AcceleratePreset(TuningPreset):
         planned = self._subject.get()
         notes = accelerate_notes(self._backend, planned if isinstance(planned, UsageError) else None)
         island = self._island() if isinstance(self._backend, MegatronBackend) else None
-        return notes if island is None else [*notes, island.reason]
+        notes += [] if island is None else [island.reason]
+        return [*notes, *self._lever_notes(command)]
+
+    def _lever_notes(self, command: str) -> list[str]:
+        """Return which levers may be tried: those of the job's own point, and of any that differs in one value."""
+        axes = self._backend.axes
+        own: Params = {name: choices[0] for name, choices in axes.items()}
+        points = [own, *({**own, name: value} for name, choices in axes.items() for value in choices[1:])]
+        allowed = [point for point in points if self._backend.explain(point) is None]
+        near = {lever.name for point in allowed for lever in self.levers(command, point)}
+        return self._levers.note(ALL_LEVERS, near)
 
     @property
     def _backend(self) -> Backend:

@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.accelerate.command import PRESET
-from zenith_tune.presets.accelerate.job import AccelerateJob
+from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
+from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
 from zenith_tune.presets.accelerate.settings import FIELDS_OF_THE_JSON, PARALLELISM
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
+from zenith_tune.presets.deepspeed.levers.declaration import Release, ZeroSituation
+from zenith_tune.presets.deepspeed.levers.offered import lever_settings, levers_for
+from zenith_tune.presets.levers import Lever, LeverChoice
 from zenith_tune.strategies.zero_progressive.axes import AXES, CPU, OFF, STAGES
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
@@ -24,6 +29,7 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     DsConfig,
     Keys,
 )
+from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
 from zenith_tune.study.parameters import Params, Value
 
 Axes = dict[str, tuple[Value, ...]]
@@ -105,6 +111,16 @@ class Backend(ABC):
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return the fields of Accelerate's plugins that a point must arrive in."""
         return {}
+
+    def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a point has beside the axes."""
+        return {name: value for name, value in params.items() if name not in self.axes}
+
+    def offered_levers(
+        self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
+    ) -> list[Lever]:
+        """Return the levers that may be tried on a point."""
+        return []
 
     def passes(self, params: Mapping[str, Value]) -> int | None:
         """Return the backward passes of one step that a script makes."""
@@ -221,7 +237,7 @@ class FsdpBackend(Backend):
             changes["fsdp_offload_params"] = bool(params["offload"])
         if not params["checkpointing"]:
             changes["fsdp_activation_checkpointing_offload"] = None  # refused without checkpointing
-        return changes
+        return changes | fsdp_changes(self.job, self.levers_of(params))
 
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
         offload: dict[str, Value] = {"offload_params": bool(params["offload"])} if "offload" in params else {}
@@ -230,7 +246,14 @@ class FsdpBackend(Backend):
             "reshard_after_forward": bool(params["reshard"]),
             "activation_checkpointing": bool(params["checkpointing"]),
             **offload,
+            **fsdp_reported(self.job, self.levers_of(params)),
         }
+
+    def offered_levers(
+        self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
+    ) -> list[Lever]:
+        at = FsdpSituation(job=self.job, params=dict(params), layout=self.layout(params), subject=subject)
+        return choice.offered(fsdp_levers_for(at, self.axes), at)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         recomputes = bool(params["checkpointing"])
@@ -275,7 +298,7 @@ class DeepSpeedBackend(Backend):
             key: own.get(key) if stage == 3 or own.get(key) is None else False
             for key in ("zero3_init_flag", "zero3_save_16bit_model")
         }
-        if self.job.ds_config is not None:
+        if self.has_json(params):
             return {**third, **dict.fromkeys(FIELDS_OF_THE_JSON)}
         return {
             **third,
@@ -287,10 +310,16 @@ class DeepSpeedBackend(Backend):
         }
 
     def ds_config(self, params: Mapping[str, Value]) -> DsConfig | None:
-        """Return the trial's JSON, where the job has one."""
-        own = self.job.ds_config
-        if own is None:
-            return None
+        """Return the trial's JSON, where the job has one, or where levers need one."""
+        return self.config_at(params) if self.has_json(params) else None
+
+    def has_json(self, params: Mapping[str, Value]) -> bool:
+        """Tell whether a trial has a JSON: Accelerate's own file has no keys for levers."""
+        return self.job.ds_config is not None or bool(self.levers_of(params))
+
+    def config_at(self, params: Mapping[str, Value]) -> DsConfig:
+        """Return a point's configuration of DeepSpeed: from the job's JSON, or as Accelerate itself makes it."""
+        own = self.job.ds_config or accelerates_json(self.job.settings)
         changes: dict[Keys, Any] = {STAGE: int(params["stage"]), ACCUMULATION: self.accumulation(params)}
         for name in OFFLOADS:
             section = own.get(AXES[name].keys)
@@ -303,14 +332,31 @@ class DeepSpeedBackend(Backend):
         for keys, size in {MICRO_BATCH: self.micro_batch(params), BATCH: self.global_batch}.items():
             if own.get(keys) not in (None, AUTO):
                 changes[keys] = size
-        return own.having(changes)
+        return own.having({**changes, **lever_settings(self.levers_of(params))})
 
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
         return {
             "zero_stage": int(params["stage"]),
             "offload_optimizer_device": params["offload_optimizer"],
             "offload_param_device": params["offload_param"],
+            **{".".join(keys): value for keys, value in lever_settings(self.levers_of(params)).items()},
         }
+
+    def offered_levers(
+        self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
+    ) -> list[Lever]:
+        if "stage" in self.job.fixed:  # the script's own plugin may bring a whole configuration
+            return []
+        at = ZeroSituation(
+            params=dict(params),
+            config=self.config_at(params),
+            num_ranks=self.ranks(params),
+            num_nodes=self.job.num_machines,
+            precision=self.job.precision,
+            subject=subject if isinstance(subject, ZeroSubject) else None,
+            release=release,
+        )
+        return choice.offered(levers_for(at), at)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return Layout(

@@ -13,11 +13,14 @@ from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, chos
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
 from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job, refuse_sizes
+from zenith_tune.presets.deepspeed.levers.declaration import Release, ZeroSituation, logged_release
+from zenith_tune.presets.deepspeed.levers.offered import LEVERS, levers_for
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
+from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.ds_config import AUTOTUNING
+from zenith_tune.strategies.zero_progressive.ds_config import AUTOTUNING, Keys
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.trial import Trial
@@ -56,7 +59,9 @@ class DeepSpeedPreset(TuningPreset):
     The global batch stays what it is: accumulation follows the micro-batch. A list in the JSON is an axis, "auto" is
     left to the Trainer, and the file itself is never changed: each trial has its own. `n_gpus`, `gbs`, `model`, `seq`
     and `config` say what the command does not tell; `cluster` is this machine unless named. `search` lists the axes,
-    with a plus between them: stage, mbs, checkpointing, and keys of the JSON such as overlap_comm.
+    with a plus between them: stage, mbs, checkpointing, and keys of the JSON such as overlap_comm. `levers` are the
+    keys that are tried on the best point: default, none, or names with a plus between them; those that change the
+    numerics are tried where `allow` names them.
     """
 
     def __init__(
@@ -70,6 +75,8 @@ class DeepSpeedPreset(TuningPreset):
         seq: int | None = None,
         config: str | None = None,
         search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
         mbs_max: int = 1024,
         metric: str | None = None,
     ) -> None:
@@ -79,6 +86,9 @@ class DeepSpeedPreset(TuningPreset):
         chosen_axes(search, SEARCHABLE)
         self.cluster, self.topology = cluster, topology
         self.search, self.mbs_max, self.metric = search, mbs_max, metric
+        self._levers = LeverChoice.of(levers, allow, LEVERS)
+        self._num_nodes = 1
+        self._release: Release | None = None
         self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         self._bound: DeepSpeedSpace | None = None
         self._subject = LookedUp(self._looked_up)
@@ -91,6 +101,7 @@ class DeepSpeedPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
+        self._num_nodes = self.resources(command).nodes
         self._subject = LookedUp(self._looked_up)
         self._memory = LookedUp(lambda: ActivationProfile(self._subject.required()))
 
@@ -111,6 +122,34 @@ class DeepSpeedPreset(TuningPreset):
         memory = self._memory.get()
         if not isinstance(memory, UsageError):
             memory.observe(trial)
+
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn which release of DeepSpeed runs."""
+        self._release = logged_release(log)
+        return []
+
+    def lever_space(self) -> dict[str, Parameter]:
+        return {**lever_parameters(LEVERS, self._space.parameters())}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
+        at = self._situation(params)
+        return self._levers.offered(levers_for(at, self._searched_keys), at)
+
+    def _situation(self, params: Mapping[str, Value]) -> ZeroSituation:
+        job, subject = self._space.job, self._subject.get()
+        return ZeroSituation(
+            params=dict(params),
+            config=best_config(self._space, params),
+            num_ranks=job.num_ranks,
+            num_nodes=self._num_nodes,
+            precision=job.precision,
+            subject=None if isinstance(subject, UsageError) else subject,
+            release=self._release,
+        )
+
+    @property
+    def _searched_keys(self) -> set[Keys]:
+        return {axis.keys for axis in self._space.axes.values()}
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         return self._space.dumped(params)
@@ -161,6 +200,8 @@ class DeepSpeedPreset(TuningPreset):
         for name, axis in space.axes.items():
             if len(axis.choices) > 1 and axis.matters(int(params["stage"])):
                 words.append(f"{name}={_short(params[name])}")
+        levers = space.levers_of(params)
+        words += [name if value is True else f"{name}={_short(value)}" for name, value in levers.items()]
         return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:
@@ -205,7 +246,16 @@ class DeepSpeedPreset(TuningPreset):
         subject = self._subject.get()
         if isinstance(subject, UsageError):
             notes.append(f"memory is not predicted before a trial: {subject}")
-        return notes
+        return [*notes, *self._lever_notes()]
+
+    def _lever_notes(self) -> list[str]:
+        """Return which levers may be tried: those of the job's own point, at any of the stages."""
+        space = self._space
+        own = space.own_point() or {name: choice.choices[0] for name, choice in space.parameters().items()}
+        points = [{**own, "stage": stage} for stage in space.stages]
+        situations = [self._situation(point) for point in points if space.explain(point) is None]
+        near = {lever.name for at in situations for lever in levers_for(at, self._searched_keys)}
+        return self._levers.note(LEVERS, near)
 
     @property
     def _space(self) -> DeepSpeedSpace:

@@ -12,6 +12,7 @@ from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.base import DEFAULT, chosen_axes
 from zenith_tune.presets.deepspeed.command import PRESET
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.presets.deepspeed.levers.offered import lever_settings, logged_levers
 from zenith_tune.strategies.zero_progressive.axes import AXES, CHECKPOINTING, CPU, OFF, STAGES, TUNING, ZeroAxis
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
@@ -99,7 +100,12 @@ class DeepSpeedSpace:
         for name in ("offload_optimizer", "offload_param"):
             if not AXES[name].matters(stage):
                 changes[AXES[name].keys] = None  # DeepSpeed refuses what a stage cannot offload
-        return changes
+        return changes | lever_settings(self.levers_of(params))
+
+    def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a point has beside the axes."""
+        searched = self.parameters()
+        return {name: value for name, value in params.items() if name not in searched}
 
     def dumped(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return a point by the names that DeepSpeed and the Trainer dump their arguments under."""
@@ -115,7 +121,7 @@ class DeepSpeedSpace:
             is_offload = name in OFFLOADED_AS
             value = OFFLOADED_AS[name] if is_offload and params[name] != OFF else params[name]
             found[name.removeprefix("stage3_")] = "None" if is_offload and params[name] == OFF else value
-        return found
+        return found | logged_levers(self.levers_of(params))
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         """Return the layout that a point stands for."""

@@ -14,7 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
-from zenith_tune.presets.levers import NONE, Lever, chosen_levers
+from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.megatron_lm.command import (
     measured_command,
     refuse_unwritable,
@@ -34,14 +34,7 @@ from zenith_tune.presets.megatron_lm.job import (
     unread_job,
 )
 from zenith_tune.presets.megatron_lm.levers.declaration import Situation
-from zenith_tune.presets.megatron_lm.levers.offered import (
-    NAMES,
-    NUMERIC,
-    PLAIN,
-    lever_space,
-    levers_for,
-    logged_levers,
-)
+from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
@@ -164,8 +157,7 @@ class MegatronLmPreset(TuningPreset):
         search_names(search)
         self.cluster, self.topology = cluster, topology
         self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab, routing=routing)
-        self._levers = chosen_levers(levers, PLAIN, "lever")
-        self._allowed = chosen_levers(allow, NUMERIC, "lever that changes the numerics")
+        self._levers = LeverChoice.of(levers, allow, LEVERS)
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
         self._bound: MegatronLmSpace | None = None
         self._unread: MegatronLmSpace | None = None
@@ -241,7 +233,7 @@ class MegatronLmPreset(TuningPreset):
         return ("tp", "pp", "mbs")
 
     def lever_space(self) -> dict[str, Parameter]:
-        return {**lever_space(sorted(self._space().searched))}
+        return {**lever_parameters(LEVERS, self._space().searched)}
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         space = self._space(command)
@@ -249,9 +241,7 @@ class MegatronLmPreset(TuningPreset):
             return []
         at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject(command))
         found = [each for each in levers_for(at, ParsedCommand.of(command)) if each.name not in space.searched]
-        wanted = [each for each in found if each.numerics or each.name in self._levers]
-        levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
-        return [replace(lever, numerics=lever.numerics and lever.name not in self._allowed) for lever in levers]
+        return self._levers.offered(found, at)
 
     def _known_subject(self, command: str) -> PlanSubject | None:
         try:
@@ -287,7 +277,7 @@ class MegatronLmPreset(TuningPreset):
             words.append(f"overlap {params['overlap']}")
         words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
         levers = {name: params[name] for name in NAMES if name in params and name not in OVERLAPS}
-        words += [name if value is True else f"{name}={value}" for name, value in levers.items()]
+        words += [lever_label(name, value) for name, value in levers.items()]
         return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:
@@ -315,12 +305,7 @@ class MegatronLmPreset(TuningPreset):
         points = [own, *({**own, name: value} for name in space.open_names for value in space.choices[name])]
         situations = [Situation(job=space.job, layout=space.layout(point)) for point in points]
         near = {lever.name for at in situations for lever in levers_for(at, line)} - space.searched
-        tried = [name for name in NAMES if name in near and name in self._levers | self._allowed]
-        unallowed = [name for name in NUMERIC if name in near - self._allowed]
-        if not tried:
-            return []
-        more = f"; {', '.join(unallowed)} with --allow" if unallowed else ""
-        return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
+        return self._levers.note(LEVERS, near)
 
     def _space(self, command: str | None = None) -> MegatronLmSpace:
         """Return what is searched: of the command that the preset is bound to, or else of what is given."""

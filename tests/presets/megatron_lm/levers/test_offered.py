@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.evaluators.failures.no_effect import disagreement
-from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.levers import Lever, numeric_names
 from zenith_tune.presets.megatron_lm.levers.modules import module_cost
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, NUMERIC
+from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Value
 
@@ -134,7 +134,7 @@ def test_low_precision_follows_the_gpu(tmp_path: Path) -> None:
     assert {"fp8=tensorwise", "bf16_grads", "bf16_moments"} == numerics("hopper", "h100")
     assert {"fp8=mxfp8", "fp4", "bf16_grads", "bf16_moments"} == numerics("blackwell", "gb200")
     assert {"bf16_grads", "bf16_moments"} == numerics("ampere", "a100")
-    assert {*NUMERIC} == {"fp8", "fp4", "bf16_grads", "bf16_moments"}
+    assert {*numeric_names(LEVERS)} == {"fp8", "fp4", "bf16_grads", "bf16_moments"}
 
 
 def test_a_switch_that_megatron_would_turn_off_again_is_not_offered(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import is_local
 from zenith_tune.describe.megatron.version import NEWEST, OLDEST, Release
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.levers import LeverDeclaration
 from zenith_tune.presets.megatron_lm.job import MegatronJob
 from zenith_tune.presets.megatron_lm.rules import is_alone
 from zenith_tune.study.parameters import Value
@@ -55,47 +55,23 @@ class Situation:
         return os.environ.get(name, "") if run is None else run.variables.get(name, os.environ.get(name, ""))
 
 
-ASSUMED = "assumed"
 BRIDGE = "NVIDIA, Megatron-Bridge's measured runs (skills/nemo-mbridge-perf-*)"
-"""Sources of effects."""
-
+"""A source of effects."""
 Goes = Callable[[Situation], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """Hold what a lever is expected to do to time and memory, as `Lever` has it."""
-
-    saves: Mapping[str, float]
-    memory: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronLever:
+class MegatronLever(LeverDeclaration[Situation]):
     """Declare a lever as one range of releases spells it."""
 
-    name: str
-    value: Value = True
     sets: Mapping[str, Value | None]
     """Options with their values, True for a switch, None for one that is taken away."""
     first: Release = OLDEST
     last: Release = NEWEST
-    goes: Goes = lambda at: True
-    """Whether job and layout have what it needs."""
     excluded_by: tuple[str, ...] = ()
     """Options of the command that it cannot go with."""
     dumped: Mapping[str, Value] = field(default_factory=dict)
     """What Megatron's dump of its arguments says where the lever is on, if not the names of its options."""
-    saves: Mapping[str, float] = field(default_factory=dict)
-    memory: float = 0.0
-    effect: Callable[[Situation], Effect | None] | None = None
-    """The same where it depends on the model; None where it cannot be predicted, and the lever is not offered."""
-    excludes: frozenset[str] = frozenset()
-    needs: Mapping[str, Goes] = field(default_factory=dict)
-    """Other levers that must be on, each with how to tell that the command has it anyway."""
-    is_alone: bool = False
-    numerics: bool = False
-    source: str
 
     def is_on(self, job: MegatronJob) -> bool:
         """Tell whether the command has it already."""
@@ -116,23 +92,6 @@ class MegatronLever:
         """What the dump of a run's arguments says where it is on."""
         named = {option[2:].replace("-", "_"): value for option, value in self.sets.items() if value is not None}
         return dict(self.dumped) or named
-
-    def lever(self, at: Situation) -> Lever | None:
-        """Return what the tuner needs to know of it; None where its effect cannot be predicted."""
-        effect = Effect(saves=self.saves, memory=self.memory) if self.effect is None else self.effect(at)
-        if effect is None:
-            return None
-        return Lever(
-            name=self.name,
-            value=self.value,
-            saves=effect.saves,
-            memory=effect.memory,
-            excludes=self.excludes,
-            needs=frozenset(name for name, is_met in self.needs.items() if not is_met(at)),
-            is_alone=self.is_alone,
-            numerics=self.numerics,
-            source=self.source,
-        )
 
 
 def has_adam(at: Situation) -> bool:

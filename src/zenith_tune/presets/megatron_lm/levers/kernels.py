@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zenith_tune.presets.megatron_lm.levers.declaration import ASSUMED, BRIDGE, Goes, MegatronLever, Situation
+from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, Goes, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.overlap import captures_graphs
 from zenith_tune.study.parameters import Value
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zenith_tune.presets.megatron_lm.levers.declaration import ASSUMED, BRIDGE, MegatronLever, Situation, has_adam
+from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation, has_adam
 
 
 def _can_shard_fully(at: Situation) -> bool:

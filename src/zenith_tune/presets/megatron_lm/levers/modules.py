@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.model_flops import forward_flops_per_token
-from zenith_tune.presets.megatron_lm.levers.declaration import Effect, MegatronLever, Situation
+from zenith_tune.presets.levers import Effect
+from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import RECOMPUTE
 from zenith_tune.presets.megatron_lm.overlap import MODULE_GOES, OPTION, SELECTIVE, module_values, own_modules
 from zenith_tune.presets.megatron_lm.version import MODULES, SHARED_EXPERTS

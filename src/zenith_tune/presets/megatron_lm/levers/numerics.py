@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zenith_tune.presets.megatron_lm.levers.declaration import ASSUMED, MegatronLever, Situation, has_adam
+from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever, Situation, has_adam
 
 
 def _is_bf16(at: Situation) -> bool:

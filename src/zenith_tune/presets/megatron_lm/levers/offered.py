@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from zenith_tune.presets.levers import numeric_names, plain_names, set_levers
 from zenith_tune.presets.megatron_lm.job import OTHER_SHARDING, MegatronJob
 from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.levers.kernels import HOST_LEVERS, KERNEL_LEVERS
@@ -13,7 +14,7 @@ from zenith_tune.presets.megatron_lm.levers.numerics import NUMERIC_LEVERS
 from zenith_tune.presets.megatron_lm.levers.traffic import DATA_LEVERS, EXPERT_LEVERS
 from zenith_tune.presets.megatron_lm.options import OPTIONS, Wanted
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.parameters import CategoricalParameter, Value
+from zenith_tune.study.parameters import Value
 
 LEVERS: tuple[MegatronLever, ...] = (
     *DATA_LEVERS,
@@ -24,20 +25,9 @@ LEVERS: tuple[MegatronLever, ...] = (
     *MEMORY_LEVERS,
     *NUMERIC_LEVERS,
 )
-NUMERIC = tuple(dict.fromkeys(lever.name for lever in LEVERS if lever.numerics))
-PLAIN = tuple(dict.fromkeys(lever.name for lever in LEVERS if not lever.numerics))
-NAMES = (*PLAIN, *NUMERIC)
+NAMES = (*plain_names(LEVERS), *numeric_names(LEVERS))
 VALUED = (OPTIONS["recompute_granularity"], METHOD, NUM_LAYERS)
 """Options that levers take away with their values; the others are switches."""
-
-
-def lever_space(searched: Sequence[str]) -> dict[str, CategoricalParameter]:
-    """Return the parameters of the levers, without those that are searched with the layout."""
-    names = [name for name in NAMES if name not in searched]
-    return {
-        name: CategoricalParameter(tuple(dict.fromkeys(lever.value for lever in LEVERS if lever.name == name)))
-        for name in names
-    }
 
 
 def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
@@ -68,8 +58,4 @@ def logged_levers(job: MegatronJob, params: Mapping[str, Value]) -> dict[str, Va
 
 def _set(job: MegatronJob, params: Mapping[str, Value]) -> list[MegatronLever]:
     release = job.features.release
-    return [
-        lever
-        for lever in LEVERS
-        if lever.name in params and params[lever.name] == lever.value and lever.first <= release <= lever.last
-    ]
+    return [lever for lever in set_levers(LEVERS, params) if lever.first <= release <= lever.last]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zenith_tune.presets.megatron_lm.levers.declaration import ASSUMED, BRIDGE, MegatronLever, Situation
+from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP
 from zenith_tune.presets.megatron_lm.overlap import DISPATCHERS, could_overlap_experts
 from zenith_tune.presets.megatron_lm.rules import PIPELINED_MTP, SAVES_PARAMS
