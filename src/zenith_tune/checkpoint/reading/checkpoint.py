@@ -28,7 +28,7 @@ def read_checkpoint(folder: Path) -> ShardSet:
             return read_rank_folders(place)
         dist = next((each for each in (place, place / FSDP) if (each / METADATA).is_file()), None)
         if dist is not None:
-            return _one(folder, TORCH_DIST, read_dist(dist))
+            return replace(_one(folder, TORCH_DIST, read_dist(dist)), place=dist)
         weights = find_weights(place)
         if weights is not None:
             return _one(folder, weights.name, read_weights(weights), weights.parent)
