@@ -31,11 +31,25 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel  # isort: skip
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # isort: skip
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # isort: skip
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # isort: skip
 from megatron.core.pipeline_parallel import get_forward_backward_func  # isort: skip
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # isort: skip
 from megatron.core.transformer.moe import moe_utils  # isort: skip
 
 moe_utils.te_general_gemm = None  # not set by 0.16 without Transformer Engine, and asked for nevertheless
+
+_set_states = DistributedOptimizer._set_main_param_and_optimizer_states
+
+
+def _with_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+    """Set the states of a parameter; of torch's Adam a step is one, for which 0.16 gives all parameters one tensor."""
+    group, order = self.model_param_group_index_map[model_param]
+    states = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+    states["step"] = states["step"].clone()
+    _set_states(self, model_param, {"step": states["step"], **tensors})
+
+
+DistributedOptimizer._set_main_param_and_optimizer_states = _with_step
 
 BATCH, STEPS, VOCAB, LAYERS = 4, 2, 128, 4
 SHARDED = ("fully_reshardable", "dp_reshardable")
@@ -184,6 +198,7 @@ class Trainer:
         dist_checkpointing.save(state, str(folder), content_metadata=metadata)
         dist.barrier()
 
+    @torch.no_grad()
     def load_legacy(self, folder: Path) -> None:
         """Load as Megatron-LM does with --ckpt-format torch."""
         place = folder / f"iter_{STEPS:07d}" / self.rank_folder
@@ -194,13 +209,18 @@ class Trainer:
             self.optimizer.load_parameter_state(str(place / "distrib_optim.pt"))
         assert loaded["opt_param_scheduler"]["num_steps"] == STEPS * BATCH
 
+    @torch.no_grad()
     def load_dist(self, folder: Path) -> None:
         """Load as Megatron-LM does: in the way that the checkpoint names."""
         place = folder / f"iter_{STEPS:07d}"
+        if self.sharded:  # torch's Adam has no step to save before its first
+            for each in self.optimizer.chained_optimizers:
+                each._init_optimizer_states_with_dummy_values()
         metadata = dist_checkpointing.load_content_metadata(str(place))
         state = self.state(metadata, is_loading=True)
-        loaded = dist_checkpointing.load(state, str(place), strict="raise_all")
-        self.model.module.load_state_dict(loaded["model"])
+        loaded, missing, unexpected = dist_checkpointing.load(state, str(place), strict="return_all")
+        assert not missing and all("_extra_state" in key for key in unexpected), (missing, unexpected)
+        self.model.module.load_state_dict(loaded["model"], strict=False)
         self.optimizer.load_state_dict(loaded["optimizer"])
         assert loaded["opt_param_scheduler"]["num_steps"] == STEPS * BATCH
 

@@ -19,7 +19,6 @@ _MODULES = (
 )
 """The parts of Megatron Core's names; those of one module stand in the order in which it makes them."""
 _ORDER = {name: number for number, name in enumerate(_MODULES)}
-_PART = re.compile(r"(.*?)(\d*)")
 _BUFFERS = re.compile(r"(?:.*\.)?router\.(expert_bias|local_tokens_per_expert|global_tokens_per_expert)", re.DOTALL)
 
 
@@ -40,11 +39,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 def _place(name: str) -> tuple[tuple[int, int], ...]:
     places = []
     for part in name.split("."):
-        match = _PART.fullmatch(part)
-        word, number = (match[1], match[2]) if match else (part, "")
+        word = part if part in _ORDER else part.rstrip("0123456789")  # linear_fc1, but weight12 and 12
         if word and word not in _ORDER:
             raise LeftOutError(f"the place of {name!r} among a model's parameters is not known")
-        places.append((_ORDER.get(word, -1), int(number or -1)))
+        places.append((_ORDER.get(word, -1), int(part.removeprefix(word) or -1)))
     return tuple(places)
 
 
