@@ -53,12 +53,11 @@ def read_rank_states(folder: Path) -> OptimizerState:
     is_sharded = any((path.parent / SHARDED_OPTIMIZER).is_file() for path in ranks.paths.values())
     files = {name: read_torch_file(path) for name, path in ranks.paths.items()}
     found: dict[str, list[States]] = {}
-    bucket_numel: int | None = None
     for name, file in files.items():
         optimizers, chunks = _listed(file.content.get(OPTIMIZER)), ranks.contents[name]
         if is_sharded:
             path = file.path.parent / SHARDED_OPTIMIZER
-            found[name], bucket_numel = _flat_states(path, len(optimizers), chunks)
+            found[name] = _flat_states(path, len(optimizers), chunks)
         else:
             found[name] = _plain_states(file, optimizers, chunks)
     states: dict[tuple[int, int], States] = {}
@@ -74,7 +73,7 @@ def read_rank_states(folder: Path) -> OptimizerState:
         states=states,
         groups=tuple(_groups(first, each) for each in _listed(first.content.get(OPTIMIZER))),
         is_sharded=is_sharded,
-        bucket_numel=bucket_numel,
+        bucket_numel=bucket_numels(next(iter(ranks.contents.values()))[0].args)[0],
         beside=scheduler_of(first.content),
     )
 
@@ -155,13 +154,12 @@ def _numbered(
             yield at, name, entry
 
 
-def _flat_states(path: Path, num_optimizers: int, chunks: list[ShardContent]) -> tuple[list[States], int | None]:
+def _flat_states(path: Path, num_optimizers: int, chunks: list[ShardContent]) -> list[States]:
     """Return the states of a rank from its flat buffers; other ranks hold what is missing."""
     found: list[States] = [{kind: {} for kind in KINDS} for _ in chunks]
     if not path.is_file():
-        return found, None
+        return found
     file = read_torch_file(path)
-    bucket_numel: int | None = None
     for number, buffers in enumerate(file.content if isinstance(file.content, list) else [file.content]):
         if buffers is None:
             continue
@@ -173,10 +171,9 @@ def _flat_states(path: Path, num_optimizers: int, chunks: list[ShardContent]) ->
             for dtype, held in by_dtype(names, chunk.tensors).items():
                 flat = _buffer(buffers, numbered, dtype)
                 numbered += 1
-                bucket_numel, parts = _parts(file, flat, held, chunk)
-                for kind, tensors in parts.items():
+                for kind, tensors in _parts(file, flat, held, chunk).items():
                     found[at][kind] |= tensors
-    return found, bucket_numel
+    return found
 
 
 def _buffer(buffers: Mapping[Any, Any], number: int, dtype: str) -> Mapping[str, Any]:
@@ -190,9 +187,7 @@ def _buffer(buffers: Mapping[Any, Any], number: int, dtype: str) -> Mapping[str,
     return dict(flat)
 
 
-def _parts(
-    file: TorchFile, flat: Mapping[str, Any], names: list[str], chunk: ShardContent
-) -> tuple[int | None, States]:
+def _parts(file: TorchFile, flat: Mapping[str, Any], names: list[str], chunk: ShardContent) -> States:
     """Return the part of each parameter, by the first way of cutting buckets that makes a buffer of its size."""
     sizes, numel = sizes_of(names, chunk.tensors), flat[MASTER].shape[0]
     for bucket_numel, is_shared in itertools.product(bucket_numels(chunk.args), (False, True)):
@@ -201,7 +196,7 @@ def _parts(
             continue
         places = coalesced(buckets)
         stored = {kind: file.tensor(kind, (1,), flat[kind]) for kind in KINDS}
-        return bucket_numel, {
+        return {
             kind: {
                 name: part_of_flat([each.flat()], start, chunk.tensors[name], each.dtype)
                 for name, start in places.items()
