@@ -258,6 +258,11 @@ def convert(options: argparse.Namespace) -> None:
 
 
 def next_run(options: argparse.Namespace) -> None:
+    fresh = Trainer(options, options.target, sharded=False)
+    folder = options.folder / "plain-legacy-to-megatron" / f"iter_{STEPS:07d}" / fresh.rank_folder
+    fresh.model.module.load_state_dict(torch.load(folder / "model_optim_rng.pt", weights_only=False)["model"])
+    fresh.optimizer.reload_model_params()
+    note(options, "fresh", fresh.train(STEPS))
     for folder in sorted(options.folder.glob("*-to-*")):
         if not folder.is_dir():
             continue
