@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.reference import Model, Shape
-from tests.checkpoint.shard_files import from_torch, need_torch, same, to_torch
+from tests.checkpoint.shard_files import from_torch, need_torch, same, to_torch, write_shards
 from tests.checkpoint.test_sources import dcp_save
 from tests.mentions import mentions
 from zenith_tune.checkpoint.convert import Target, reshard
@@ -76,7 +76,7 @@ def test_moments_step_and_groups_go_to_other_ranks_and_back_by_the_other_format(
         assert sorted(number for group in groups for number in group["params"]) == sorted(state)
         assert {float(entry["step"]) for entry in state.values()} == {7.0}
         names = in_order(loaded["model"])
-        ordered = sorted(names, key=lambda name, held=loaded["model"]: held[name].dim() < 2)
+        ordered = [name for wide in (True, False) for name in names if (loaded["model"][name].dim() > 1) == wide]
         for kind, model in MOMENTS.items():
             found = {name: from_torch(state[number][kind]) for number, name in enumerate(ordered)}
             assert same(found, model.shard(0, 1, p, 2))
@@ -89,6 +89,13 @@ def test_what_cannot_be_carried_is_left_out_with_the_reason(tmp_path: Path) -> N
         written = reshard(folder, tmp_path / f"{name}-new", target(1, 2, Format.MEGATRON))
         assert not written.has_optimizer
         assert any(note.startswith("optimizer state: left out (") for note in written.notes)
+
+
+def test_a_model_without_one_is_written_with_a_line_that_says_so(tmp_path: Path) -> None:
+    write_shards(tmp_path / "run", WEIGHTS, 1, 1, "safetensors")
+    written = reshard(tmp_path / "run", tmp_path / "new", target(1, 2, Format.MEGATRON))
+    assert not written.has_optimizer
+    assert any(note.startswith("optimizer state: left out (") for note in written.notes)
 
 
 def test_shards_that_megatron_does_not_load_hold_no_optimizer(tmp_path: Path) -> None:

@@ -235,14 +235,14 @@ _OPTIMIZER = ("optim", "opt_param_scheduler", "chained", "distrib_optim", "zero_
 
 def left_out_notes(left_out: frozenset[str], *, why: str = "") -> tuple[str, ...]:
     """Say what of a checkpoint is left out, and why the optimizer's state is where that was asked for."""
+    has_optimizer = bool(why) or any(name.startswith(_OPTIMIZER) for name in left_out)
+    said = (f"optimizer state: left out{why}, so that training continues with a fresh one",) if has_optimizer else ()
     if not left_out:
-        return ()
-    has_optimizer = any(name.startswith(_OPTIMIZER) for name in left_out)
-    said = f"optimizer state: left out{why}, so that training continues with a fresh one"
+        return said
     shown = ", ".join(sorted(left_out)[:3])
     dots = " ..." if len(left_out) > 3 else ""
     entries = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
-    return (*((said,) if has_optimizer else ()), f"left out: {entries}, no weights ({shown}{dots})")
+    return (*said, f"left out: {entries}, no weights ({shown}{dots})")
 
 
 def without_optimizer(left_out: frozenset[str]) -> frozenset[str]:
