@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -58,3 +59,29 @@ def test_megatron_core_computes_what_transformers_does(tmp_path: Path, model_typ
     found = torch.load(tmp_path / "megatron.pt")[..., :37]
     assert expected.std() > 0.1
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_converted"),
+    [
+        ("--source 2,1,1 --target 1,2,1", 10),
+        ("--source 1,2,1 --target 2,1,1 --world 4 --bucket 2000 --tied", 4),
+        ("--source 1,2,1 --target 1,1,2 --experts 4 --bf16", 10),
+        ("--source 1,1,2 --target 1,2,1 --experts 4", 10),
+    ],
+)
+def test_megatron_takes_the_same_steps_with_the_optimizer_in_another_layout(
+    tmp_path: Path, options: str, num_converted: int
+) -> None:
+    need_torch()
+    for module in ("megatron", "megatron.core"):
+        need_module("engines", module)
+    run("megatron_optimizer_program", *options.split(), "--folder", str(tmp_path))
+    losses = {
+        path.stem.removeprefix("losses-"): json.loads(path.read_text()) for path in tmp_path.glob("losses-*.json")
+    }
+    fresh, expected = losses.pop("fresh"), {kind: losses.pop(f"{kind}-expected") for kind in ("plain", "sharded")}
+    assert len(losses) == num_converted
+    for name, found in losses.items():
+        assert found == pytest.approx(expected[name.partition("-")[0]], rel=1e-5), name
+    assert abs(fresh[1] / expected["plain"][1] - 1) > 5e-5  # what a fresh optimizer would do

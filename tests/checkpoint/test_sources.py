@@ -139,6 +139,12 @@ def test_stacked_layers_and_experts_of_torch_dist_come_apart(tmp_path: Path) -> 
     assert any(note.startswith("optimizer state:") for note in written.notes)
 
 
+def test_zarr_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "run" / "decoder.final_layernorm.weight").mkdir(parents=True)
+    (tmp_path / "run" / "decoder.final_layernorm.weight" / ".zarray").write_text("{}")
+    assert mentions(refused(tmp_path / "run"), "zarr", "--ckpt-format torch_dist")
+
+
 def test_a_flipped_bit_in_a_distcp_file_is_noticed(tmp_path: Path) -> None:
     torch = need_torch()
     weight = torch.randn(64, 8)

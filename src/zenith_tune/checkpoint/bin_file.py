@@ -29,14 +29,20 @@ def import_torch(why: str) -> Any:
 ALIGNMENT = 64
 
 
-def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, plain: dict[str, Any]) -> None:
-    """Write a new file that holds the tensors nested as they were found, or flat where they were not nested."""
+def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, beside: Any) -> None:
+    """Write a new file that holds the tensors nested as they were found, or flat where they were not nested.
+
+    What stands beside them, or alone where there are none, may hold tensors anywhere in it.
+    """
     torch = import_torch(f"{path.name} is a .bin file")
-    with mapped(torch, path, tensors) as found:
+    listed = list(tensors)
+    with mapped(torch, path, [*listed, *leaves(beside)]) as found:
         weights: dict[str, Any] = {}
-        for tensor, value in found:
+        for tensor, value in found[: len(listed)]:
             _put(weights, tensor, value)
-        whole = {**plain, wrapper: weights} if wrapper else {**weights, **plain}
+        whole = _filled(beside, {id(tensor): value for tensor, value in found[len(listed) :]})
+        if listed:
+            whole = {**whole, wrapper: weights} if wrapper else {**weights, **whole}
         try:
             with path.open("xb") as target:
                 torch.save(whole, target)
@@ -60,6 +66,24 @@ def write_dist(folder: Path, tensors: Iterable[JoinedTensor], plain: dict[str, A
     torch.save(plain, folder / "common.pt")
     versions = {"sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", **versions}))
+
+
+def leaves(tree: Any) -> Iterator[JoinedTensor]:
+    """Yield the tensors in nested dictionaries and lists."""
+    if isinstance(tree, JoinedTensor):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(each)
+
+
+def _filled(tree: Any, values: dict[int, Any]) -> Any:
+    """Return nested dictionaries and lists with torch's tensors in the places of ours."""
+    if isinstance(tree, JoinedTensor):
+        return values[id(tree)]
+    if isinstance(tree, dict):
+        return {key: _filled(each, values) for key, each in tree.items()}
+    return [_filled(each, values) for each in tree] if isinstance(tree, list) else tree
 
 
 @contextlib.contextmanager

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import argparse
 import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.checkpoint.bin_file import import_torch, write_bin, write_dist
+from zenith_tune.checkpoint.bin_file import import_torch, leaves, write_bin, write_dist
 from zenith_tune.checkpoint.hf_names import heads_of, is_hf, to_hf, to_megatron
-from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_tied_head, with_vocab
+from zenith_tune.checkpoint.joined_model import (
+    JoinedModel,
+    join_shards,
+    left_out_notes,
+    with_vocab,
+    without_optimizer,
+)
 from zenith_tune.checkpoint.megatron_names import iteration_name, of_expert_rank, rank_name, stacked
 from zenith_tune.checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary, count_of
+from zenith_tune.checkpoint.new_layout import NewLayout
+from zenith_tune.checkpoint.optimizer.joined_state import JoinedOptimizer, read_optimizer
+from zenith_tune.checkpoint.optimizer.state import LeftOutError
+from zenith_tune.checkpoint.optimizer.written_state import WrittenOptimizer
 from zenith_tune.checkpoint.output_place import (
     Format,
     Written,
@@ -28,21 +38,11 @@ from zenith_tune.checkpoint.output_place import (
 )
 from zenith_tune.checkpoint.reading.checkpoint import read_checkpoint
 from zenith_tune.checkpoint.reading.plain_folder import in_files
-from zenith_tune.checkpoint.reading.rank_folders import TRACKER
+from zenith_tune.checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, TRACKER
 from zenith_tune.checkpoint.reading.shard_set import ShardSet
 from zenith_tune.checkpoint.safetensors_shards import write_safetensors
-from zenith_tune.checkpoint.split_rules import (
-    Home,
-    LayerNumbers,
-    Numbering,
-    Split,
-    is_known,
-    is_state_space,
-    layer_of,
-    renumbered,
-    spread,
-)
-from zenith_tune.checkpoint.tensor_view import JoinedTensor, describe
+from zenith_tune.checkpoint.split_rules import Numbering, Split, spread
+from zenith_tune.checkpoint.tensor_view import JoinedTensor
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 
@@ -94,7 +94,8 @@ def merge(
     tensors = to_hf(model.tensors, model.attention) if names is Names.HF else model.tensors.values()
     flat = [replace(tensor, key_parts=(tensor.name.count(".") + 1,)) for tensor in tensors]
     contents, texts = in_files(flat, config or folder / "config.json") if is_folder else ({"": flat}, {})
-    num_bytes = _write(output, contents, kind, model, texts)
+    files = {name: FileContent(tensors=tensors) for name, tensors in contents.items()}
+    num_bytes = _write(output, files, kind, model.metadata, texts)
     return Written(
         source=shards.source,
         target="transformers" if is_folder else "one file",
@@ -102,8 +103,23 @@ def merge(
         num_tensors=len(flat),
         num_layers=model.numbers.num_layers,
         num_bytes=num_bytes,
-        notes=(*notes, *model.notes),
+        notes=(*notes, *left_out_notes(model.left_out)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileContent:
+    """Hold what one file is written from, or one folder of torch_dist."""
+
+    tensors: list[JoinedTensor]
+    wrapper: str | None = None
+    beside: Any = field(default_factory=dict)
+    """What stands beside the tensors, or alone: it may hold tensors too."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(tensor.num_bytes for tensor in [*self.tensors, *leaves(self.beside)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +135,7 @@ class Target:
     ep: int = 1
     sequential_experts: bool = False
     """Experts that have other names are named as without --moe-grouped-gemm."""
+    with_optimizer: bool = False
 
     def __post_init__(self) -> None:
         if not (min(self.tp, self.pp, self.ep) > 0 and self.tp * self.pp * self.ep <= MAX_SHARDS):
@@ -131,84 +148,6 @@ class Target:
         return f"TP {self.tp} PP {self.pp}" + (f" EP {self.ep}" if self.ep > 1 else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewLayout:
-    """Hold the weights and the degrees that they are cut for."""
-
-    tensors: Mapping[str, JoinedTensor]
-    numbers: LayerNumbers
-    tp: int
-    embedding_is_last_too: bool
-    on_every_stage: frozenset[str]
-
-    @classmethod
-    def of(cls, model: JoinedModel, *, source_tp: int, tp: int, numbers: LayerNumbers) -> NewLayout:
-        """Cut a model; refuse degrees that Megatron could not split it by."""
-        if tp > 1:
-            _refuse_unknown(model.tensors.values(), source_tp, tp)
-        for attention in model.attention:
-            if (reason := attention.why_not(tp)) is not None:
-                raise UsageError(f"{reason}, which Megatron refuses", hint="choose another --tp")
-        tensors = with_tied_head(model) if len(numbers.per_stage) > 1 else model.tensors
-        layout = cls(
-            tensors=tensors,
-            numbers=numbers,
-            tp=tp,
-            embedding_is_last_too=model.has_mtp,
-            on_every_stage=model.on_every_stage,
-        )
-        for tensor in tensors.values():
-            layout.stages(tensor)
-            tensor.part(0, tp)
-        return layout
-
-    @property
-    def pp(self) -> int:
-        """Pipeline stages."""
-        return len(self.numbers.per_stage)
-
-    def shard(self, rank: int, stage: int) -> list[JoinedTensor]:
-        """Return what one rank holds, under the names that it knows."""
-        here = [tensor for tensor in self.tensors.values() if stage in self.stages(tensor)]
-        return [replace(tensor.part(rank, self.tp), name=self._local_name(tensor.name)) for tensor in here]
-
-    def stages(self, tensor: JoinedTensor) -> set[int]:
-        """Return the stages that hold a weight."""
-        place = layer_of(tensor.name)
-        if place is not None:
-            return {self.numbers.place(place[1])[0]}
-        if tensor.home is Home.LAST:
-            return {self.pp - 1}
-        if tensor.home is Home.FIRST:
-            return {0, self.pp - 1} if self.embedding_is_last_too else {0}
-        if self.pp > 1 and tensor.name not in self.on_every_stage:
-            problem = f"{tensor.name!r} has no known place in a pipeline of {self.pp} stages"
-            raise UsageError(problem, hint="choose --pp 1, or leave it out of the checkpoint")
-        return set(range(self.pp))
-
-    def _local_name(self, name: str) -> str:
-        place = layer_of(name)
-        return renumbered(name, self.numbers.place(place[1])[1]) if place else name
-
-
-def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) -> None:
-    """Refuse to write whole copies of a matrix that may well have to be split.
-
-    One that several ranks held, each the same, is whole.
-    """
-    for tensor in tensors:
-        if tensor.split is not Split.WHOLE or is_known(tensor.name, len(tensor.shape)):
-            continue
-        shown = f"{tensor.name!r}, {describe(tensor.dtype, tensor.shape)}"
-        if is_state_space(tensor.name):
-            problem = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
-            raise UsageError(problem, hint=f"choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
-        if source_tp == 1:
-            problem = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
-            hint = "choose --tp 1, or give the folder of a model of transformers, whose names are known"
-            raise UsageError(problem, hint=hint)
-
-
 def reshard(
     folder: Path, output: Path, target: Target, shape: ModelShape | None = None, *, force: bool = False
 ) -> Written:
@@ -218,34 +157,82 @@ def reshard(
     kind = target.format or shards.format
     if kind is not Format.SAFETENSORS:
         import_torch("this format is written by torch")
-    if target.ep > 1 and kind is not Format.MEGATRON:
-        problem = f"--ep {target.ep} needs files that are named after expert ranks"
-        raise UsageError(problem, hint="give --format megatron; torch_dist is loaded with any --ep")
+    _refuse_target(target, kind)
     model = join_shards(shards, shape)
     keeps_numbers = shards.pp > 1 and kind not in MEGATRON_LOADS
     numbering = target.numbering or (model.numbers.numbering if keeps_numbers else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
     notes = _notes(model, target)
+    optimizer, why = _optimizer(shards, model, shape) if target.with_optimizer else (None, "")
     if (vocabulary := _vocabulary(model, shards, shape, target.vocab_divisor)) is not None:
         rows, said = vocabulary.resharded(target.tp)
         model, notes = with_vocab(model, rows), [said, *notes]
+        optimizer = optimizer and optimizer.with_vocab(rows)
     layout = NewLayout.of(model, source_tp=shards.tp, tp=target.tp, numbers=numbers)
+    written, why = _cut(optimizer, model, layout, shards, target) if optimizer else (None, why)
     if kind in MEGATRON_LOADS:
         model = _for_megatron(model, shards.args, target)
-        notes.append("load it with --finetune, or --no-load-optim --no-load-rng: it holds weights only")
-    contents = _contents(layout, model, target, kind)
-    iteration = next(iter(contents)).partition("/")[0]
+        notes.append(
+            "load it with --no-load-rng: it holds no random states"
+            if written
+            else "load it with --finetune, or --no-load-optim --no-load-rng: it holds weights only"
+        )
+    files = _files(layout, model, target, kind, written)
+    iteration = next(iter(files)).partition("/")[0]
     tracker = {TRACKER: iteration.removeprefix("iter_").lstrip("0") or "0"}
-    num_bytes = _write(output, contents, kind, model, tracker if kind in MEGATRON_LOADS else {})
+    num_bytes = _write(output, files, kind, model.metadata, tracker if kind in MEGATRON_LOADS else {})
+    left_out = without_optimizer(model.left_out) if written else model.left_out
     return Written(
         source=shards.source,
         target=kind.value if kind is Format.TORCH_DIST else target.shown,
-        paths=tuple(output / name for name in contents),
+        paths=tuple(output / name for name in files),
         num_tensors=len(layout.tensors),
         num_layers=model.numbers.num_layers,
         num_bytes=num_bytes,
-        notes=(*notes, *model.notes),
+        notes=(*notes, *_optimizer_notes(written, kind), *left_out_notes(left_out, why=why)),
+        has_optimizer=written is not None,
     )
+
+
+def _refuse_target(target: Target, kind: Format) -> None:
+    """Refuse what the format of the new files cannot hold."""
+    has_ranks = kind is Format.MEGATRON or (kind is Format.TORCH_DIST and target.with_optimizer)
+    if target.ep > 1 and not has_ranks:
+        problem = f"--ep {target.ep} needs files that are named after expert ranks"
+        raise UsageError(problem, hint="give --format megatron; torch_dist is loaded with any --ep")
+    if target.with_optimizer and kind not in MEGATRON_LOADS:
+        problem = f"--with-optimizer needs a format that Megatron loads, but --format is {kind.value}"
+        raise UsageError(problem, hint="give --format megatron or torch_dist")
+
+
+def _optimizer(shards: ShardSet, model: JoinedModel, shape: ModelShape) -> tuple[JoinedOptimizer | None, str]:
+    """Return the optimizer's state, or why it is left out."""
+    try:
+        return read_optimizer(shards, model, shape), ""
+    except LeftOutError as error:
+        return None, f" ({error})"
+
+
+def _cut(
+    optimizer: JoinedOptimizer, model: JoinedModel, layout: NewLayout, shards: ShardSet, target: Target
+) -> tuple[WrittenOptimizer | None, str]:
+    """Return the optimizer's state as it is written, or why it is left out."""
+    torch = import_torch("this format is written by torch")
+    try:
+        return WrittenOptimizer.of(
+            optimizer, model, layout, source_tp=shards.tp, ep=target.ep, args=shards.args, torch=torch
+        ), ""
+    except LeftOutError as error:
+        return None, f" ({error})"
+
+
+def _optimizer_notes(written: WrittenOptimizer | None, kind: Format) -> tuple[str, ...]:
+    if written is None:
+        return ()
+    is_sharded = written.joined.state.is_sharded
+    name = "that of the distributed optimizer" if is_sharded else "that of the optimizer of each rank"
+    since = ", which Megatron Core reads from 0.15 on" if is_sharded and kind is Format.TORCH_DIST else ""
+    return (f"optimizer state: {name}{since}",)
 
 
 def _for_megatron(model: JoinedModel, args: Mapping[str, Any], target: Target) -> JoinedModel:
@@ -262,23 +249,37 @@ def _for_megatron(model: JoinedModel, args: Mapping[str, Any], target: Target) -
     return replace(model, wrapper="model", plain=plain)
 
 
-def _contents(layout: NewLayout, model: JoinedModel, target: Target, kind: Format) -> dict[str, list[JoinedTensor]]:
+def _files(
+    layout: NewLayout, model: JoinedModel, target: Target, kind: Format, optimizer: WrittenOptimizer | None
+) -> dict[str, FileContent]:
     """Return what each file, or each folder of torch_dist, holds."""
     iteration = iteration_name(count_of(model.plain, "iteration"))
     if kind is Format.TORCH_DIST:
-        args = model.plain.get("args")
-        return {iteration: stacked(model.tensors, vars(args) if args else {})}
+        return {iteration: _dist_folder(model, optimizer)}
     if kind is not Format.MEGATRON:
         all_ranks = product(range(target.tp), range(target.pp))
-        return {shard_name(*ranks, kind.value): layout.shard(*ranks) for ranks in all_ranks}
+        held = {shard_name(*ranks, kind.value): layout.shard(*ranks) for ranks in all_ranks}
+        return {
+            name: FileContent(tensors=each, wrapper=model.wrapper, beside=model.plain) for name, each in held.items()
+        }
     degrees = target.tp, target.pp, target.ep
-    contents = {}
+    files = {}
     for t, p in product(range(target.tp), range(target.pp)):
         shard = layout.shard(t, p)
         for e in range(target.ep):
-            name = f"{iteration}/{rank_name((t, p, e), degrees)}/model_optim_rng.pt"
-            contents[name] = of_expert_rank(shard, e, target.ep)
-    return contents
+            place = f"{iteration}/{rank_name((t, p, e), degrees)}"
+            beside = {**model.plain, **(optimizer.entry(t, p, e) if optimizer else {})}
+            tensors = of_expert_rank(shard, e, target.ep)
+            files[f"{place}/model_optim_rng.pt"] = FileContent(tensors=tensors, wrapper=model.wrapper, beside=beside)
+            if optimizer and optimizer.joined.state.is_sharded:
+                files[f"{place}/{SHARDED_OPTIMIZER}"] = FileContent(tensors=[], beside=optimizer.buffers(t, p, e))
+    return files
+
+
+def _dist_folder(model: JoinedModel, optimizer: WrittenOptimizer | None) -> FileContent:
+    args = vars(model.plain["args"]) if "args" in model.plain else {}
+    tensors = [*stacked(model.tensors, args), *(optimizer.dist_tensors(args) if optimizer else ())]
+    return FileContent(tensors=tensors, beside={**model.plain, **(optimizer.dist_entry() if optimizer else {})})
 
 
 def _read(folder: Path, shape: ModelShape | None) -> tuple[ShardSet, ModelShape]:
@@ -324,26 +325,26 @@ def _notes(model: JoinedModel, target: Target) -> list[str]:
 
 def _write(
     output: Path,
-    contents: Mapping[str, list[JoinedTensor]],
+    files: Mapping[str, FileContent],
     kind: Format,
-    model: JoinedModel,
+    metadata: dict[str, str],
     texts: Mapping[str, str],
 ) -> int:
-    """Write files into a folder, or the only one (named "") as the output itself; return the bytes of the weights."""
-    sizes = [sum(tensor.num_bytes for tensor in tensors) for tensors in contents.values()]
+    """Write files into a folder, or the only one (named "") as the output itself; return the bytes of the tensors."""
+    sizes = [content.num_bytes for content in files.values()]
     refuse_full_disk(output, sum(sizes) + (0 if kind is Format.SAFETENSORS else max(sizes)))
     with explained(output), beside(output) as temporary:
-        if "" not in contents:
+        if "" not in files:
             temporary.mkdir()
-        for name, tensors in contents.items():
+        for name, content in files.items():
             path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if kind is Format.SAFETENSORS:
-                write_safetensors(path, tensors, model.metadata)
+                write_safetensors(path, content.tensors, metadata)
             elif kind is Format.TORCH_DIST:
-                write_dist(path, tensors, model.plain)
+                write_dist(path, content.tensors, content.beside)
             else:
-                write_bin(path, tensors, model.wrapper, model.plain)
+                write_bin(path, content.tensors, content.wrapper, content.beside)
         for name, text in texts.items():
             (temporary / name).write_text(text)
         publish(temporary, output)

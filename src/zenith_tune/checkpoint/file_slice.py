@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,39 @@ class FileSlice:
             if count == 0:
                 raise UsageError(f"shard {self.path} became shorter while it was read", hint="copy it again")
             done += count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatPiece:
+    """Hold bytes of a flat tensor that lie in one file."""
+
+    start: int
+    """In bytes of the flat tensor."""
+    place: FileSlice
+    """One row of bytes."""
+
+    def between(self, start: int, end: int) -> FlatPiece | None:
+        """Return what lies between two places, counted from the first."""
+        first, last = max(start, self.start), min(end, self.start + self.place.width)
+        if first >= last:
+            return None
+        place = replace(self.place, offset=self.place.offset + first - self.start, width=last - first)
+        return FlatPiece(start=first - start, place=place)
+
+    def slices(self, width: int, *, top: int = 0, left: int = 0) -> Iterator[FileSlice]:
+        """Yield the rectangles that it fills of a matrix with rows of so many bytes: at most three."""
+        at, end = self.start, self.start + self.place.width
+        while at < end:
+            row, column = divmod(at, width)
+            num_rows = max((end - at) // width, 1) if column == 0 else 1
+            size = min(width - column, end - at)
+            yield replace(
+                self.place,
+                offset=self.place.offset + at - self.start,
+                stride=width,
+                num_rows=num_rows,
+                width=size,
+                top=top + row,
+                left=left + column,
+            )
+            at += num_rows * size

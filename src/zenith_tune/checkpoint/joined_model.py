@@ -79,7 +79,8 @@ class JoinedModel:
     wrapper: str | None
     plain: dict[str, Any]
     metadata: dict[str, str]
-    notes: tuple[str, ...]
+    left_out: frozenset[str]
+    """Entries beside the weights that are neither weights nor plain."""
 
     @property
     def embedding(self) -> JoinedTensor | None:
@@ -129,7 +130,7 @@ def join_shards(shards: ShardSet, shape: ModelShape) -> JoinedModel:
         wrapper=shards.contents[0, 0].wrapper,
         plain=plain,
         metadata=metadata,
-        notes=_notes(left_out),
+        left_out=frozenset(left_out),
     )
 
 
@@ -229,15 +230,24 @@ def _shared(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _notes(left_out: set[str]) -> tuple[str, ...]:
+_OPTIMIZER = ("optim", "opt_param_scheduler", "chained", "distrib_optim", "zero_pp_rank")
+
+
+def left_out_notes(left_out: frozenset[str], *, why: str = "") -> tuple[str, ...]:
+    """Say what of a checkpoint is left out, and why the optimizer's state is where that was asked for."""
+    has_optimizer = bool(why) or any(name.startswith(_OPTIMIZER) for name in left_out)
+    said = (f"optimizer state: left out{why}, so that training continues with a fresh one",) if has_optimizer else ()
     if not left_out:
-        return ()
-    has_optimizer = any(name.startswith(("optim", "chained", "distrib_optim", "zero_pp_rank")) for name in left_out)
-    optimizer = ("optimizer state: left out, so that training continues with a fresh one",) if has_optimizer else ()
+        return said
     shown = ", ".join(sorted(left_out)[:3])
     dots = " ..." if len(left_out) > 3 else ""
     entries = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
-    return (*optimizer, f"left out: {entries}, no weights ({shown}{dots})")
+    return (*said, f"left out: {entries}, no weights ({shown}{dots})")
+
+
+def without_optimizer(left_out: frozenset[str]) -> frozenset[str]:
+    """Return what is left out where the optimizer's state is not."""
+    return frozenset(name for name in left_out if not name.startswith(_OPTIMIZER))
 
 
 def with_vocab(model: JoinedModel, num_rows: int) -> JoinedModel:

@@ -161,6 +161,8 @@ class Written:
     num_layers: int
     num_bytes: int
     notes: tuple[str, ...]
+    has_optimizer: bool = False
+    """Whether the optimizer's state was carried too."""
 
     def lines(self, place: Path) -> list[str]:
         """Return what a person reads."""

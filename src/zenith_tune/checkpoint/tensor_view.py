@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zenith_tune.checkpoint.file_slice import BLOCK_BYTES, Bytes, FileSlice, Record
+from zenith_tune.checkpoint.file_slice import BLOCK_BYTES, Bytes, FileSlice, FlatPiece, Record
 from zenith_tune.checkpoint.split_rules import Home, Split
 from zenith_tune.errors import UsageError
 
@@ -222,6 +222,12 @@ class StoredTensor:
             return self.pieces
         num_rows = self.shape[0] if self.shape else 1
         return TensorView.of_file(self.path, self.offset, num_rows, row_bytes(self.shape, self.dtype), self.record)
+
+    def flat(self, start: int = 0) -> FlatPiece:
+        """Return its bytes, which lie in one file, as those of a flat tensor from a place on."""
+        (whole,) = self.mosaic.slices
+        assert isinstance(whole, FileSlice)  # what lies in one file
+        return FlatPiece(start=start, place=replace(whole, num_rows=1, width=self.num_bytes, stride=self.num_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,12 +100,15 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
 @click.option("--format", "kind", type=click.Choice(["bin", "safetensors", "megatron", "torch_dist"]),
               help="Shards of either kind, or a folder that Megatron-LM loads: mp_rank folders or torch_dist. "
               "[default: as they are, else megatron]")  # fmt: skip
+@click.option("--with-optimizer", is_flag=True,
+              help="Carry the optimizer's state of Megatron's formats too: masters, moments, step.")  # fmt: skip
 @_of_the_model
 def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     """Write the weights of the shards in DIR for another layout, into a new folder.
 
     \b
     zenithtune checkpoint reshard checkpoint-1000 --tp 4 --pp 2 --model llama3-8b
+    zenithtune checkpoint reshard run/checkpoints --tp 4 --pp 2 --with-optimizer
     """
     from zenith_tune.checkpoint.convert import Target
     from zenith_tune.checkpoint.convert import reshard as run
@@ -122,6 +125,7 @@ def reshard(folder: Path, output: Path | None, **options: Any) -> int:
         ep=options["ep"],
         sequential_experts=options["sequential_experts"],
         vocab_divisor=options["vocab_divisible_by"],
+        with_optimizer=options["with_optimizer"],
     )
     place = output or _beside(folder, f"-tp{target.tp}-pp{target.pp}")
     return _reported(place, options, lambda: run(folder, place, target, _shape(options), force=options["force"]))

@@ -28,7 +28,8 @@ def read_checkpoint(folder: Path) -> ShardSet:
             return read_rank_folders(place)
         dist = next((each for each in (place, place / FSDP) if (each / METADATA).is_file()), None)
         if dist is not None:
-            return _one(folder, TORCH_DIST, read_dist(dist))
+            return replace(_one(folder, TORCH_DIST, read_dist(dist)), place=dist)
+        _refuse_zarr(place)
         weights = find_weights(place)
         if weights is not None:
             return _one(folder, weights.name, read_weights(weights), weights.parent)
@@ -36,6 +37,14 @@ def read_checkpoint(folder: Path) -> ShardSet:
         raise UsageError(f"{str(folder)!r} is no folder of shards ({error.strerror})", hint="give the folder") from None
     problem = f"{folder} holds no checkpoint that is known: shards named {PREFIX}T_pp_P.bin or .safetensors, Megatron's"
     raise UsageError(f"{problem} mp_rank folders or torch_dist, or model.safetensors", hint="give its folder")
+
+
+def _refuse_zarr(place: Path) -> None:
+    """Refuse the format that torch_dist replaced, a folder of files for each tensor."""
+    if any((path / ".zarray").is_file() for path in place.iterdir()):
+        problem = f"{place} is in Megatron's zarr format, which is not supported"
+        hint = "load it with a Megatron-LM that reads it (up to 0.15) and save it with --ckpt-format torch_dist"
+        raise UsageError(problem, hint=hint)
 
 
 def _one(folder: Path, source: str, content: ShardContent, *places: Path) -> ShardSet:

@@ -6,6 +6,7 @@ experts of a layer, along leading axes of one tensor; here each is a weight of i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -17,7 +18,7 @@ from typing import Any
 from zenith_tune.checkpoint.file_slice import FileSlice
 from zenith_tune.checkpoint.reading.safe_pickle import Described, HoldsCodeError, PickledTensor, load_plainly
 from zenith_tune.checkpoint.reading.state_dict import read_state_dict
-from zenith_tune.checkpoint.reading.torch_file import read_torch_file
+from zenith_tune.checkpoint.reading.torch_file import TorchFile, read_torch_file
 from zenith_tune.checkpoint.tensor_view import ITEM_BYTES, ShardContent, StoredTensor, TensorView, row_bytes
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
@@ -32,6 +33,7 @@ _STACKED_LAYERS = re.compile(r"(.*?\blayers\.)(?!\d)(.*)", re.DOTALL)
 _STACKED_EXPERTS = re.compile(r"(.*\.experts\.)experts\.(?!\d)(.*)", re.DOTALL)
 _ONE_EXPERT = re.compile(r"(.*\.experts\.)experts\.(\d+\..*)", re.DOTALL)
 _HALVES = ("_w", "_v")
+_ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,22 @@ class ChunkedTensor:
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    grid: tuple[int, ...] | None = None
+    """How often each axis was cut, where each cell of the cut tensor lies flat, in chunks along one axis more."""
+
+    def _pieces(self, chunk: Chunk, index: tuple[int, ...], shape: tuple[int, ...]) -> list[FileSlice]:
+        """Return what a chunk holds of the tensor at an index of the leading axes."""
+        if self.grid is None:
+            return [chunk.piece(index, shape, self.dtype)]
+        *cell, start = chunk.offsets[len(index) :]
+        cuts = self.grid[len(index) :]
+        if any(cut > 1 for cut in cuts[2:]) or self.grid[: len(index)] != self.shape[: len(index)]:
+            raise UsageError(f"{self.key!r} is cut in a way that is not supported", hint="save it with another layout")
+        local = tuple(size // cut for size, cut in zip(shape, cuts, strict=True))
+        item = ITEM_BYTES[self.dtype]
+        left = cell[1] * math.prod(local[1:]) * item if len(cell) > 1 else 0
+        flat = chunk.tensor.flat(start * item)
+        return list(flat.slices(row_bytes(local, self.dtype), top=cell[0] * local[0] if cell else 0, left=left))
 
     def weights(self, name: str) -> Iterator[StoredTensor]:
         """Yield the weights that it holds: one, or one for each layer and each expert."""
@@ -94,7 +112,7 @@ class ChunkedTensor:
             for index in chunk.leading(depth):
                 here.setdefault(index, []).append(chunk)
         for index in itertools.product(*map(range, self.shape[:depth])):
-            slices = tuple(chunk.piece(index, shape, self.dtype) for chunk in here.get(index, []))
+            slices = tuple(each for chunk in here.get(index, []) for each in self._pieces(chunk, index, shape))
             view = TensorView(shape[0] if shape else 1, row_bytes(shape, self.dtype), slices)
             if sum(each.num_rows * each.width for each in slices) != view.num_bytes:
                 problem = f"{self.key!r} must be there as a whole, but has {len(slices)} chunks that do not cover it"
@@ -125,15 +143,98 @@ def _unstacked(name: str) -> tuple[str, int]:
     return _ONE_EXPERT.sub(r"\g<1>local_experts.\g<2>", template), depth
 
 
-def read_dist(folder: Path) -> ShardContent:
-    """Return the weights of a folder, with what Megatron saved beside them."""
-    path = folder / METADATA
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistFolder:
+    """Hold what the metadata of a folder says of its tensors and objects."""
+
+    folder: Path
+    entries: dict[str, Any]
+    places: dict[str, list[tuple[Any, Any]]]
+    """By the key of a tensor or an object: each chunk's index, and where it lies."""
+    paths: dict[str, tuple[str, ...]]
+    """Where each key stood in the nested state_dict that was saved."""
+    flattened: dict[str, tuple[int, ...]]
+    """The shapes of the tensors whose cells Megatron saved flat."""
+
+    @classmethod
+    def open(cls, folder: Path) -> DistFolder:
+        """Read the metadata of a folder."""
+        with _damage_explained(folder / METADATA):
+            loaded = load_plainly(read_regular(folder / METADATA, MAX_METADATA_BYTES))
+            places: dict[str, list[tuple[Any, Any]]] = {}
+            for index, place in loaded.get("storage_data").items():
+                places.setdefault(index.get("fqn"), []).append((index, place))
+            shapes = {key: each.get(_ORIGINAL_SHAPE) for key, each in (loaded.get("mcore_data") or {}).items()}
+            return cls(
+                folder=folder,
+                entries=loaded.get("state_dict_metadata"),
+                places=places,
+                paths={key: tuple(map(str, each)) for key, each in (loaded.get("planner_data") or {}).items()},
+                flattened={key: _counts(shape) for key, shape in shapes.items() if shape is not None},
+            )
+
+    def tensors(self, named: dict[str, str], args: dict[str, Any] | None) -> dict[str, StoredTensor]:
+        """Return the tensors of some keys under other names, one for each layer; and as built, where arguments are."""
+        with _damage_explained(self.folder / METADATA):
+            found = [each for key, name in named.items() for each in self.chunked(key).weights(name)]
+        whole = _whole(found)
+        return whole if args is None else dict(_as_built(tensor, args) for tensor in whole.values())
+
+    def chunked(self, key: str) -> ChunkedTensor:
+        """Return one tensor in its chunks."""
+        entry = self.entries[key]
+        properties = entry.get("properties").state
+        dtype = properties[0] if isinstance(properties, tuple) else properties["dtype"]
+        if dtype not in ITEM_BYTES:
+            raise UsageError(f"{self.folder} holds {key!r} in a type that is none of {', '.join(ITEM_BYTES)}")
+        shape = _counts(entry.get("size"))
+        sizes = {_counts(each.get("offsets")): _counts(each.get("sizes")) for each in entry.get("chunks")}
+        for start, size in sizes.items():
+            if any(at + extent > whole for at, extent, whole in zip(start, size, shape, strict=True)):
+                raise ValueError(f"a chunk of {size} at {start} is not in {shape}")
+        chunks = tuple(self._chunk(key, dtype, sizes, index, place) for index, place in self.places.get(key, []))
+        original = self.flattened.get(key)
+        if original is None:
+            return ChunkedTensor(key=key, dtype=dtype, shape=shape, chunks=chunks)
+        if len(original) != len(shape) - 1 or any(size % cut for size, cut in zip(original, shape, strict=False)):
+            raise ValueError(f"{original} was not cut into {shape}")
+        return ChunkedTensor(key=key, dtype=dtype, shape=original, chunks=chunks, grid=shape[:-1])
+
+    def _chunk(self, key: str, dtype: str, sizes: dict[Any, Any], index: Described, place: Described) -> Chunk:
+        offsets = index.get("offset")
+        start = tuple(offsets) if offsets is not None else next(iter(sizes))
+        file = self._file(place)
+        if not isinstance(file.content, PickledTensor):
+            raise UsageError(f"{file.path} holds no tensor for {key!r}", hint="copy or save it again")
+        tensor = file.tensor(key, (1,), file.content)
+        if tensor.dtype != dtype or math.prod(tensor.shape) != math.prod(sizes[start]):
+            raise UsageError(f"{file.path} holds another tensor than {METADATA} says for {key!r}", hint="copy it again")
+        return Chunk(offsets=start, sizes=sizes[start], tensor=tensor)
+
+    def stored(self, key: str) -> TorchFile:
+        """Return an object that is no tensor."""
+        with _damage_explained(self.folder / METADATA):
+            ((_, place),) = self.places[key]
+            return self._file(place)
+
+    def _file(self, place: Described) -> TorchFile:
+        name = place.get("relative_path")
+        if "/" in name or name in ("", ".", ".."):
+            problem = f"{self.folder / METADATA} names {name!r}, which is no file beside it"
+            raise UsageError(problem, hint="save it again")
+        path = self.folder / name
+        if not path.is_file():
+            raise UsageError(f"{self.folder} must hold {name}, but does not", hint="copy all of its files")
+        if place.get("transform_descriptors"):
+            raise UsageError(f"{path} is compressed or changed in a way that is not known", hint="save it plain")
+        return read_torch_file(path, place.get("offset"), place.get("length"))
+
+
+@contextlib.contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    """Say in one line that a file of metadata is damaged or holds code."""
     try:
-        loaded = load_plainly(read_regular(path, MAX_METADATA_BYTES))
-        entries, places = loaded.get("state_dict_metadata"), loaded.get("storage_data")
-        paths = {key: tuple(map(str, each)) for key, each in (loaded.get("planner_data") or {}).items()}
-        weights = {key: name for key in entries if (name := _weight_name(key, paths)) is not None}
-        tensors = _tensors(folder, weights, entries, places)
+        yield
     except UsageError:
         raise
     except HoldsCodeError as error:
@@ -142,17 +243,23 @@ def read_dist(folder: Path) -> ShardContent:
     except Exception as error:  # a damaged or hostile file may fail in any part of the readers
         reason = " ".join(str(error).split())[:120]
         raise UsageError(f"{path} is damaged or no metadata of torch ({reason})", hint="copy it again") from None
-    left_out = tuple(key for key in entries if key not in weights or not _is_tensor(entries[key]))
-    content = ShardContent(name=folder.name, tensors=_whole(tensors), left_out=left_out)
+
+
+def read_dist(folder: Path) -> ShardContent:
+    """Return the weights of a folder, with what Megatron saved beside them."""
+    dist = DistFolder.open(folder)
+    with _damage_explained(folder / METADATA):
+        named = {key: name for key in dist.entries if (name := _weight_name(key, dist.paths)) is not None}
+    left_out = tuple(key for key in dist.entries if key not in named or not _is_tensor(dist.entries[key]))
+    weights = {key: name for key, name in named.items() if _is_tensor(dist.entries[key])}
     common = folder / COMMON
     if not common.is_file():
-        return content
+        return ShardContent(name=folder.name, tensors=dist.tensors(weights, None), left_out=left_out)
     beside = read_state_dict(common)[0]
-    named = dict(_as_built(tensor, beside.args) for tensor in content.tensors.values())
     others = tuple(name for name in beside.left_out if "." not in name)
     return ShardContent(
         name=folder.name,
-        tensors=named,
+        tensors=dist.tensors(weights, beside.args),
         wrapper="model",
         plain=beside.plain,
         args=beside.args,
@@ -183,56 +290,11 @@ def _weight_name(key: str, paths: dict[str, tuple[str, ...]]) -> str | None:
     return None if NO_WEIGHTS.fullmatch(key) else key
 
 
-def _tensors(
-    folder: Path, weights: dict[str, str], entries: dict[str, Any], places: dict[Any, Any]
-) -> list[StoredTensor]:
-    """Return the weights of all tensors; objects that are no tensors are left out."""
-    by_key: dict[str, list[tuple[Any, Any]]] = {}
-    for index, place in places.items():
-        by_key.setdefault(index.get("fqn"), []).append((index, place))
-    found: list[StoredTensor] = []
-    for key, name in weights.items():
-        entry = entries[key]
-        if not _is_tensor(entry):
-            continue
-        properties = entry.get("properties").state
-        dtype = properties[0] if isinstance(properties, tuple) else properties["dtype"]
-        if dtype not in ITEM_BYTES:
-            raise UsageError(f"{folder} holds {key!r} in a type that is none of {', '.join(ITEM_BYTES)}")
-        shape = _counts(entry.get("size"))
-        sizes = {_counts(each.get("offsets")): _counts(each.get("sizes")) for each in entry.get("chunks")}
-        for start, size in sizes.items():
-            if any(at + extent > whole for at, extent, whole in zip(start, size, shape, strict=True)):
-                raise ValueError(f"a chunk of {size} at {start} is not in {shape}")
-        chunks = [_chunk(folder, key, dtype, sizes, index, place) for index, place in by_key.get(key, [])]
-        found += ChunkedTensor(key=key, dtype=dtype, shape=shape, chunks=tuple(chunks)).weights(name)
-    return found
-
-
 def _counts(value: Any) -> tuple[int, ...]:
     counts = tuple(value)
     if not all(type(each) is int and each >= 0 for each in counts):
         raise ValueError(f"{counts} are no sizes")
     return counts
-
-
-def _chunk(folder: Path, key: str, dtype: str, sizes: dict[Any, Any], index: Described, place: Described) -> Chunk:
-    offsets = index.get("offset")
-    start = tuple(offsets) if offsets is not None else next(iter(sizes))
-    name = place.get("relative_path")
-    if "/" in name or name in ("", ".", ".."):
-        raise UsageError(f"{folder / METADATA} names {name!r}, which is no file beside it", hint="save it again")
-    if not (folder / name).is_file():
-        raise UsageError(f"{folder} must hold {name}, but does not", hint="copy all of its files")
-    if place.get("transform_descriptors"):
-        raise UsageError(f"{folder / name} is compressed or changed in a way that is not known", hint="save it plain")
-    file = read_torch_file(folder / name, place.get("offset"), place.get("length"))
-    if not isinstance(file.content, PickledTensor):
-        raise UsageError(f"{folder / name} holds no tensor for {key!r}", hint="copy or save it again")
-    tensor = file.tensor(key, (1,), file.content)
-    if tensor.dtype != dtype or math.prod(tensor.shape) != math.prod(sizes[start]):
-        raise UsageError(f"{folder / name} holds another tensor than {METADATA} says for {key!r}", hint="copy it again")
-    return Chunk(offsets=start, sizes=sizes[start], tensor=tensor)
 
 
 def _whole(tensors: list[StoredTensor]) -> dict[str, StoredTensor]:

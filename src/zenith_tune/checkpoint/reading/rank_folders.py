@@ -9,7 +9,7 @@ from pathlib import Path
 from zenith_tune.checkpoint.model_checks import refuse_two_runs
 from zenith_tune.checkpoint.model_shape import count_of
 from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.checkpoint.reading.shard_set import EXTRA_STATE, ShardSet, by_stage, shard_set
+from zenith_tune.checkpoint.reading.shard_set import EXTRA_STATE, Contents, ShardSet, by_stage, shard_set
 from zenith_tune.checkpoint.reading.state_dict import read_state_dict
 from zenith_tune.checkpoint.split_rules import expert_index, is_expert, with_expert
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, refuse_differences
@@ -43,27 +43,48 @@ def has_rank_folders(folder: Path) -> bool:
     return any(RANK_FOLDER.fullmatch(path.name) and path.is_dir() for path in folder.iterdir())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFolders:
+    """Hold what the file of each rank says of itself, by the folder's name: one content for each virtual stage."""
+
+    folder: Path
+    paths: dict[str, Path]
+    contents: dict[str, list[ShardContent]]
+    grid: Grid
+
+    @classmethod
+    def open(cls, folder: Path) -> RankFolders:
+        """Read the files of all ranks."""
+        paths = {path.name: _weights(path) for path in sorted(folder.iterdir()) if RANK_FOLDER.fullmatch(path.name)}
+        read = {name: read_state_dict(path, name) for name, path in paths.items()}
+        first = next(iter(read.values()))[0]
+        return cls(folder=folder, paths=paths, contents=read, grid=Grid.of(first, list(paths)))
+
+    def joined(self, contents: dict[str, list[ShardContent]], *, are_weights: bool) -> Contents:
+        """Return the contents by tensor rank and stage, with the experts of all expert ranks under their numbers."""
+        grid = self.grid
+        chunks = {grid.ranks(name): each for name, each in contents.items()}
+        joined: dict[tuple[int, int], list[ShardContent]] = {}
+        for t in range(grid.tp):
+            for p in range(grid.pp):
+                found = {ranks[2]: each for ranks, each in chunks.items() if ranks[:2] == (t, p)}
+                if not found:
+                    missing = f"tensor rank {t} of stage {p}"
+                    problem = f"{self.folder} must hold {grid.shown}, but {missing} is missing"
+                    raise UsageError(problem, hint="copy all of its mp_rank folders")
+                experts = {ranks[2]: each for ranks, each in chunks.items() if grid.has_experts_of(ranks, t, p)}
+                joined[t, p] = _with_experts(found, experts, grid, are_weights=are_weights)
+        return by_stage(joined, grid.pp)
+
+
 def read_rank_folders(folder: Path) -> ShardSet:
     """Read the weights of all ranks; those of expert ranks are put beside one another, under the experts' numbers."""
-    paths = {path.name: _weights(path) for path in sorted(folder.iterdir()) if RANK_FOLDER.fullmatch(path.name)}
-    read = {name: read_state_dict(path, name) for name, path in paths.items()}
-    first = next(iter(read.values()))[0]
-    grid = _Grid.of(first, list(paths))
-    chunks = {grid.ranks(name): each for name, each in read.items()}
-    refuse_two_runs([content for found in chunks.values() for content in found])
-    joined: dict[tuple[int, int], list[ShardContent]] = {}
-    for t in range(grid.tp):
-        for p in range(grid.pp):
-            found = {ranks[2]: each for ranks, each in chunks.items() if ranks[:2] == (t, p)}
-            if not found:
-                missing = f"tensor rank {t} of stage {p}"
-                problem = f"{folder} must hold {grid.shown}, but {missing} is missing"
-                raise UsageError(problem, hint="copy all of its mp_rank folders")
-            experts = {ranks[2]: each for ranks, each in chunks.items() if grid.has_experts_of(ranks, t, p)}
-            joined[t, p] = _with_experts(found, experts, grid)
-    if any((path.parent / SHARDED_OPTIMIZER).exists() for path in paths.values()):
-        joined[0, 0][0] = replace(joined[0, 0][0], left_out=(*joined[0, 0][0].left_out, SHARDED_OPTIMIZER))
-    return shard_set(folder, grid.shown, Format.MEGATRON, by_stage(joined, grid.pp))
+    ranks = RankFolders.open(folder)
+    refuse_two_runs([content for found in ranks.contents.values() for content in found])
+    contents = ranks.joined(ranks.contents, are_weights=True)
+    if any((path.parent / SHARDED_OPTIMIZER).exists() for path in ranks.paths.values()):
+        contents[0, 0] = replace(contents[0, 0], left_out=(*contents[0, 0].left_out, SHARDED_OPTIMIZER))
+    return shard_set(folder, ranks.grid.shown, Format.MEGATRON, contents)
 
 
 def _weights(folder: Path) -> Path:
@@ -74,7 +95,7 @@ def _weights(folder: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Grid:
+class Grid:
     """Hold the degrees of parallelism that the folders are named after."""
 
     tp: int
@@ -84,7 +105,7 @@ class _Grid:
     whole_experts: bool
 
     @classmethod
-    def of(cls, first: ShardContent, names: list[str]) -> _Grid:
+    def of(cls, first: ShardContent, names: list[str]) -> Grid:
         """Return the degrees: by the names, and by Megatron's arguments where they leave it open."""
         parts = [[int(each) for each in name.split("_")[2:]] for name in names]
         num_parts = max(map(len, parts))
@@ -118,7 +139,11 @@ class _Grid:
 
 
 def _with_experts(
-    found: dict[int, list[ShardContent]], experts: dict[int, list[ShardContent]], grid: _Grid
+    found: dict[int, list[ShardContent]],
+    experts: dict[int, list[ShardContent]],
+    grid: Grid,
+    *,
+    are_weights: bool,
 ) -> list[ShardContent]:
     """Return the contents of one tensor rank and stage with the experts of all expert ranks."""
     first = found[min(found)]
@@ -127,7 +152,7 @@ def _with_experts(
     if sorted(experts) != list(range(grid.ep)):
         problem = f"{first[0].name} must have its like of {grid.ep} expert ranks, but {len(experts)} are there"
         raise UsageError(problem, hint="copy all of its mp_rank folders")
-    for other in found.values():
+    for other in found.values() if are_weights else ():
         for mine, theirs in zip(first, other, strict=True):
             _refuse_other_weights(mine, theirs)
     joined = []

@@ -156,12 +156,18 @@ def _rebuilders() -> dict[str, Callable[..., Any]]:
     def first(value: Any, *rest: Any) -> Any:
         return value
 
-    rebuilders: dict[str, Callable[..., Any]] = {
-        "_rebuild_tensor_v2": tensor,
-        "_rebuild_tensor_v3": typed,
-        "_rebuild_parameter": first,
+    def with_attributes(rebuild: Any, kind: Any, args: Any, state: Any) -> Any:
+        if rebuild not in (tensor, typed, first):
+            raise pickle.UnpicklingError("a tensor with attributes is none of torch's own")
+        return rebuild(*args)
+
+    return {
+        "torch._utils._rebuild_tensor_v2": tensor,
+        "torch._utils._rebuild_tensor_v3": typed,
+        "torch._utils._rebuild_parameter": first,
+        "torch._utils._rebuild_parameter_with_state": first,
+        "torch._tensor._rebuild_from_type_v2": with_attributes,
     }
-    return {f"torch._utils.{name}": each for name, each in rebuilders.items()}
 
 
 def load_plainly(data: bytes) -> Any:

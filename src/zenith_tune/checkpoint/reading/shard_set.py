@@ -32,6 +32,8 @@ class ShardSet:
     format: Format
     """What it is written as again, unless another is asked for."""
     contents: Contents
+    place: Path | None = None
+    """The folder of its files, where that is one inside the folder."""
 
     def ranks(self, stage: int, name: str) -> list[StoredTensor]:
         """Return one tensor of a stage as each tensor rank holds it."""
