@@ -26,6 +26,7 @@ from scoreboard_report import markdown
 from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, hold_out, hold_out_memory
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.probed_runs import read_probes
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
 
@@ -95,6 +96,7 @@ def scores(judgement: Judgement) -> Scores:
         "fits": fits(judgement.memory),
         "choice": choice(judgement.speed, judgement.memory),
         "interval": coverage(measured, judgement.speed),
+        "kinds": by_kind(judgement.speed),
         "left_out": judgement.left_out,
     }
 
@@ -142,6 +144,31 @@ def coverage(memory: list[HeldOutMemory], speed: list[Judged]) -> Scores:
     }
 
 
+def by_kind(speed: list[Judged]) -> Scores:
+    """Return the errors of each kind of run, and how many lie inside the 90% interval."""
+    kinds: dict[str, list[Judged]] = {}
+    for item in speed:
+        kinds.setdefault(_kind(item), []).append(item)
+    return {
+        kind: {**errors([item.error for item in found]), "inside_pct": _share([item.inside for item in found])}
+        for kind, found in sorted(kinds.items())
+    }
+
+
+def _kind(item: Judged) -> str:
+    """Name what decides a run: the host, messages between ranks, or the GPU's own work; experts are apart."""
+    decided = "host" if item.host_share > 0.5 else "messages" if item.message_share > 0.25 else "work"
+    has_experts = item.run.model is not None and item.run.model.num_experts > 0
+    return f"{'experts' if has_experts else 'dense'}, {decided}"
+
+
+def own_runs() -> list[MeasuredRun]:
+    """Return this project's own sweeps, studies and probes."""
+    here = OUTPUT.parent
+    rows = [run for path in sorted(here.glob("h200-s*.csv")) for run in read_measured(path)]
+    return rows + [run for path in sorted(here.glob("h200-probes-*/*.json")) for run in read_probes(path)]
+
+
 def _share(flags: list[bool]) -> float | None:
     return round(100 * float(np.mean(flags)), 2) if flags else None
 
@@ -184,11 +211,11 @@ def read_both(
 def run(options: argparse.Namespace) -> None:
     """Print the scores, and write them down where the project's own data is judged."""
     fit, other = read_both(options, read_measured)
-    found = scores(judge(fit, other))
+    is_own = other is None and options.fit.resolve() == DATA.resolve()
+    found = scores(judge([*fit, *own_runs()] if is_own else fit, other))
     if options.json:
         json.dump(found, sys.stdout, indent=1)
         print()
-    is_own = other is None and options.fit.resolve() == DATA.resolve()
     output = OUTPUT if options.output is None and is_own else options.output
     if options.json and output is None:
         return

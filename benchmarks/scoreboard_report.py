@@ -24,6 +24,9 @@ SPEED_TARGETS = {
 }
 
 
+KIND_TARGETS = {"dense": 8, "experts": 15}
+
+
 def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[dict[str, Any]]) -> str:
     """Write the page."""
     parts = [
@@ -43,6 +46,8 @@ def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[
         _choice(scores["choice"]),
         "## Interval: measurements inside the stated 90%",
         _interval(scores["interval"]),
+        "## Speed by kind of run: what decides a step",
+        _kinds(scores["kinds"]),
         "## Best layouts of MoE Parallel Folding (arXiv 2504.14960, table 3) among all that are planned",
         _folding(folding),
         "## Size guide: ours against the guide's (bf16, sequences of 2K, A100 80 GB)",
@@ -120,6 +125,15 @@ def _interval(found: dict[str, Any]) -> str:
     names = (("inside_pct", "all"), ("memory_inside_pct", "memory"), ("speed_inside_pct", "speed"))
     rows = [(label, f"{found[key]}%", _mark(85 <= found[key] <= 95)) for key, label in names if found[key] is not None]
     return table(("measurements", "inside", "target 85 to 95%"), rows)
+
+
+def _kinds(scores: dict[str, Any]) -> str:
+    rows = []
+    for kind, found in scores.items():
+        limit, inside = KIND_TARGETS[kind.partition(",")[0]], found["inside_pct"]
+        shown = (f"{inside}%", f"median {limit}%, inside 85 to 95%")
+        rows.append((kind, *_errors(found), *shown, _mark(found["median_abs_pct"] <= limit and 85 <= inside <= 95)))
+    return table(("kind", "runs", "median", "mean", "max", "inside the interval", "target", ""), rows)
 
 
 def _folding(rows: list[dict[str, Any]]) -> str:

@@ -129,6 +129,9 @@ class Judged:
     low_s: float
     high_s: float
     """Ends of the 90% interval."""
+    host_share: float = 0.0
+    message_share: float = 0.0
+    """How far the host and the messages between ranks decide the step."""
 
     @property
     def error(self) -> float:
@@ -204,7 +207,7 @@ def _with_interval(run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeC
     predicted_s = float(held.step_s[row])
     wider = float(errors.widening(held.host_share, held.message_share)[row])
     low, high = (predicted_s * float(np.exp(end * wider)) for end in errors.interval)
-    return Judged(run, predicted_s, low, high)
+    return Judged(run, predicted_s, low, high, float(held.host_share[row]), float(held.message_share[row]))
 
 
 @dataclass(frozen=True, slots=True)
