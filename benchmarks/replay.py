@@ -160,7 +160,7 @@ def _fit_time(family: TimeFamily, runs: list[MeasuredRun], memory: MemoryCoeffic
     fit = TimeFit(family, table, framework, _device_bytes(table.runs, memory))
     errors = step_errors(held_out_steps(fit, folds(table.landscapes, INNER_FOLDS)))
     fitted = fit.calibration(fit.fit())
-    return replace(fitted, interval=errors.interval, host_sd=errors.host_sd, message_sd=errors.message_sd)
+    return replace(fitted, interval=errors.interval, error_sds=errors.error_sds)
 
 
 def _device_bytes(runs: list[MeasuredRun], memory: MemoryCoefficients) -> FloatArray:

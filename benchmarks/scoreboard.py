@@ -157,7 +157,7 @@ def by_kind(speed: list[Judged]) -> Scores:
 
 def _kind(item: Judged) -> str:
     """Name what decides a run: the host, messages between ranks, or the GPU's own work; experts are apart."""
-    decided = "host" if item.host_share > 0.5 else "messages" if item.message_share > 0.25 else "work"
+    decided = "host" if item.shares["host"] > 0.5 else "messages" if item.shares["messages"] > 0.25 else "work"
     has_experts = item.run.model is not None and item.run.model.num_experts > 0
     return f"{'experts' if has_experts else 'dense'}, {decided}"
 

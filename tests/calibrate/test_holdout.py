@@ -24,7 +24,7 @@ def made_errors(num: int, host_sd: float, seed: int, host_share: float | None = 
     rng = np.random.default_rng(seed)
     share = rng.choice([0.0, 0.9] if host_share is None else [host_share], num)
     residuals = rng.normal(0, 1, num) * np.sqrt(0.03**2 + (host_sd * share) ** 2)
-    return HeldOutSteps(np.ones(num), share, np.zeros(num), residuals)
+    return HeldOutSteps(np.ones(num), residuals, np.stack([share, np.zeros(num), np.zeros(num)]))
 
 
 @pytest.mark.parametrize("host_sd", [0.1, 0.5])
@@ -32,14 +32,14 @@ def test_the_interval_holds_nine_of_ten_of_each_kind_of_run(host_sd: float) -> N
     errors = step_errors(made_errors(200, host_sd, seed=1))
     for share in (0.0, 0.9):
         fresh = made_errors(20_000, host_sd, seed=2, host_share=share)
-        wider = errors.widening(fresh.host_share, fresh.message_share)
+        wider = errors.widening(fresh.shares)
         low, high = (end * wider for end in errors.interval)
         assert 0.82 <= np.mean((low <= fresh.residuals) & (fresh.residuals <= high)) <= 0.98, share
 
 
 def test_a_host_that_no_run_shows_makes_wide_intervals_where_it_decides_the_step() -> None:
     errors = step_errors(made_errors(50, 0.0, seed=3, host_share=0.0))
-    here, there = errors.widening(np.array([0.0, 1.0]), np.zeros(2))
+    here, there = errors.widening(np.array([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
     assert here == 1 and there * errors.spread > 0.2 > 0.06 > errors.spread
 
 
@@ -47,7 +47,7 @@ def test_few_residuals_make_a_wider_interval() -> None:
     few = np.array([-0.1, 0.0, 0.1])
     low, high = interval(few)
     assert low < -0.2 and high > 0.2
-    nothing = HeldOutSteps(*np.empty((4, 0)))
+    nothing = HeldOutSteps(np.empty(0), np.empty(0), np.empty((3, 0)))
     assert step_errors(nothing).interval == (-0.5, 0.5)
 
 

@@ -15,8 +15,7 @@ from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import (
-    HOST_SD,
-    MESSAGE_SD,
+    ERROR_SOURCES,
     Calibration,
     MemoryCoefficients,
     TimeCalibration,
@@ -118,8 +117,7 @@ def _time(data: dict[str, Any]) -> TimeCalibration:
         trends=_numbers(data["trends"], TimeCoefficients, least=-MAX_TREND, most=MAX_TREND),
         release=_number("release", data["release"]),
         interval=_interval(data["interval"]),
-        host_sd=_number("host_sd", data.get("host_sd", HOST_SD)),
-        message_sd=_number("message_sd", data.get("message_sd", MESSAGE_SD)),
+        error_sds=_error_sds(data.get("error_sds", {})),
     )
 
 
@@ -139,6 +137,12 @@ def _interval(values: Any) -> tuple[float, float]:
     if not low < high:
         raise ValueError(f"interval must rise, but is {low} to {high}")
     return low, high
+
+
+def _error_sds(values: dict[str, Any]) -> dict[str, float]:
+    if unknown := sorted(set(values) - set(ERROR_SOURCES)):
+        raise ValueError(f"unknown error_sds {', '.join(unknown)}")
+    return {name: _number(name, values.get(name, usual)) for name, usual in ERROR_SOURCES.items()}
 
 
 def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0, most: float = MAX_VALUE) -> dict[str, float]:

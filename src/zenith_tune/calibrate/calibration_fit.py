@@ -118,7 +118,7 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
     residuals, errors = held.residuals, step_errors(held)
     ends = _blended(errors.interval, before.interval, len(residuals)) if refines else errors.interval
     fitted = time_fit.calibration(time_fit.fit())
-    time = replace(fitted, interval=ends, host_sd=errors.host_sd, message_sd=errors.message_sd)
+    time = replace(fitted, interval=ends, error_sds=errors.error_sds)
     return replace(
         fit,
         calibration=replace(fit.calibration, time=time),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +17,7 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, unusable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
-from zenith_tune.estimate.calibration import HOST_SD, MESSAGE_SD, MemoryCoefficients, TimeCalibration
+from zenith_tune.estimate.calibration import ERROR_SOURCES, MemoryCoefficients, TimeCalibration
 from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles
 from zenith_tune.estimate.time import TimeEstimate
 from zenith_tune.estimate.workload import FloatArray
@@ -129,9 +129,8 @@ class Judged:
     low_s: float
     high_s: float
     """Ends of the 90% interval."""
-    host_share: float = 0.0
-    message_share: float = 0.0
-    """How far the host and the messages between ranks decide the step."""
+    shares: Mapping[str, float]
+    """How far each of ERROR_SOURCES decides the step."""
 
     @property
     def error(self) -> float:
@@ -204,30 +203,30 @@ def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -
 
 
 def _with_interval(run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration) -> Judged:
-    predicted_s = float(held.step_s[row])
-    wider = float(errors.widening(held.host_share, held.message_share)[row])
+    predicted_s, shares = float(held.step_s[row]), held.shares[:, row]
+    wider = float(errors.widening(shares[:, None])[0])
     low, high = (predicted_s * float(np.exp(end * wider)) for end in errors.interval)
-    return Judged(run, predicted_s, low, high, float(held.host_share[row]), float(held.message_share[row]))
+    return Judged(run, predicted_s, low, high, dict(zip(ERROR_SOURCES, shares.tolist(), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSteps:
-    """Hold what was predicted of each run, how far host and messages decide it, and how far it is off."""
+    """Hold what was predicted of each run, and how far it is off."""
 
     step_s: FloatArray
-    host_share: FloatArray
-    message_share: FloatArray
     residuals: FloatArray
     """Logarithm of measured over predicted step time."""
+    shares: FloatArray
+    """How far each of ERROR_SOURCES decides the step: a row for each."""
 
     @classmethod
     def of_estimate(cls, fit: TimeFit, found: TimeEstimate) -> HeldOutSteps:
         """Compare an estimate with what was measured."""
-        return cls(found.step_s, found.host_share, found.message_share, np.log(fit.table.step_s / found.step_s))
+        return cls(found.step_s, np.log(fit.table.step_s / found.step_s), found.shares)
 
     def of(self, rows: npt.NDArray[Any]) -> HeldOutSteps:
         """Return some of the runs."""
-        return HeldOutSteps(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return HeldOutSteps(self.step_s[rows], self.residuals[rows], self.shares[:, rows])
 
 
 def held_out_steps(
@@ -237,46 +236,50 @@ def held_out_steps(
 
     `parts` says what else to leave out together; `among` are the runs that may be fitted to.
     """
-    held = HeldOutSteps(*np.full((4, len(fit.table.runs)), np.nan))
-    fitted = np.zeros(len(held.step_s), np.bool_)
+    size = len(fit.table.runs)
+    held = HeldOutSteps(np.full(size, np.nan), np.full(size, np.nan), np.zeros((len(ERROR_SOURCES), size)))
+    fitted = np.zeros(size, np.bool_)
     fitted[slice(None) if among is None else among] = True
     for part in parts or folds(fit.table.landscapes):
         found = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(np.flatnonzero(~part & fitted))))
-        for field in fields(held):
-            getattr(held, field.name)[part] = getattr(found, field.name)[part]
+        held.step_s[part], held.residuals[part] = found.step_s[part], found.residuals[part]
+        held.shares[:, part] = found.shares[:, part]
     return held
 
 
-SPREADS: FloatArray = np.geomspace(0.01, 0.4, 16)
-SDS: FloatArray = np.geomspace(0.02, 1.5, 16)
-"""Standard deviations that are weighed against one another: of the GPU's own work, of host and messages."""
+SDS: FloatArray = np.geomspace(0.01, 1.5, 24)
+"""Standard deviations that are weighed against one another."""
+USUAL_SPREAD = 0.06
+"""Standard deviation of the GPU's own work where no run shows it."""
 PRIOR_SD = 0.5
-"""Standard deviation of the logarithm of those of host and messages before any run."""
+"""Standard deviation of the logarithm of each before any run."""
+NUM_ROUNDS = 4
+"""Of choosing one after another, after which they no longer change."""
+LEAST_END = 0.5
+"""Of an interval, in standard deviations: it reaches to both sides of the prediction."""
 
 
 def step_errors(held: HeldOutSteps) -> TimeCalibration:
-    """Return how far step times are off: by the GPU's own work, by the host, and by messages.
+    """Return how far step times are off: by the GPU's own work, and by each of ERROR_SOURCES.
 
-    The likeliest of a grid, the errors being Laplace's: a few large ones do not decide it.
+    The likeliest standard deviations, the errors being Laplace's: a few large ones do not decide it.
     """
     if len(held.residuals) == 0:
         return TimeCalibration(interval=(-0.5, 0.5))
-    spread, host, messages = (each[..., None] for each in np.meshgrid(SPREADS, SDS, SDS, indexing="ij"))
-    sd = np.sqrt(spread**2 + (host * held.host_share) ** 2 + (messages * held.message_share) ** 2)
-    fit = -(np.log(sd) + np.sqrt(2) * np.abs(held.residuals) / sd).sum(axis=-1)
-    for each, usual in ((host, HOST_SD), (messages, MESSAGE_SD)):
-        fit = fit - (np.log(each[..., 0] / usual) / PRIOR_SD) ** 2 / 2
-    best = np.unravel_index(int(np.argmax(fit)), fit.shape)
-    low, high = interval(held.residuals / sd[best])
-    base = float(SPREADS[best[0]])
-    ends = (min(low, -LEAST_END) * base, max(high, LEAST_END) * base)
-    unit = base / ((ends[1] - ends[0]) / 3.29)
+    shares = np.vstack([np.ones(len(held.residuals)), held.shares])
+    usual = np.array([USUAL_SPREAD, *ERROR_SOURCES.values()])
+    sds = usual.copy()
+    for place in np.tile(np.arange(len(sds)), NUM_ROUNDS):
+        tried = np.repeat(sds[None], len(SDS), axis=0)
+        tried[:, place] = SDS
+        sd = np.sqrt((tried**2) @ shares**2)
+        likely = -(np.log(sd) + np.sqrt(2) * np.abs(held.residuals) / sd).sum(axis=1)
+        sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
+    low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2))
+    ends = (min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0])
     # What widens the interval is stated against its own width.
-    return TimeCalibration(interval=ends, host_sd=float(SDS[best[1]]) / unit, message_sd=float(SDS[best[2]]) / unit)
-
-
-LEAST_END = 0.5
-"""Of an interval, in standard deviations: it reaches to both sides of the prediction."""
+    unit = (ends[1] - ends[0]) / 3.29 / sds[0]
+    return TimeCalibration(interval=ends, error_sds=dict(zip(ERROR_SOURCES, (sds[1:] * unit).tolist(), strict=True)))
 
 
 def interval(residuals: FloatArray) -> tuple[float, float]:

@@ -118,8 +118,13 @@ FAMILIES = (
     TimeFamily(
         name="hf-accelerate",
         frameworks=("hf-accelerate",),
+        # Layers of plain PyTorch: norms, rotary embedding and residuals are dozens of passes, some of them in fp32.
+        start=TimeCoefficients(
+            hidden_passes=400.0, ffn_passes=40.0, optimizer_passes=60.0, layer_launch_s=3.5e-3, launch_again=0.8
+        ),
         fitted={name: 2 * prior for name, prior in DENSE.items() if "slow" not in name}
-        | {"layer_launch_s": 1.0, "launch_again": 0.25},
+        | dict.fromkeys(("hidden_passes", "ffn_passes", "logit_passes"), LAUNCH)
+        | {"layer_launch_s": LAUNCH, "launch_again": 0.25},
     ),
     TimeFamily(
         name="megatron-local",

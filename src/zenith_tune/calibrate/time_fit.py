@@ -209,10 +209,9 @@ def _chosen(probed_stage: FloatArray, whole: TimeEstimate, alone: TimeEstimate) 
     """Return the estimate of each run: of the whole step, or of the rank that ran alone."""
     is_whole = np.isnan(probed_stage)
     parts = {name: np.where(is_whole, part, alone.parts.get(name, 0.0)) for name, part in whole.parts.items()}
-    step_s, host = (
-        np.where(is_whole, *pair) for pair in ((whole.step_s, alone.step_s), (whole.host_share, alone.host_share))
-    )
-    return TimeEstimate(step_s, parts, host)
+    step_s = np.where(is_whole, whole.step_s, alone.step_s)
+    host_share = np.where(is_whole, whole.host_share, alone.host_share)
+    return TimeEstimate(step_s, parts, host_share, whole.expert_share)
 
 
 def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> list[Factor]:

@@ -186,8 +186,9 @@ def precision_class(precision: str) -> str:
     return "bf16"
 
 
-HOST_SD, MESSAGE_SD = 0.35, 0.2
-"""How far the host and the messages are off where no run shows it: hosts of one kind of GPU differ by half."""
+ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
+"""What makes a step less certain than the GPU's own work, and the standard deviation of its logarithm where no run
+shows it: hosts of one kind of GPU differ by half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,20 +204,18 @@ class TimeCalibration:
     """The release, as a year, that the coefficients are of."""
     interval: tuple[float, float] = (-0.25, 0.25)
     """The 90% interval of the logarithm of measured over estimated step time where the GPU's own work is all of it."""
-    host_sd: float = HOST_SD
-    """Standard deviation of the logarithm of what the host takes: it counts as far as the host decides the step."""
-    message_sd: float = MESSAGE_SD
-    """The same of messages between ranks."""
+    error_sds: Mapping[str, float] = field(default_factory=lambda: dict(ERROR_SOURCES))
+    """Standard deviation of what each of ERROR_SOURCES adds, as far as it decides the step."""
 
     @property
     def spread(self) -> float:
         """Standard deviation that a normal distribution of the same interval would have."""
         return (self.interval[1] - self.interval[0]) / 3.29
 
-    def widening(self, host_share: FloatArray, message_share: FloatArray) -> FloatArray:
-        """Return how many times wider the interval is for a run that waits for its host or for messages."""
-        added = (self.host_sd * host_share) ** 2 + (self.message_sd * message_share) ** 2
-        factor: FloatArray = np.sqrt(1 + added / self.spread**2)
+    def widening(self, shares: FloatArray) -> FloatArray:
+        """Return how many times wider the interval is where each of ERROR_SOURCES decides these shares of a step."""
+        sds = np.array([self.error_sds[name] for name in ERROR_SOURCES])
+        factor: FloatArray = np.sqrt(1 + ((sds[:, None] * shares) ** 2).sum(axis=0) / self.spread**2)
         return factor
 
     def coefficients_for(

@@ -25,7 +25,7 @@ def estimate(
     longer = slowdown(memory.device_bytes, capacity, coefficients.thrash)
     parts = dict(time.parts)
     parts["memory"] = time.step_s * (longer - 1)
-    wider = calibration.time.widening(time.host_share, time.message_share)
+    wider = calibration.time.widening(time.shares)
     return Estimate(
         step_s=time.step_s * longer,
         time_parts=parts,

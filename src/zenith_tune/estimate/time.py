@@ -44,12 +44,14 @@ class TimeEstimate:
     parts: dict[str, FloatArray]
     host_share: FloatArray
     """By which share of a change of the host's speed the step changes: 0 where the GPU rules, 1 where the host does."""
+    expert_share: FloatArray
+    """Share of the layers that have experts."""
 
     @property
-    def message_share(self) -> FloatArray:
-        """Share of the step in which ranks wait for messages."""
+    def shares(self) -> FloatArray:
+        """How far each of ERROR_SOURCES decides the step: a row for each."""
         sent = sum((self.parts[name] for name in MESSAGES if name in self.parts), np.zeros(len(self.step_s)))
-        return np.clip(sent / self.step_s, 0.0, 1.0)
+        return np.stack([self.host_share, np.clip(sent / self.step_s, 0.0, 1.0), self.expert_share])
 
 
 def estimate_time(
@@ -81,7 +83,12 @@ def estimate_time(
     parts["optimizer"] = optimizer_time(params, machine, layouts, c)
     parts["overhead"] = parts["overhead"] + c.step_overhead_s
     step_s = sum(parts.values(), start=np.zeros(len(layouts)))
-    return TimeEstimate(step_s, parts, host * (pipeline_s - m * head_s / layouts.pp) / step_s)
+    host_share = host * (pipeline_s - m * head_s / layouts.pp) / step_s
+    return TimeEstimate(step_s, parts, host_share, _expert_share(w, layouts))
+
+
+def _expert_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
+    return np.broadcast_to(workload.num_moe_layers / workload.num_layers, len(layouts)).astype(np.float64)
 
 
 def _layer(
@@ -226,4 +233,5 @@ def stage_time(
         "optimizer": optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c),
     }
     step_s = sum(parts.values(), start=zero)
-    return TimeEstimate(step_s, parts, host_rules(work, floor) * m * num_layers * layer_s / step_s)
+    host_share = host_rules(work, floor) * m * num_layers * layer_s / step_s
+    return TimeEstimate(step_s, parts, host_share, _expert_share(w, layouts))

@@ -106,7 +106,7 @@ def prior_of(
         estimate=found,
         log_step=np.log(found.step_s * pressure / slowdown(found.memory_bytes, capacity, thrash)),
         sensitivity=_sensitivity(subject, calibration, layouts, found, tuple(names)),
-        coefficient_sd=_coefficient_sd(names, known, calibration.time.host_sd),
+        coefficient_sd=_coefficient_sd(names, known, calibration.time.error_sds["host"]),
         scale_sd=SHARES["scale"] * spread,
         neighbour_sd=SHARES["neighbour"] * misfit,
         own_sd=SHARES["own"] * misfit,
