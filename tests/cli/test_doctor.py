@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.data_folder import measured_data
 from tests.doctor.causes import logs
 from tests.report.studies import BEST, recorded
 from zenith_tune.record.export import export
-from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.folder import StudyFolder, trial_folder
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
@@ -219,6 +220,20 @@ def test_a_study_in_which_all_ran_out_of_memory_gets_what_helps(doctor: Doctor, 
     shown = json.loads(done.out)
     assert done.code == 1
     assert shown["measured"]["out_of_memory"] and shown["remedies"][0]["fits"]
+
+
+def test_a_study_in_which_all_failed_shows_what_ended_them(doctor: Doctor, tmp_path: Path) -> None:
+    place = trial_folder(tmp_path / "tuned", 1)
+    failed = replace(trial(1, Outcome.ERROR, **point(mbs=16)), folder=place, command="bash train.sh")
+    folder = study_of(tmp_path, failed)
+    assert doctor(str(folder)).code == 2, "without a log there is nothing to say"
+    place.mkdir(parents=True)
+    (place / "log.txt").write_text(
+        "Traceback (most recent call last):\nRuntimeError: NCCL error: unhandled system error\n"
+    )
+    moved = folder.rename(tmp_path / "moved")
+    done = doctor(str(moved), "--json")
+    assert done.code == 1 and [cause["name"] for cause in json.loads(done.out)["causes"]] == ["communication"]
 
 
 def test_another_cluster_may_be_named_for_a_study(doctor: Doctor, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from zenith_tune.doctor.diagnosed_run import (
 )
 from zenith_tune.doctor.logged_run import from_log, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
-from zenith_tune.study.files import Json
+from zenith_tune.study.files import Json, TrialFolder
 
 STUDY_FILE = "study.json"
 
@@ -47,12 +47,14 @@ def find_run(
     return from_log(target, command, hints)
 
 
-def from_study(folder: Path, hints: RunHints) -> DiagnosedRun:
-    """Read the fastest trial of a study, or where none went well the first that ran out of memory."""
+def from_study(folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
+    """Read the fastest trial of a study, else the first that ran out of memory, else the log of one that failed."""
     return _diagnosed(_study(folder), folder, hints)
 
 
-def from_named_study(name: str, hints: RunHints, *, db: str | None, output_dir: Path | None) -> DiagnosedRun:
+def from_named_study(
+    name: str, hints: RunHints, *, db: str | None, output_dir: Path | None
+) -> DiagnosedRun | UnplannedRun:
     """Read a study of a database by its name, as far as it has come."""
     from zenith_tune.record.export import best_as_json, trial_as_json
     from zenith_tune.record.source import find_study
@@ -72,10 +74,12 @@ def from_named_study(name: str, hints: RunHints, *, db: str | None, output_dir: 
     return _diagnosed(study, Path(name), hints)
 
 
-def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
-    command, trial = str(study["command"]), _informative_trial(study, folder)
+def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
+    command, trial = str(study["command"]), _informative_trial(study)
     name = hints.preset or str(study["preset"])
     args = {**study["args"], **hints.all_args}
+    if trial is None:
+        return _failed(study, folder, RunHints(preset=name, args=args))
     params = trial.get("parameters")
     if not isinstance(params, dict):
         params = {}
@@ -100,8 +104,25 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun:
         memory_limit_bytes=_memory_limit(study),
         tries=preset.tries,
     )
-    who = "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
-    return replace(run, measured=measured, origin=origin, what=f"{who} of {folder}")
+    return replace(run, measured=measured, origin=origin, what=f"{_name(trial)} of {folder}")
+
+
+def _failed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
+    """Read the log of the first trial that failed, for what ended it."""
+    for trial in (study.get("baseline"), *study["trials"]):
+        if isinstance(trial, dict) and isinstance(trial.get("folder"), str):
+            place = Path(trial["folder"])
+            # A study's folder may have been moved or copied since.
+            files = TrialFolder(folder / place.parent.name / place.name if folder.is_dir() else place)
+            if files.log.is_file():
+                command = str(trial.get("command") or study["command"])
+                return replace(from_log(files.log, command, hints), what=f"{_name(trial)} of {folder}")
+    problem = f"no trial of study {str(folder)!r} went well, ran out of memory or left a log"
+    raise UsageError(problem, hint="give another study")
+
+
+def _name(trial: Json) -> str:
+    return "your own command" if trial.get("is_baseline") else f"trial {trial.get('number')}"
 
 
 def _memory_limit(study: Json) -> float | None:
@@ -144,8 +165,8 @@ def _study(folder: Path) -> Json:
     return dict(study)
 
 
-def _informative_trial(study: Json, folder: Path) -> Json:
-    """Return the trial that says most: the fastest, else the first that ran out of memory."""
+def _informative_trial(study: Json) -> Json | None:
+    """Return the trial that says most: the fastest, else the first that ran out of memory; None where all failed."""
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
     base, best = study.get("baseline"), study.get("best")
     gain = study.get("gain")
@@ -155,6 +176,4 @@ def _informative_trial(study: Json, folder: Path) -> Json:
     candidates = [base, best] if is_slower else [best, base]
     well = [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]
     failed = [each for each in trials if each.get("outcome") == "oom"]
-    if not well and not failed:
-        raise UsageError(f"no trial of study {str(folder)!r} went well or ran out of memory", hint="give another study")
-    return (well or failed)[0]
+    return next(iter([*well, *failed]), None)
