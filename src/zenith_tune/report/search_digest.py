@@ -32,9 +32,13 @@ class StudyPace:
         num_left = max(self.max_trials - study.num_searched, 0)
         return study.time_left_s(math.ceil(num_left / self.num_slots))
 
+    def most(self, study: Study) -> int | None:
+        """Return how many trials there are at most; levers are tried after the last point of a small space."""
+        return None if self.max_trials is None else max(self.max_trials, study.num_searched)
+
     def describe(self, study: Study) -> list[str]:
         """Return how far a study is, how long it takes at most, and what it has spent of a budget."""
-        parts = [] if self.max_trials is None else [f"{study.num_searched} of at most {self.max_trials}"]
+        parts = [] if self.max_trials is None else [f"{study.num_searched} of at most {self.most(study)}"]
         if left_s := self.left_s(study):
             parts.append(f"at most {format_seconds(left_s)} left")
         if self.budget is not None and (self.budget.gpu_hours or self.budget.price):
@@ -53,7 +57,7 @@ def search_object(view: StudyView) -> Json:
         "verdict": search.verdict.get("sentence", "") if search.stopped else "",
         "verdict_values": dict(search.verdict) if search.stopped else {},
         "findings": [_table(each) for each in search.tables],
-        "max_trials": search.max_trials,
+        "max_trials": pace.most(view.study),
         "num_searched": view.study.num_searched,
         "time_left_s": pace.left_s(view.study),
     }
