@@ -3,7 +3,8 @@
     python benchmarks/h200_probes.py            writes benchmarks/h200-probes.md
 
 Every model is predicted by a calibration that has seen none of its runs: the probes of the other models, and the runs
-of data/h200 (ZENITHTUNE_DATA, or ../shared/data). The probes themselves are `zenithtune probe` with the commands that
+of data/h200 (ZENITHTUNE_DATA, or ../shared/data) and of the sweep beside this file. The probes themselves are
+`zenithtune probe` with the commands that
 their files state, on the real Megatron-LM.
 """
 
@@ -55,10 +56,15 @@ def main() -> None:
     """Compare every probe, and write the table."""
     data = Path(os.environ.get("ZENITHTUNE_DATA") or HERE.parent.parent / "shared" / "data")
     probes = [run for path in sorted(HERE.glob("h200-probes-*/*.json")) for run in read_probes(path)]
-    compared = compare(probes, read_measured(data / "h200"))
+    compared = compare(probes, [*read_measured(data / "h200"), *swept()])
     text = report(compared)
     print(text)
     (HERE / "h200-probes.md").write_text(text, encoding="utf-8")
+
+
+def swept() -> list[MeasuredRun]:
+    """Return the runs of the sweep and of studies on the same kind of GPU."""
+    return [run for path in sorted(HERE.glob("h200-s*.csv")) for run in read_measured(path)]
 
 
 def compare(probes: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> list[Compared]:

@@ -7,6 +7,7 @@ import pytest
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.errors import UsageError
 from zenith_tune.study.study import Study
+from zenith_tune.study.trial import RERUN
 from zenith_tune.tuning.watch import Timeouts
 
 NAN, INF = float("nan"), float("inf")
@@ -75,6 +76,17 @@ def test_a_repeat_of_the_users_own_settings_gains_nothing() -> None:
     made.add(Trial(params={"tp": 4}, outcome=Outcome.OK, value=0.5))
     assert not made.best_is_own
     assert made.gain == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("value", "is_best"), [(100.4, False), (103.0, True)])
+def test_a_lever_is_part_of_the_best_only_where_it_proves_faster(value: float, is_best: bool) -> None:
+    plain, other = replace(trial(100.0, 1), params={"tp": 2}), replace(trial(99.0, 2), params={"tp": 4})
+    lever = replace(trial(value, 3), params={"tp": 2, "fp8": True}, identity="fp8")
+    found = study(Direction.MAXIMIZE, plain, other, lever)
+    assert found.best is (lever if is_best else plain)
+    again = replace(lever, number=4, identity="fp8" + RERUN, value=100.4)
+    found.add(again)
+    assert found.best is plain, "what counts is its last run"
 
 
 def test_no_dynamic_limit_before_the_first_success() -> None:

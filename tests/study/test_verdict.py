@@ -126,3 +126,12 @@ def test_an_own_command_over_the_memory_limit_is_not_the_best() -> None:
     verdict = verdict_of(study, Budget(), num_gpus=1)
     assert study.fastest is not None and study.fastest.number == 1
     assert verdict.speedup == pytest.approx(0.9) and "79.0 GiB" in verdict.sentence
+
+
+def test_where_nothing_is_within_the_memory_limit_the_own_command_does_not_stay_the_best() -> None:
+    for trials in ((), (trial(1, 90.0, 70.0),)):
+        study = study_with(*trials)
+        study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of="own")
+        study.limit_memory(60 * GIB)
+        sentence = verdict_of(study, Budget(), num_gpus=1).sentence
+        assert "79.0 GiB" in sentence and "60.0 GiB" in sentence

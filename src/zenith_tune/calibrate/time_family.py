@@ -136,7 +136,7 @@ FAMILIES = (
             optimizer_passes=110.0,
             # On the host of an H200 (benchmarks/h200-sweep-2026-11-16.csv): experts run one after another.
             layer_launch_s=6.0e-3,
-            tensor_launch_s=1.5e-3,
+            tensor_launch_s=1.0e-3,
             expert_launch_s=3.0e-3,
             expert_product_s=1.2e-3,
         ),

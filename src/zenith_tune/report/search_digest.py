@@ -42,7 +42,7 @@ class StudyPace:
         if left_s := self.left_s(study):
             parts.append(f"at most {format_seconds(left_s)} left")
         if self.budget is not None and (self.budget.gpu_hours or self.budget.price):
-            of = f" of {self.budget.gpu_hours:g}" if self.budget.gpu_hours else ""
+            of = f" of {self.budget.gpu_hours:g} GPU-hours" if self.budget.gpu_hours else ""
             parts.append(f"{self.budget.cost(spent_s(study) * self.num_gpus)} spent{of}")
         return parts
 

@@ -11,8 +11,6 @@ from zenith_tune.units import GIB
 DEFAULT_TRAIN_HOURS = 8.0
 """Of training where nothing says how long it will run: a night. Longer trainings are worth more trials."""
 MAX_HOURS = 1e6
-LEAST_GAIN = 0.01
-"""A smaller one of a step is worth no trial: two runs of one command differ by nearly as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +152,8 @@ class Budget:
         """
         hours = gpu_s / 3600
         money = f" (${hours * self.price:.2f})" if self.price is not None else ""
-        time = f"{hours:.{1 if hours >= 1 else 2}f} GPU-hours" if hours >= 0.1 else f"{gpu_s:.0f} GPU-seconds"
+        few = f"{gpu_s:.0f} GPU-second{'' if round(gpu_s) == 1 else 's'}"
+        time = f"{hours:.{1 if hours >= 1 else 2}f} GPU-hours" if hours >= 0.1 else few
         return f"{time}{money}"
 
 

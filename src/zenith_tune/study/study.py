@@ -12,6 +12,10 @@ from zenith_tune.study.trial import RERUN, Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
 """A smaller one is what two runs of one command differ by."""
+LEAST_GAIN = 0.01
+"""A smaller one of a step is worth no trial, and proves nothing: two runs of one command differ by nearly as much."""
+SURE = 2.0
+"""Standard errors by which a run must be faster to be so."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
@@ -57,7 +61,7 @@ class Study:
         self.trials.append(trial)
         if trial.is_rerun:
             self._replaced.add(trial.identity.removesuffix(RERUN))
-            if self.may_be_best(trial):
+            if self.may_be_best(trial) and self._is_proven(trial):
                 self._checked = self._better_of(self._checked, trial)
             self._unchecked = None
             for each in self.trials:
@@ -137,7 +141,7 @@ class Study:
         self.memory_limit_bytes = limit_bytes
         self._checked = self._unchecked = None
         for trial in self.trials:
-            if trial.is_rerun and self.may_be_best(trial):
+            if trial.is_rerun and self.may_be_best(trial) and self._is_proven(trial):
                 self._checked = self._better_of(self._checked, trial)
             self._weigh(trial)
 
@@ -146,8 +150,28 @@ class Study:
         limit = self.memory_limit_bytes
         return limit is None or trial.peak_memory_bytes is None or trial.peak_memory_bytes <= limit
 
+    def proves_better(self, trial: Trial, *, than: Trial) -> bool:
+        """Tell whether a trial is faster than another by more than the noise of both, and by as much as is worth it."""
+        if trial.value is None or not than.value:
+            return trial.value is not None
+        noise = math.hypot(*(SURE * (run.spread or 0.0) / math.sqrt(run.num_samples or 1) for run in (trial, than)))
+        return self.direction.gain(trial.value, over=than.value) > max(noise, LEAST_GAIN)
+
+    def _is_proven(self, trial: Trial) -> bool:
+        """Tell whether a trial is better than all that have fewer settings and are the same otherwise.
+
+        So are levers: one that proves no faster than its layout alone is not kept, by whatever luck its run had.
+        """
+        base, own = self.baseline, self.own_params
+        plainer = [run for run in self.counted if run.params.keys() < trial.params.keys()]
+        twins = [run for run in plainer if run.params.items() <= trial.params.items()]
+        if base is not None and own and own.keys() < trial.params.keys() and own.items() <= trial.params.items():
+            twins.append(base)
+        return all(self.proves_better(trial, than=run) for run in twins if run.ok and self.may_be_best(run))
+
     def _weigh(self, trial: Trial) -> None:
-        if trial.identity not in self._replaced and not trial.is_rerun and self.may_be_best(trial):
+        is_other = trial.identity not in self._replaced and not trial.is_rerun
+        if is_other and self.may_be_best(trial) and self._is_proven(trial):
             self._unchecked = self._better_of(self._unchecked, trial)
 
     @property

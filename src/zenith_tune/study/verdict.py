@@ -77,10 +77,9 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         return Verdict(sentence="no verdict: the options take no effect")
     base, best, gain = study.baseline, study.best, study.gain
     if best is None:
-        stays = "your own command stays the best" if base is not None and base.ok else "there is no best command"
         over = any(trial.ok for trial in study.trials)
         none = "no trial stays within the memory limit" if over else "no trial went well"
-        return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {stays}")
+        return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {_stays(study)}")
     if gain is None:
         compared = "your own command did not run, so no gain is claimed"
         if base is not None:
@@ -93,7 +92,7 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         found = f"best: trial {study.number_of(best)}, {format_value(best.value or 0.0, best.unit)}"
         return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
     if gain <= 0 and base is not None and not study.may_be_best(base):
-        takes = f"your own command takes {format_bytes(base.peak_memory_bytes or 0)}, more than it may"
+        takes = _takes_more(study, base)
         found = (
             f"trial {study.number_of(best)} is the fastest within the memory limit, {1 + gain:.2f}x your own command"
         )
@@ -103,6 +102,19 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         num = count(study.num_searched, "trial") + within
         return Verdict(sentence=f"no gain: none of {num} is faster than your own command", speedup=1.0)
     return None
+
+
+def _stays(study: Study) -> str:
+    """Say what a study without a best trial leaves its user with."""
+    base = study.baseline
+    if base is None or not base.ok:
+        return "there is no best command"
+    return "your own command stays the best" if study.may_be_best(base) else _takes_more(study, base)
+
+
+def _takes_more(study: Study, base: Trial) -> str:
+    limit = format_bytes(study.memory_limit_bytes or 0)
+    return f"your own command takes {format_bytes(base.peak_memory_bytes or 0)}, more than the limit of {limit}"
 
 
 def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_bytes: float | None) -> Verdict:

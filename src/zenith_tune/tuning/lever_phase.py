@@ -7,15 +7,14 @@ what was kept, levers that need one that was kept, and what does not fit without
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.study.budget import LEAST_GAIN
 from zenith_tune.study.parameters import Params
+from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.session import StudySession
@@ -24,8 +23,6 @@ LEAST_SHARE = 0.002
 """A lever that is expected to save less is not set."""
 FULL = 0.97
 """Of the memory that may be used: levers that take more are not tried on a layout that takes so much."""
-SURE = 2.0
-"""Standard errors by which a run must be faster."""
 WHY = "levers on trial {}"
 
 
@@ -74,7 +71,7 @@ class LeverPhase:
         gain = study.direction.gain(kept.trial.value or 0.0, over=fastest.value or 1.0)
         study.lever_speedup = 1 + gain
         names = ", ".join(lever.label for lever in kept.levers)
-        self._note(f"levers: {names} are {gain:+.1%} on trial {fastest.number}")
+        self._note(f"levers: {names}: {gain:+.1%} over {_who(fastest)}")
 
     def _climb(self, kept: Kept, point: Params, levers: list[Lever], shares: Mapping[str, float] | None) -> Kept:
         """Return the best run, and the levers that it has."""
@@ -134,11 +131,8 @@ class LeverPhase:
         return dict(params) if params is not None and params.keys() == space.keys() else None
 
     def _is_better(self, trial: Trial, best: Trial) -> bool:
-        if not trial.ok or trial.value is None or best.value is None or not self._session.study.may_be_best(trial):
-            return False
-        noise = math.hypot(*(SURE * (run.spread or 0.0) / math.sqrt(run.num_samples or 1) for run in (trial, best)))
-        gain = self._session.study.direction.gain(trial.value, over=best.value) if best.value else 0.0
-        return gain > max(noise, LEAST_SHARE)
+        study = self._session.study
+        return trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=best)
 
     def _pays(self, best: Trial, gain: float) -> bool:
         """Tell whether a trial is expected to save more of the training than it takes."""
@@ -157,6 +151,10 @@ class LeverPhase:
         for lever in (each for each in levers if gain_of(each, shares) >= LEAST_GAIN):
             gain = f", which is expected to save {gain_of(lever, shares):.0%} of a step" if shares else ""
             self._note(f"not tried, because it changes the numerics: {lever.label}{gain}; give --allow {lever.name}")
+
+
+def _who(trial: Trial) -> str:
+    return "your own command" if trial.is_baseline else f"trial {trial.number}"
 
 
 def in_turn(levers: Sequence[Lever]) -> list[list[Lever]]:

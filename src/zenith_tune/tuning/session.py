@@ -320,7 +320,10 @@ class StudySession:
     def _check_budget(self, *, keeps: bool) -> None:
         left_s = self._left_s(keeps=keeps)
         if left_s is not None and left_s <= 0:
-            raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent")
+            left = (
+                " but for what confirming the best takes" if keeps and self.config.confirm and self.study.best else ""
+            )
+            raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent{left}")
 
     def _without_budget(self, trial: Trial, *, keeps: bool) -> Trial:
         """Take a trial that the end of the budget cut off for one that did not run: a resumed study runs it again."""

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.data_folder import measured_data
-from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
-from zenith_tune.study.trial import Outcome
+from zenith_tune.errors import EveryRunFailsAlike
+from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure, refuse_hopeless
+from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.parameters import Direction
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 786.00 MiB. GPU 3 has a total capacity of 79.1 GiB"
@@ -395,3 +402,16 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2
 def test_a_failure_behind_an_exit_code_of_0_is_found(log: str, has_value: bool, outcome: Outcome | None) -> None:
     failure = hidden_failure(log, has_value=has_value)
     assert (failure.outcome if failure else None) == outcome
+
+
+@pytest.mark.parametrize("printed", ["", "building the model\n"])
+def test_runs_that_print_nothing_until_their_time_is_up_end_the_study(tmp_path: Path, printed: str) -> None:
+    study = Study(Direction.MAXIMIZE)
+    for number in range(4):
+        files = TrialFolder(tmp_path / str(number))
+        files.path.mkdir()
+        files.log.write_text(printed)
+        fields: dict[str, Any] = {"number": number, "folder": files.path, "identity": str(number)}
+        study.add(Trial(params={"x": number}, outcome=Outcome.TIMEOUT, is_baseline=number == 0, **fields))
+    with contextlib.nullcontext() if printed else pytest.raises(EveryRunFailsAlike):
+        refuse_hopeless(study)

@@ -12,6 +12,7 @@ from tests.conftest import FAKE_TRAINER
 from tests.strategies.guided import worlds
 from zenith_tune.errors import OptionsWithoutEffect, TrialExhausted, UsageError
 from zenith_tune.strategies.base import StrategyRegistry, TunedJob
+from zenith_tune.strategies.guided.learned import learned_path
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction, Parameter, Value
@@ -193,9 +194,15 @@ class SameTrials(WorldTrials):
         return Trial(params=params, outcome=outcome, value=2.0, step_s=2.0, spread=0.001, peak_memory_bytes=peak)
 
 
-def test_layouts_that_are_all_alike_against_the_prediction_end_the_study() -> None:
-    trials, strategy = SameTrials(), GuidedStrategy(learn=False)
-    strategy.prepare(replace(worlds.job(), training=Training(hours=5000)))
+def test_layouts_that_are_all_alike_against_the_prediction_end_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZENITHTUNE_HOME", str(tmp_path))
+    trials, strategy = SameTrials(), GuidedStrategy()
+    job = replace(worlds.job(), training=Training(hours=5000))
+    strategy.prepare(job)
     with pytest.raises(OptionsWithoutEffect):
         strategy.optimize(trials, worlds.SPACE, Direction.MINIMIZE)
     assert 3 <= len(trials.points) <= 6
+    assert job.subject is not None and (path := learned_path(job.subject)) is not None
+    assert not path.exists(), "nothing is learned from it"

@@ -13,6 +13,7 @@ from zenith_tune.errors import EveryRunFailsAlike, UsageError
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
 from zenith_tune.evaluators.iterations import after_iterations, has_iterations
 from zenith_tune.layouts.layout import named_axes
+from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import clean_line
@@ -362,9 +363,20 @@ def _refuse_alike(study: Study) -> None:
     causes = {_comparable_cause(trial) for trial in trials}
     if base is None and len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
         raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
+    if (base is None or _is_mute(base)) and all(_is_mute(trial) for trial in trials):
+        problem = f"none of the first {len(trials)} trials printed a line before its time was up"
+        raise EveryRunFailsAlike(f"{problem}: run your own command by hand, or give it more time with --timeout")
     if all(names_unknown_option(trial.cause) for trial in trials):
         hint = "choose another --preset, or write {placeholders} where the values belong"
         raise EveryRunFailsAlike(f"the program does not take the preset's options: {trials[-1].cause}; {hint}")
+
+
+def _is_mute(trial: Trial) -> bool:
+    """Tell whether a run was ended by its time limit and had not printed anything."""
+    if trial.outcome is not Outcome.TIMEOUT or trial.folder is None:
+        return False
+    log = TrialFolder(trial.folder).log
+    return not log.exists() or log.stat().st_size == 0
 
 
 def _comparable_cause(trial: Trial) -> str | None:

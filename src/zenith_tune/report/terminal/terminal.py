@@ -165,10 +165,9 @@ class TerminalReporter(StudyListener):
         extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
-        nothing = "none finished" if study.trials or not _may_search(study) else "none was needed"
         num_again = sum(trial.is_rerun for trial in study.trials)
         shown += f" ({num_again} to confirm)" if num_again else ""
-        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or nothing}{extra}")
+        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or 'none finished'}{extra}")
         if over := [trial for trial in study.trials if trial.ok and not study.may_be_best(trial)]:
             limit = format_bytes(study.memory_limit_bytes or 0)
             names = ", ".join(str(trial.number) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
@@ -185,13 +184,7 @@ class TerminalReporter(StudyListener):
         study, fastest = end.study, end.study.fastest
         self._console.print()
         if study.best is None or fastest is None or fastest.value is None:
-            stays = "your own command stays the best" if fastest else "there is no best command yet"
-            if study.trials:
-                self._say(f"no trial went well: {stays}")
-            else:
-                is_cut = end.why.startswith("interrupted") or not _may_search(study)
-                self._say(f"no trial was run: {stays}" if is_cut else f"nothing was worth a trial: {stays}")
-            self._print_warnings(end)
+            self._print_warnings(end)  # that there is none is the verdict
             return
         first = study.first_run(fastest) or fastest
         who = "your own command" if fastest.is_baseline else f"trial {first.number}"
@@ -236,11 +229,6 @@ class TerminalReporter(StudyListener):
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
         self._console.print(Text(line), soft_wrap=True)
-
-
-def _may_search(study: Study) -> bool:
-    """Tell whether the search was begun: a study whose own command fails may end before it."""
-    return study.baseline is None or study.baseline.ok
 
 
 def _ok_first(item: tuple[Outcome, int]) -> tuple[bool, str]:

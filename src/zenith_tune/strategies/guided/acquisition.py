@@ -17,7 +17,8 @@ from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
-from zenith_tune.study.budget import LEAST_GAIN, Training
+from zenith_tune.study.budget import Training
+from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 
 

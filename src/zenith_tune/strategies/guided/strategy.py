@@ -76,10 +76,15 @@ class GuidedStrategy(TuningStrategy):
         self._job.tell(search.opening)
         if self._job.subject is not None and (reason := tensor_reason(self._job.subject.cluster)):
             self._job.tell(reason)
+        is_sound = True
         try:
             search.run(eval_fn)
+        except OptionsWithoutEffect:
+            is_sound = False
+            raise
         finally:
-            search.keep()
+            if is_sound:
+                search.keep()
 
     def expected_trials(self, search_space: Mapping[str, Parameter]) -> int:
         return EXPECTED_TRIALS
