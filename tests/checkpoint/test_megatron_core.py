@@ -24,7 +24,7 @@ def run(program: str, *options: str) -> None:
         env={**os.environ, **ENGINE_ENV},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
