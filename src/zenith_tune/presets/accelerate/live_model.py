@@ -1,0 +1,147 @@
+"""The model that the user's own command trained, as the hook in its process saw it: its config or its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from zenith_tune.describe.config_spec import model_spec_from_config
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import ModelConfigError, UsageError
+from zenith_tune.units import count, format_params
+
+SAME_SIZE = 0.01
+"""A config whose parameters differ by a larger share from those of the module describes another model."""
+ALL_TRAINED = 0.99
+"""Where a smaller share of the parameters is trained, gradients, optimizer and activations are not those of all."""
+LEAST_KEPT = 1.5
+"""Blocks that keep no more than so many times their input are recomputed in the backward pass."""
+HINT = "give --args model=NAME to plan with a model all the same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBlocks:
+    """Hold the blocks that a module repeats, and what each kept of one pass for the backward pass."""
+
+    count: int
+    num_params: int
+    input_shape: tuple[int, ...] = ()
+    input_bytes: int = 0
+    kept_bytes: int = 0
+    """By one block."""
+    kept_outside_bytes: int = 0
+
+    @classmethod
+    def of(cls, report: object) -> Self | None:
+        """Read what the hook says of blocks."""
+        if not isinstance(report, Mapping) or not (_whole(report, "count") and _whole(report, "parameters")):
+            return None
+        return cls(
+            count=_whole(report, "count"),
+            num_params=_whole(report, "parameters"),
+            input_shape=_shape(report),
+            input_bytes=_whole(report, "input_bytes"),
+            kept_bytes=_whole(report, "kept_bytes"),
+            kept_outside_bytes=_whole(report, "kept_outside_bytes"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveModel:
+    """Hold what the first rank said of the module that it trained."""
+
+    name: str
+    num_params: int
+    num_trained: int
+    num_models: int = 1
+    """How many modules the script trains, this one among them."""
+    config: Mapping[str, Any] | None = None
+    dtype: str = ""
+    head: int = 0
+    """The width of its last linear layer."""
+    input_shape: tuple[int, ...] = ()
+    """Of the first pass: its samples, and their tokens."""
+    blocks: LiveBlocks | None = None
+    gpu: str | None = None
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any] | None) -> Self | None:
+        """Read the hook's line; None where there is none, or nothing is trained."""
+        if event is None or not _whole(event, "trained") or not _whole(event, "parameters"):
+            return None
+        config, given = event.get("config"), event.get("input")
+        return cls(
+            name=str(event.get("name") or event.get("class")),
+            num_params=_whole(event, "parameters"),
+            num_trained=_whole(event, "trained"),
+            num_models=_whole(event, "models"),
+            config=config if isinstance(config, Mapping) else None,
+            dtype=str(event.get("dtype")),
+            head=_whole(event, "head"),
+            input_shape=_shape({"input": given.get("shape")}) if isinstance(given, Mapping) else (),
+            blocks=LiveBlocks.of(event.get("blocks")),
+            gpu=event["gpu"] if isinstance(event.get("gpu"), str) else None,
+        )
+
+    @property
+    def micro_batch(self) -> int | None:
+        """The samples of a pass."""
+        return self.input_shape[0] if self.input_shape else None
+
+    def spec(self) -> ModelSpec:
+        """Return the model as its config describes it, else as its blocks were seen; raise why neither can be."""
+        if self.num_models > 1:
+            raise UsageError(f"the script trains {self.num_models} models, and a plan is of one", hint=HINT)
+        if self.num_trained < ALL_TRAINED * self.num_params:
+            trained, whole = format_params(self.num_trained), format_params(self.num_params)
+            problem = f"{trained} of the {whole} parameters of {self.name} are trained"
+            raise UsageError(f"{problem}, and the estimates are of models that are trained whole", hint=HINT)
+        try:
+            return self._configured()
+        except ModelConfigError as error:
+            return self._traced(error)
+
+    def _configured(self) -> ModelSpec:
+        """Return what the config describes, if that has as many parameters as the module."""
+        if self.config is None:
+            raise ModelConfigError(f"{self.name} has no config", hint=HINT)
+        spec = model_spec_from_config(dict(self.config), self.name)
+        if abs(spec.num_params - self.num_params) > SAME_SIZE * self.num_params:
+            counted, whole = format_params(spec.num_params), format_params(self.num_params)
+            raise ModelConfigError(f"{self.name} has {whole} parameters, but its config describes {counted}", hint=HINT)
+        return spec
+
+    def _traced(self, error: UsageError) -> ModelSpec:
+        raise error
+
+
+def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after: PlanSubject | UsageError) -> list[str]:
+    """Return what was learnt of the model, and whether layouts are planned with it; nothing where nothing changed."""
+    if live is None or (isinstance(before, PlanSubject) and _is_same(before, after)):
+        return []
+    if isinstance(after, UsageError):
+        return [f"layouts are not planned, also after your own command has run: {after}"]
+    model, job = after.model, after.job
+    shape = f"{count(model.num_layers, 'layer')}, hidden {model.hidden}, {format_params(live.num_params)} parameters"
+    batch = f"sequences of {job.seq_len}, {job.precision}"
+    return [f"your own command trains {model.name} ({shape}; {batch}): layouts are planned with it"]
+
+
+def _is_same(before: PlanSubject, after: PlanSubject | UsageError) -> bool:
+    """Tell whether two subjects are one but for the name of the model."""
+    return isinstance(after, PlanSubject) and after == replace(
+        before, model=replace(before.model, name=after.model.name)
+    )
+
+
+def _whole(report: Mapping[str, Any], key: str) -> int:
+    value = report.get(key)
+    return value if type(value) is int and value > 0 else 0
+
+
+def _shape(report: Mapping[str, Any]) -> tuple[int, ...]:
+    sizes = report.get("input")
+    is_shape = isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)
+    return tuple(sizes) if is_shape and sizes else ()
