@@ -144,3 +144,57 @@ def test_a_line_with_other_kinds_of_values_is_read_as_far_as_it_goes() -> None:
     found = LiveModel.of(model(config=[1], input={"shape": ["a"]}, gpu=3, blocks={"count": "x"}, head=None))
     assert found is not None
     assert (found.config, found.input_shape, found.gpu, found.blocks, found.head) == (None, (), None, None, 0)
+
+
+BLOCKS = {"class": "Block", "count": 12, "parameters": 7_000_000, "input": [2, 512, 768], "input_bytes": 3_145_728}
+KEPT = {"kept_bytes": 2 * 512 * 30_000, "kept_outside_bytes": 2 * 512 * 4_000}
+NUM_ALL = 12 * 7_000_000 + 768 * (50_000 + 1_024)
+
+
+def traced(**values: Any) -> dict[str, Any]:
+    """Return the line on a module of its own kind, with twelve blocks, an embedding that is the head, and positions."""
+    blocks = {**BLOCKS, **KEPT, **values.pop("blocks", {})}
+    counts = {"parameters": NUM_ALL, "trained": NUM_ALL, "head": 50_000}
+    return model(**{"class": "Gpt", "config": None, **counts, "blocks": blocks, **values})
+
+
+def test_a_module_without_a_config_is_planned_by_its_blocks(tmp_path: Path) -> None:
+    preset = plain(tmp_path)
+    assert len(preset.read_baseline(log(traced()))) == 1
+    found = planned(preset)
+    assert (found.model.num_params, found.model.num_layers, found.model.vocab) == (NUM_ALL, 12, 50_000)
+    assert (found.model.saved_layer_bytes, found.model.saved_other_bytes) == (30_000, 4_000)
+    assert found.job.seq_len == 512
+    assert isinstance(preset.get_recommended_strategy(), GuidedStrategy)
+
+
+def test_the_tokens_of_an_image_are_those_that_a_block_sees(tmp_path: Path) -> None:
+    preset = plain(tmp_path)
+    image = {"name": "pixels", "shape": [2, 3, 224, 224]}
+    preset.read_baseline(log(traced(input=image, blocks={"input": [2, 197, 768], "input_bytes": 1_210_368})))
+    assert planned(preset).job.seq_len == 197
+    convolutions = plain(tmp_path)
+    convolutions.read_baseline(log(traced(input=image, blocks={"input": [2, 256, 14, 14], "input_bytes": 401_408})))
+    assert (planned(convolutions).job.seq_len, planned(convolutions).model.hidden) == (196, 256)
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        (traced(blocks={"kept_bytes": 3_145_728}), "checkpointing"),
+        (traced(blocks={"kept_bytes": 0}), "not seen"),
+        (traced(blocks={"input": None}), "not seen"),
+        (traced(blocks={"count": 0}), "no block"),
+        (traced(input=None), "no block"),
+    ],
+)
+def test_blocks_that_were_not_seen_are_not_planned(tmp_path: Path, event: dict[str, Any], named: str) -> None:
+    preset = plain(tmp_path)
+    preset.read_baseline(log(event))
+    assert named in why_not(preset)
+
+
+def test_megatron_splits_no_blocks_that_it_does_not_know(tmp_path: Path) -> None:
+    preset = bound(command(write(tmp_path, "MEGATRON_LM")), cluster="h100x16")
+    preset.read_baseline(log(traced(), type="MEGATRON_LM", wrapper="MegatronEngine"))
+    assert "Megatron" in why_not(preset)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Self
 
 from zenith_tune.describe.config_spec import model_spec_from_config
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.describe.model_spec import ModelSpec, TracedLayers
 from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.units import count, format_params
 
@@ -18,6 +19,8 @@ ALL_TRAINED = 0.99
 """Where a smaller share of the parameters is trained, gradients, optimizer and activations are not those of all."""
 LEAST_KEPT = 1.5
 """Blocks that keep no more than so many times their input are recomputed in the backward pass."""
+FEATURES_LAST = 3
+"""Tensors of more sizes are images, or videos, with their channels ahead of them."""
 HINT = "give --args model=NAME to plan with a model all the same"
 
 
@@ -32,6 +35,11 @@ class LiveBlocks:
     kept_bytes: int = 0
     """By one block."""
     kept_outside_bytes: int = 0
+
+    @property
+    def hidden(self) -> int:
+        """The width of a token: the last size, or of images the channels, which come after the samples."""
+        return self.input_shape[1] if len(self.input_shape) > FEATURES_LAST else self.input_shape[-1]
 
     @classmethod
     def of(cls, report: object) -> Self | None:
@@ -113,8 +121,43 @@ class LiveModel:
             raise ModelConfigError(f"{self.name} has {whole} parameters, but its config describes {counted}", hint=HINT)
         return spec
 
-    def _traced(self, error: UsageError) -> ModelSpec:
-        raise error
+    def _traced(self, no_config: UsageError) -> ModelSpec:
+        """Return what its blocks showed in the first pass, or raise why they and the config do not describe it."""
+        blocks, batch = self.blocks, self.micro_batch
+        if blocks is None or batch is None:
+            raise UsageError(f"{no_config.problem}, and it repeats no block", hint=HINT)
+        if not blocks.kept_bytes or not blocks.input_shape or prod(blocks.input_shape) % batch:
+            raise UsageError(f"{no_config.problem}, and what its blocks keep was not seen", hint=HINT)
+        if blocks.kept_bytes < LEAST_KEPT * blocks.input_bytes:
+            problem = f"{no_config.problem}, and its blocks are recomputed, so that nobody sees what they keep"
+            raise UsageError(problem, hint="run it without activation checkpointing, or give --args model=NAME")
+        return self._spec_of(blocks, batch)
+
+    def _spec_of(self, blocks: LiveBlocks, batch: int) -> ModelSpec:
+        hidden = blocks.hidden
+        tokens = prod(blocks.input_shape) // hidden
+        other = max(self.num_params - blocks.count * blocks.num_params, 0)
+        vocab = self.head if self.head * hidden <= other else 0
+        is_sequence = self.input_shape[1:2] == (tokens // batch,)
+        return ModelSpec(
+            name=self.name,
+            num_layers=blocks.count,
+            hidden=hidden,
+            ffn_hidden=0,
+            num_heads=1,  # one that has no width: nothing of the blocks can be split
+            num_kv_heads=1,
+            head_dim=0,
+            vocab=vocab,
+            gated_mlp=False,
+            tied_embeddings=True,
+            num_positions=other // hidden - vocab,  # whatever else is outside of the blocks
+            traced=TracedLayers(
+                num_params=blocks.num_params,
+                saved_bytes=blocks.kept_bytes / tokens,
+                saved_other_bytes=blocks.kept_outside_bytes / tokens,
+                num_tokens=None if is_sequence else tokens // batch,
+            ),
+        )
 
 
 def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after: PlanSubject | UsageError) -> list[str]:
@@ -126,7 +169,8 @@ def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after:
     model, job = after.model, after.job
     shape = f"{count(model.num_layers, 'layer')}, hidden {model.hidden}, {format_params(live.num_params)} parameters"
     batch = f"sequences of {job.seq_len}, {job.precision}"
-    return [f"your own command trains {model.name} ({shape}; {batch}): layouts are planned with it"]
+    how = "by what its blocks keep of a pass" if model.traced else "by its config"
+    return [f"your own command trains {model.name} ({shape}; {batch}): layouts are planned {how}"]
 
 
 def _is_same(before: PlanSubject, after: PlanSubject | UsageError) -> bool:

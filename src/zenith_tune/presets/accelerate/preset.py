@@ -37,6 +37,7 @@ from zenith_tune.presets.accelerate.job import (
 )
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
+from zenith_tune.presets.accelerate.live_model import HINT as MODEL_HINT
 from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
@@ -64,13 +65,16 @@ def accelerate_subject(
     from zenith_tune.describe.framework_spec import load_framework
 
     job, model = backend.job, looked_up.required()
-    if job.seq_len is None:
+    if model.traced is not None and isinstance(backend, MegatronBackend):
+        raise UsageError(f"{model.name} has no config, by which Megatron-LM would split it", hint=MODEL_HINT)
+    seq_len = (model.traced.num_tokens if model.traced else None) or job.seq_len
+    if seq_len is None:
         raise UsageError("the command has no --max_seq_length, --block_size or the like", hint="give --args seq=2048")
     if backend.own_micro_batch is None:
         raise UsageError(
             "the dataloader's batch size is not known", hint="give --args mbs_option=--batch_size, or gbs=256"
         )
-    spec = JobSpec(seq_len=job.seq_len, framework=load_framework(backend.framework), precision=job.precision)
+    spec = JobSpec(seq_len=seq_len, framework=load_framework(backend.framework), precision=job.precision)
     known: dict[str, Any] = {
         "model": model,
         "cluster": _job_cluster(job, cluster, topology),
