@@ -46,6 +46,14 @@ LLAMA = LOOP.format(
 )
 FROZEN = LLAMA.replace("loader = torch", "model.model.requires_grad_(False)\nloader = torch", 1)
 
+OF_ITS_OWN = LOOP.format(
+    imports="from torch import nn",
+    model="layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)\n"
+    "encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)\n"
+    "model = nn.Sequential(nn.Embedding(128, 32), encoder, nn.Linear(32, 128))",
+    loss="nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())",
+)
+
 
 @pytest.fixture(scope="module")
 def accelerate() -> None:
@@ -71,6 +79,14 @@ def test_a_llama_made_in_the_script_is_planned_after_its_first_run(zenithtune: T
     output, study = tune(zenithtune, tmp_path, LLAMA)
     assert study["search"]["strategy"] == "guided"
     assert "LlamaForCausalLM on h100x1" in output, "the layouts that are planned"
+    _, trial = study["trials"]
+    assert trial["outcome"] == "ok" and "predicted" in trial["why"]
+
+
+def test_a_module_of_its_own_kind_is_planned_by_its_blocks(zenithtune: Tune, tmp_path: Path) -> None:
+    output, study = tune(zenithtune, tmp_path, OF_ITS_OWN)
+    assert study["search"]["strategy"] == "guided"
+    assert "Sequential on h100x1" in output and "3 layers, hidden 32" in output
     _, trial = study["trials"]
     assert trial["outcome"] == "ok" and "predicted" in trial["why"]
 

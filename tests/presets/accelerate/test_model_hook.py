@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.requirements import need_module
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.presets.accelerate import model_hook
 
 WIDTH, LAYERS, BATCH, TOKENS, WORDS = 16, 3, 2, 5, 40
@@ -58,6 +59,7 @@ def test_blocks_and_what_they_keep_are_told_once(torch: Any, model: Any) -> None
     assert blocks["kept_outside_bytes"] == tokens * 8, "the tokens that the embedding looks up"
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # of a CPU without bf16
 def test_weights_in_lower_precision_are_not_taken_for_activations(torch: Any, model: Any) -> None:
     told: list[dict[str, Any]] = []
     model_hook.ModelWatch(model, model, told.append)
@@ -65,6 +67,25 @@ def test_weights_in_lower_precision_are_not_taken_for_activations(torch: Any, mo
         model(torch.zeros(BATCH, TOKENS, dtype=torch.long)).sum().backward()
     half, tokens = 2, BATCH * TOKENS
     assert told[0]["blocks"]["kept_bytes"] == (LAYERS + 1) * tokens * WIDTH * half // LAYERS
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # of a CPU without bf16
+def test_what_a_llama_keeps_is_what_its_widths_say(torch: Any) -> None:
+    need_module("engines", "transformers")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, ffn, keys = 64, 224, 16
+    shape = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": 3, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=100, num_key_value_heads=1, **shape))
+    told: list[dict[str, Any]] = []
+    model_hook.ModelWatch(llama, llama, told.append)
+    with torch.autocast("cpu", torch.bfloat16):
+        llama(input_ids=torch.zeros(2, 32, dtype=torch.long))
+    seen = told[0]["blocks"]["kept_bytes"] / (2 * 32)
+    saved = load_framework("hf-accelerate").saved
+    around = (saved.attention_hidden + saved.mlp_hidden) * hidden + saved.ffn_gated * ffn
+    inside = saved.query * hidden + saved.key_value * 2 * keys + saved.value * hidden + saved.heads * 4
+    assert seen == pytest.approx(around + inside, rel=0.02)
 
 
 def test_the_gradients_are_what_they_were(torch: Any, model: Any) -> None:
