@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import warnings
 from typing import Any
@@ -72,11 +73,10 @@ def test_weights_in_lower_precision_are_not_taken_for_activations(torch: Any, mo
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # of a CPU without bf16
 def test_what_a_llama_keeps_is_what_its_widths_say(torch: Any) -> None:
     need_module("engines", "transformers")
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers: Any = importlib.import_module("transformers")
     hidden, ffn, keys = 64, 224, 16
     shape = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": 3, "num_attention_heads": 4}
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=100, num_key_value_heads=1, **shape))
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=100, num_key_value_heads=1, **shape))
     told: list[dict[str, Any]] = []
     model_hook.ModelWatch(llama, llama, told.append)
     with torch.autocast("cpu", torch.bfloat16):
