@@ -83,6 +83,7 @@ class PresetTuner:
         args = dict(tune_args or {})
         preset_name, preset_args, made = _make_preset(preset, command, args)
         made.bind(command)
+        self._is_named = strategy is not None
         strategy_name, chosen = _make_strategy(strategy, strategy_args, made, args)
         measure = choose_evaluator(evaluator, evaluator_args, objective, own=made.evaluator, defaults=args)
         needed = made.resources(command).for_gpus(preset_args.get("n_gpus"))
@@ -116,6 +117,7 @@ class PresetTuner:
         self.config.check_command()
         self._runner, self._runner_args = runner, runner_args
         self._study: Study | None = None
+        self._n_trials: int | None = None
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
 
     @property
@@ -141,6 +143,7 @@ class PresetTuner:
         config.check_program()
         runner = self._runner if isinstance(self._runner, Runner) else make_runner(self._runner, self._runner_args)
         try:
+            self._n_trials = n_trials
             return self._optimize(config, runner)
         finally:
             if runner is not self._runner:  # one that was given belongs to whoever gave it
@@ -245,6 +248,8 @@ class PresetTuner:
             if config.runs_baseline:
                 session.run_baseline()
             self._learn(session, plan.num_slots)
+            config, strategy = session.config, session.config.strategy
+            scheduler.continue_with(config)
             if config.runs_baseline and (line := _estimate(session, plan)) is not None:
                 self.listener.noted(line)
             strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
@@ -263,8 +268,21 @@ class PresetTuner:
         notes = session.learn()
         for line in notes:
             self.listener.noted(line)
-        if notes:
-            session.config.strategy.prepare(self.tuned_job(num_slots, session.config.place.folder.path))
+        if not notes:
+            return
+        self._choose_again(session)
+        session.config.strategy.prepare(self.tuned_job(num_slots, session.config.place.folder.path))
+
+    def _choose_again(self, session: StudySession) -> None:
+        """Search by the strategy that the preset recommends by now, where the user names none."""
+        if self._is_named:
+            return
+        name, strategy = _make_strategy(None, None, session.config.preset, {})
+        if name == session.config.strategy_name:
+            return
+        self.config = replace(self.config, strategy_name=name, strategy=strategy)
+        session.search_by(self.config.with_budget(self._n_trials))
+        self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
 
     def _confirm(self, confirmation: Confirmation) -> None:
         try:

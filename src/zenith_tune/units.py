@@ -75,6 +75,18 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def format_params(number: int) -> str:
+    """Write a number of parameters, large ones in millions or billions.
+
+    >>> format_params(26_784), format_params(12_300_000), format_params(8_030_000_000)
+    ('26,784', '12.3M', '8.03B')
+    """
+    if number < 10**6:
+        return f"{number:,}"
+    scale, unit = (10**9, "B") if number >= 10**9 else (10**6, "M")
+    return f"{number / scale:.3g}{unit}"
+
+
 def format_gain(fraction: float) -> str:
     """Write a gain as a signed percentage.
 

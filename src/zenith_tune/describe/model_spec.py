@@ -22,6 +22,20 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedLayers:
+    """Hold what one pass of a module showed of its repeated blocks, where no config describes them."""
+
+    num_params: int
+    """Of one block."""
+    saved_bytes: float
+    """What a block keeps of the forward pass, for each token."""
+    saved_other_bytes: float
+    """What is kept outside of all blocks, for each token."""
+    num_tokens: int | None = None
+    """Of a sample, as a block sees them; None where they are those of the sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Hold the shape of a decoder-only transformer, dense or a mixture of experts."""
 
@@ -59,6 +73,8 @@ class ModelSpec:
     latent_attention: LatentAttention | None = None
     num_mtp_layers: int = 0
     """Layers for multi-token prediction, after the last one; published counts leave them out."""
+    traced: TracedLayers | None = None
+    """Of a model without a known shape: its widths are 0 but for the hidden size, and blocks are what was seen."""
 
     @property
     def num_moe_layers(self) -> int:
@@ -119,8 +135,8 @@ class ModelSpec:
 
     @property
     def dense_mlp_params(self) -> int:
-        """Parameters of a dense layer's feed-forward part."""
-        return self.mlp_params(self.ffn_hidden)
+        """Parameters of a dense layer's feed-forward part; of a traced model, all of its layer."""
+        return self.traced.num_params if self.traced else self.mlp_params(self.ffn_hidden)
 
     @property
     def expert_params(self) -> int:
@@ -141,8 +157,18 @@ class ModelSpec:
 
     @property
     def norm_params(self) -> int:
-        """Parameters of one norm over the hidden size."""
-        return self.hidden * (2 if self.norm_bias else 1)
+        """Parameters of one norm over the hidden size; a traced model counts its norms to the layers."""
+        return 0 if self.traced else self.hidden * (2 if self.norm_bias else 1)
+
+    @property
+    def saved_layer_bytes(self) -> float:
+        """What a layer was seen to keep of each token; 0 where it is known by its widths."""
+        return self.traced.saved_bytes if self.traced else 0.0
+
+    @property
+    def saved_other_bytes(self) -> float:
+        """What was seen to be kept of each token outside of the layers."""
+        return self.traced.saved_other_bytes if self.traced else 0.0
 
     @property
     def dense_layer_params(self) -> int:

@@ -60,7 +60,7 @@ class _Layer:
 def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec, imbalance: float) -> ActivationMemory:
     """Return the activations of a stage by moment."""
     f, layouts = framework, stage.layouts
-    kept = _layer(workload, stage, f, f.saved, imbalance)
+    kept = _seen(workload, stage, _layer(workload, stage, f, f.saved, imbalance))
     work = _layer(workload, stage, f, f.working, imbalance)
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
     whole = kept.attention + kept.core + kept.mlp
@@ -71,7 +71,7 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     tables = _table(workload, stage, f)
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
-    saved += _boundary(workload, stage, f)
+    saved += _boundary(workload, stage, f) + stage.is_first * workload.saved_other_bytes * stage.tokens
     saved += stage.mtp_layers * (np.where(recomputed > 0, checkpoint, layer + tables) + _joined(workload, stage))
     again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint
     return ActivationMemory(
@@ -104,6 +104,18 @@ def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, imbalan
     attention = hidden + (per.value * w.value_size + normed) * per_rank
     mlp = _mlp(w, stage, per, imbalance)
     return _Layer(attention=attention, core=expanded + scores, core_inputs=inputs, mlp=mlp)
+
+
+def _seen(w: Workload, stage: Stage, layer: _Layer) -> _Layer:
+    """Return a layer with what it was seen to keep, where it was, in place of what its widths tell."""
+    seen = np.asarray(w.saved_layer_bytes * stage.tokens)
+    by_widths = seen == 0
+    return _Layer(
+        attention=layer.attention * by_widths,
+        core=layer.core * by_widths,
+        core_inputs=layer.core_inputs * by_widths,
+        mlp=np.where(by_widths, layer.mlp, seen),
+    )
 
 
 def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, FloatArray]:

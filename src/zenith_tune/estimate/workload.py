@@ -60,6 +60,9 @@ class Workload:
     """Those of the attention that every tensor-parallel rank has whole: down-projections of latent attention."""
     qk_norm: Number = 0.0
     """1 where queries and keys are normed, else 0."""
+    saved_layer_bytes: Number = 0.0
+    """Bytes that a layer was seen to keep of each token; 0 where its widths tell."""
+    saved_other_bytes: Number = 0.0
     fused_dispatch: Number = 0.0
     """1 where kernels of their own take tokens to their experts (DeepEP), 0 where a plain all-to-all does."""
 

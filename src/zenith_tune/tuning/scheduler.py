@@ -77,6 +77,10 @@ class TrialScheduler:
         self._slots = threading.BoundedSemaphore(num_slots)
         self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
 
+    def continue_with(self, config: StudyConfig) -> None:
+        """Answer by the limits of a study whose strategy was chosen anew; nothing was asked yet."""
+        self._config, self._limits = config, config.limits
+
     def __call__(self, params: Mapping[str, Value]) -> float | None:
         """Return the point's value, or None where it failed or is pruned."""
         return self.run(params).value

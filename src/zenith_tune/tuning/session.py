@@ -244,6 +244,16 @@ class StudySession:
         )
         record.keep_search(self._search)
 
+    def search_by(self, config: StudyConfig) -> None:
+        """Continue by the strategy of another configuration of this study, and for its number of trials."""
+        self.config = replace(
+            self.config, strategy_name=config.strategy_name, strategy=config.strategy, limits=config.limits
+        )
+        bounds = (config.limits.n_trials, config.strategy.max_trials(config.preset.get_search_space()))
+        max_trials = min((bound for bound in bounds if bound is not None), default=None)
+        self._search = replace(self._search, strategy=config.strategy_name, max_trials=max_trials)
+        self._require_record().keep_search(self._search)
+
     def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
         """Write why the study stops, what its strategy has found, and what it comes to."""
         self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes, elapsed_s=self.elapsed_s)

@@ -71,7 +71,7 @@ def site(tmp_path: Path) -> Path:
     (folder / "accelerate" / "__init__.py").write_text("__version__ = '9.9'\n")
     (folder / "accelerate" / "accelerator.py").write_text(ACCELERATOR)
     for name, text in HOOK_FILES.items():
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return folder
 

@@ -187,7 +187,10 @@ DS_PATH = f"{{trial_folder}}/{DS_FILE}"
 _SHORT = {"tp": "TP", "pp": "PP", "cp": "CP", "ep": "EP", "stage": "Z", "mbs": "mbs", "zero": "zero"}
 
 
-HOOK_FILES = {f"{HOOK_FOLDER}/sitecustomize.py": Path(__file__).with_name("hook.py").read_text(encoding="utf-8")}
+HOOK_FILES = {
+    f"{HOOK_FOLDER}/{name}.py": Path(__file__).with_name(f"{source}.py").read_text(encoding="utf-8")
+    for name, source in {"sitecustomize": "hook", "zenithtune_model_hook": "model_hook"}.items()
+}
 """What a trial's PYTHONPATH begins with."""
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress, TuningEvaluator
 from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
+from zenith_tune.presets.accelerate.live_model import LiveModel
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial_log import lines_of
@@ -65,6 +66,8 @@ class Step:
     passes: int
     samples: int | None = None
     """What all ranks trained, where the loader tells."""
+    sequence: int | None = None
+    """Tokens of its longest sequence."""
     is_end: bool = False
     """It is of the last batches of a dataloader, however few: Accelerate steps at its end."""
 
@@ -77,13 +80,15 @@ class AccelerateRun:
     """What each process said of the model that it prepared: of several the last that is wrapped, else the last."""
     steps: Sequence[Step]
     peak_bytes: int | None = None
+    model: LiveModel | None = None
+    """What the first rank trained."""
 
     @classmethod
     def read(cls, log: str) -> Self:
         """Read the hook's lines; what else a log holds does not count."""
         reports: dict[str, Mapping[str, Any]] = {}
         steps: dict[int, Step] = {}
-        peak = 0
+        peak, model = 0, None
         for event in _events(log):
             if event.get("event") == "prepared" and type(event.get("processes")) is int:
                 process = str(event.get("process"))
@@ -92,12 +97,14 @@ class AccelerateRun:
                     or reports.get(process, {}).get("wrapper") not in WRAPPER_NAMES
                 ):
                     reports[process] = event
+            elif event.get("event") == "model":
+                model = LiveModel.of(event) or model
             elif event.get("event") == "step" and (step := _step(event)) is not None:
                 if step.number == 1:  # of several programs that a command runs in turn, the last one counts
                     steps = {}
                 steps[step.number] = step
                 peak = max(peak, event["peak_bytes"] if type(event.get("peak_bytes")) is int else 0)
-        return cls(reports=list(reports.values()), steps=list(steps.values()), peak_bytes=peak or None)
+        return cls(reports=list(reports.values()), steps=list(steps.values()), peak_bytes=peak or None, model=model)
 
     @property
     def usual_passes(self) -> int:
@@ -122,6 +129,19 @@ class AccelerateRun:
         usual = self.usual_passes
         counts = [step.samples for step in self.steps[1:] if step.passes == usual and step.samples is not None]
         return statistics.mode(counts) if counts else None
+
+    @property
+    def seq_len(self) -> int | None:
+        """Tokens of the longest sequence that was trained; None where nothing tells."""
+        return max((step.sequence for step in self.steps if step.sequence is not None), default=None)
+
+    @property
+    def precision(self) -> str | None:
+        """The precision that the job computed in; None where nothing tells."""
+        mixed = str(self.reports[0].get("precision")) if self.reports else ""
+        if mixed in ("bf16", "fp16", "fp8") or self.model is None:
+            return mixed or None
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(self.model.dtype, "fp32")
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -243,6 +263,7 @@ def _step(event: Mapping[str, Any]) -> Step | None:
         at_s=float(at_s),
         passes=passes,
         samples=_whole(event.get("samples")),
+        sequence=_whole(event.get("sequence")),
         is_end=event.get("is_end") is True,
     )
 

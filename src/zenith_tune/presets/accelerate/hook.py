@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -69,6 +70,10 @@ class Watch:
         self.optimizer: Any = None
         self.num_passes = 0
         self.num_steps = 0
+        self.trained: set[int] = set()
+        """The models that were prepared to be trained, by identity."""
+        self.model: Any = None
+        """What watches the passes of the first model that is trained, on the first rank."""
         self.given: dict[str, dict[str, Any]] = {}
         """The arguments that the program itself gives, by class: they win over any file and variable, or should."""
 
@@ -116,7 +121,8 @@ class Watch:
 
         objects = result if isinstance(result, tuple) else (result,)
         # Accelerate wraps a model only if it can be trained: a frozen teacher says nothing of the job.
-        wrappers = [wrapper_of(each) for each in objects if isinstance(each, torch.nn.Module) and is_trained(each)]
+        trained = [at for at, each in enumerate(objects) if isinstance(each, torch.nn.Module) and is_trained(each)]
+        wrappers = [wrapper_of(objects[at]) for at in trained]
         if not wrappers:
             return
         self.is_first_rank = accelerator.process_index == 0
@@ -132,9 +138,19 @@ class Watch:
                 "accumulation": accelerator.gradient_accumulation_steps,
                 "batch_sizes": sizes,
                 "settings": settings_of(accelerator.state),
+                "precision": getattr(accelerator, "mixed_precision", None),
                 "given": {name: values for name, values in self.given.items() if values},
             }
         )
+        model_hook = importlib.import_module("zenithtune_model_hook")  # the copy beside this one
+        self.trained.update(id(model_hook.unwrapped(args[at])) for at in trained)
+        if self.is_first_rank and self.model is None:
+            at = next((at for at in trained if wrapper_of(objects[at]) in WRAPPERS), trained[0])
+            self.model = model_hook.ModelWatch(args[at], objects[at], self.tell_model)
+
+    def tell_model(self, event: dict[str, Any]) -> None:
+        """Tell what is trained, and of how many models it is one."""
+        tell({**event, "models": len(self.trained)})
 
     def passed(self, accelerator: Any, args: Any, result: Any) -> None:
         """Count a backward pass."""
@@ -152,7 +168,15 @@ class Watch:
         # There Accelerate makes a step of whatever passes there were.
         is_end = bool(getattr(optimizer.gradient_state, "end_of_dataloader", False))
         count = {"step": self.num_steps, "passes": passes, "is_end": is_end, **samples(optimizer, passes)}
-        tell({"event": "step", **count, **measured()})
+        tell({"event": "step", **count, **self.sequence(), **measured()})
+
+    def sequence(self) -> dict[str, int]:
+        """Return the longest sequence since the step before."""
+        found = getattr(self.model, "longest", None)
+        if found is None:
+            return {}
+        self.model.longest = None
+        return {"sequence": found}
 
 
 def is_trained(model: Any) -> bool:

@@ -69,6 +69,10 @@ class AccelerateJob:
     script_precision: str | None = None
     model: str | None = None
     seq_len: int | None = None
+    live_precision: str | None = None
+    """What the user's own command computed in, where its run told."""
+    live_gpu: str | None = None
+    """What it ran on."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """The axes whose value the script itself gives, with the argument that does; gas is the accumulation."""
 
@@ -95,7 +99,7 @@ class AccelerateJob:
     @property
     def precision(self) -> str:
         """bf16, fp16, fp8 or fp32."""
-        found = self.settings.word("mixed_precision") or self.script_precision
+        found = self.live_precision or self.settings.word("mixed_precision") or self.script_precision
         return found if found in ("bf16", "fp16", "fp8") else "fp32"
 
 

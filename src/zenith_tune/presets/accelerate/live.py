@@ -86,7 +86,17 @@ def live_job(job: AccelerateJob, run: AccelerateRun) -> AccelerateJob:
         settings = settings.having({"distributed_type": backend})
     if backend != job.backend or fixed:
         settings = settings.having(_live_values(backend, run.settings))
-    return replace(job, backend=backend, settings=settings, own_accumulation=accumulation, fixed=fixed)
+    return replace(
+        job,
+        backend=backend,
+        settings=settings,
+        own_accumulation=accumulation,
+        own_micro_batch=job.own_micro_batch or _micro_batch(job, run),
+        seq_len=job.seq_len or run.seq_len,
+        live_precision=None if run.precision == job.precision else run.precision,
+        live_gpu=run.model.gpu if run.model else None,
+        fixed=fixed,
+    )
 
 
 def live_notes(before: AccelerateJob, after: AccelerateJob) -> list[str]:
@@ -120,6 +130,14 @@ def _fixed_accumulation(job: AccelerateJob, given: Mapping[str, Mapping[str, Any
     name = "gradient_accumulation_plugin"
     is_by_plugin = name in given.get("Accelerator", {}) and not job.sets_accumulation_by_option
     return {ACCUMULATION: f"Accelerator({name}=...)"} if is_by_plugin else {}
+
+
+def _micro_batch(job: AccelerateJob, run: AccelerateRun) -> int | None:
+    """Return the samples of a pass, where a given batch is none other than these make."""
+    if run.model is None or job.given_batch is not None:
+        return None
+    of_megatron = run.settings.get("micro_batch_size")  # whose passes are of all micro-batches of an update
+    return of_megatron if type(of_megatron) is int else run.model.micro_batch
 
 
 def _live_values(backend: str, reported: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
@@ -35,6 +37,8 @@ from zenith_tune.presets.accelerate.job import (
 )
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
+from zenith_tune.presets.accelerate.live_model import HINT as MODEL_HINT
+from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
@@ -61,22 +65,36 @@ def accelerate_subject(
     from zenith_tune.describe.framework_spec import load_framework
 
     job, model = backend.job, looked_up.required()
-    if job.seq_len is None:
+    if model.traced is not None and isinstance(backend, MegatronBackend):
+        raise UsageError(f"{model.name} has no config, by which Megatron-LM would split it", hint=MODEL_HINT)
+    seq_len = (model.traced.num_tokens if model.traced else None) or job.seq_len
+    if seq_len is None:
         raise UsageError("the command has no --max_seq_length, --block_size or the like", hint="give --args seq=2048")
     if backend.own_micro_batch is None:
         raise UsageError(
             "the dataloader's batch size is not known", hint="give --args mbs_option=--batch_size, or gbs=256"
         )
-    spec = JobSpec(seq_len=job.seq_len, framework=load_framework(backend.framework), precision=job.precision)
+    spec = JobSpec(seq_len=seq_len, framework=load_framework(backend.framework), precision=job.precision)
     known: dict[str, Any] = {
         "model": model,
-        "cluster": job_cluster(cluster, job.num_gpus, topology),
+        "cluster": _job_cluster(job, cluster, topology),
         "job": spec,
     }
     if not isinstance(backend, DeepSpeedBackend):
         return PlanSubject(**known)
     config = job.ds_config or DsConfig(values={}, source=job.settings.source)
     return ZeroSubject(**known, config=config, num_ranks=backend.own_ranks)
+
+
+def _job_cluster(job: AccelerateJob, named: str | None, topology: str | None) -> ClusterSpec:
+    """Return the machines; where none are named and this one has no GPUs, those that the user's own command ran on."""
+    try:
+        return job_cluster(named, job.num_gpus, topology)
+    except UsageError:
+        gpu = match_gpu(job.live_gpu) if job.live_gpu and named is None else None
+        if gpu is None:
+            raise
+        return job_cluster(f"{gpu}x{job.num_gpus}", job.num_gpus, topology)
 
 
 def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str]:
@@ -212,22 +230,26 @@ class AcceleratePreset(TuningPreset):
 
     def _bind_job(self, job: AccelerateJob) -> Backend:
         assert self._model is not None, "looked up with the job"
-        model = self._model.get() if job.backend == MEGATRON_LM and job.model is not None else None
+        model = self._model.get() if job.backend == MEGATRON_LM else None
         known = model if isinstance(model, ModelSpec) else None
         self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
         self._forget()
         return self._bound
 
     def read_baseline(self, log: str) -> list[str]:
-        """Learn what the script sets in Python: its plugin, what it gives to it, and the accumulation."""
+        """Learn what the script sets in Python: its plugin, what it gives to it, the accumulation, and its model."""
         before, run = self._backend.job, AccelerateRun.read(log)
         self._release = logged_release(log)
         self._samples = run.samples
+        planned = self._subject.get()
         after = live_job(before, run)
-        if after != before:
+        model = None if self._given.model else run.model
+        if model is not None:
+            self._model = LookedUp(model.spec)
+        if after != before or model is not None:
             self._bind_job(after)
         self._backend.refuse_without_choice()
-        return live_notes(before, after)
+        return [*live_notes(before, after), *model_notes(model, planned, self._subject.get())]
 
     def get_search_space(self) -> dict[str, Parameter]:
         return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}

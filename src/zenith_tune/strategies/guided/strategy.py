@@ -149,7 +149,8 @@ class _Search:
 
     def keep(self) -> None:
         """Keep what was learned for the next study on this machine."""
-        if not self._strategy.learn:
+        # Work that no formula describes says nothing of how fast the machine does that of others.
+        if not self._strategy.learn or self._subject.model.traced is not None:
             return
         from zenith_tune.strategies.guided.learned import keep, measured_run
         from zenith_tune.strategies.guided.observer import CountedTrials
