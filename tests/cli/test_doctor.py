@@ -53,6 +53,28 @@ def log_of(folder: Path, *lines: str, seconds: float = 6.5) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "before", ["", "Fatal Python error: Aborted\n" + LINE.format(9, 9999.0)], ids=["once", "restarted"]
+)
+def test_a_good_log_of_megatron_without_its_arguments_has_its_measured_speed(
+    doctor: Doctor, tmp_path: Path, before: str
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(before + "".join(LINE.format(number, 6500.0) for number in range(1, 31)))
+    done = doctor(str(path), "--json")
+    assert done.code == 0 and as_json(done)["measured"]["step_s"] == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 9, b"\x7fELF\x02\xff\xfe\x00" * 99, b"dear diary\n"])
+def test_a_file_that_is_no_log_of_a_training_is_refused_in_one_line(
+    doctor: Doctor, tmp_path: Path, data: bytes
+) -> None:
+    (tmp_path / "train.log").write_bytes(data)
+    done = doctor(str(tmp_path / "train.log"))
+    assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == 1
+    assert ("is empty" in done.err) == (not data.strip(b"\0"))
+
+
 def test_a_command_alone_is_diagnosed_by_its_plan(doctor: Doctor) -> None:
     done = doctor(*H100, "--", *LAUNCH, *PIPELINE)
     assert done.code == 0 and done.err == ""
@@ -260,7 +282,7 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
         (["empty"], ["empty/study.json'"]),
         (["broken"], ["broken/study.json"]),
         (["unsuccessful"], ["unsuccessful", "ran out of memory"]),
-        (["plain.log"], ["plain.log", "arguments", "command"]),
+        (["plain.log"], ["plain.log", "training run"]),
         (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], ["plain.log", "speed"]),
         ([*H100, "--", "echo", "hello"], ["no preset", "--preset"]),
         (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], ["unknown GPU 'h10'", "'h100'?"]),
