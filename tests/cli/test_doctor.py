@@ -203,6 +203,32 @@ def study_of(folder: Path, *trials: Trial, args: dict[str, str] | None = None) -
     return place.path
 
 
+def test_the_script_of_a_relative_command_is_read_where_the_study_ran(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, place = Study(Direction.MAXIMIZE), StudyFolder(tmp_path / "out", "tuned")
+    study.add(replace(trial(0, Outcome.OK, 6.5), is_baseline=True))
+    place.create()
+    command = " ".join([*LAUNCH, *GOOD, "--global-batch-size", "64"])
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.sh").write_text(f'{command} "$@"\n')
+    header = StudyHeader(
+        preset="megatron-lm",
+        args={"cluster": "h100x8"},
+        command="bash train.sh",
+        evaluator="megatron",
+        working_folder=str(tmp_path / "job"),
+    )
+    export(study, header, place, "bash train.sh --micro-batch-size 2")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert as_json(doctor("../out/tuned", "--json"))["global_batch"] == 64
+    assert Path.cwd() == tmp_path / "elsewhere"
+    assert f"cd {tmp_path / 'job'} || exit" in place.best_command.read_text().splitlines()
+    export(study, header, place, "/opt/train --micro-batch-size 2")
+    assert not any(line.startswith("cd ") for line in place.best_command.read_text().splitlines())
+
+
 def point(**changed: Any) -> dict[str, Any]:
     sizes = {"tp": 2, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
     return {**sizes, **changed}
