@@ -75,6 +75,14 @@ def test_a_file_that_is_no_log_of_a_training_is_refused_in_one_line(
     assert ("is empty" in done.err) == (not data.strip(b"\0"))
 
 
+@pytest.mark.parametrize("hint", [["--cluster", "nix"], ["--model", "nix"], ["--args", "n_gpus=x"]])
+def test_what_is_said_of_a_run_is_checked_where_no_plan_needs_it_too(
+    doctor: Doctor, tmp_path: Path, hint: list[str]
+) -> None:
+    done = doctor(str(log_of(tmp_path)), *hint)
+    assert done.code == 2 and done.out == "" and hint[1].rpartition("=")[2] in done.err
+
+
 def test_a_command_alone_is_diagnosed_by_its_plan(doctor: Doctor) -> None:
     done = doctor(*H100, "--", *LAUNCH, *PIPELINE)
     assert done.code == 0 and done.err == ""

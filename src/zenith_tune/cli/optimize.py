@@ -214,7 +214,7 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
     return "regex", {"pattern": objective, **args}, None
 
 
-_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",)}
+_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",), "strategy_args": ("seed=1",)}
 
 
 def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
 from zenith_tune.doctor.causes.collective_timeout import collective_timeout
@@ -42,6 +44,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
@@ -174,9 +178,20 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
         known = _logged(causes, speed or megatron_speed(log))
         if not causes and (command is not None or (speed is None and known.step_s is None)):
             raise
+        if command is None:
+            _refuse_unknown(hints)
         return UnplannedRun(measured=known, what=str(path), reason=str(error))
     measured = _measured(path, log, evaluator, command or "", causes, speed)
     return replace(run, measured=measured, what=str(path))
+
+
+def _refuse_unknown(hints: RunHints) -> None:
+    """Refuse a cluster, a model or an argument that does not exist, which nothing else reads without a plan."""
+    args = typed(MegatronLmPreset, {}, "--args", defaults=hints.all_args)
+    if args.get("cluster"):
+        load_cluster(args["cluster"])
+    if args.get("model"):
+        load_model(args["model"])
 
 
 def _logged(causes: tuple[Cause, ...], speed: LoggedSpeed | None) -> Measured:

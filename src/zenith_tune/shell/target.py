@@ -8,7 +8,9 @@ from typing import NamedTuple
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launchers import (
     ASSIGNMENT,
+    BACKGROUND,
     HINT,
+    LEAVE_OUT,
     ShellText,
     locate,
     program_name,
@@ -158,8 +160,7 @@ def _check_structure(command: SimpleCommand) -> None:
     if first in CONTROL_FLOW:
         raise refusal("options cannot be added to control flow", first)
     if command.closer == "&":
-        hint = f"leave the & out, or {HINT}"
-        raise refusal("a training program must not run in the background", f"{first} ... &".strip(), hint)
+        raise refusal(BACKGROUND, f"{first} ... &".strip(), LEAVE_OUT)
     if command.closer == "(" and first:
         raise refusal("options cannot be added to a function", f"{first}()")
     if command.closer in (";;", ";&", ";;&"):
