@@ -8,7 +8,7 @@ import pytest
 from tests import toy_plugin
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.registry import PluginWarning, Registry
+from zenith_tune.registry import PluginWarning, Registry, raising_plug
 from zenith_tune.strategies.base import StrategyRegistry
 
 
@@ -62,3 +62,41 @@ def test_entry_points_are_loaded_and_a_broken_one_is_named_and_skipped(
         pytest.raises(UnknownNameError),
     ):
         registry.get("broken")
+
+
+MINE = """
+from zenith_tune.presets.base import TuningPreset
+class NotOne: ...
+class Mine(TuningPreset):
+    def get_search_space(self): return {}
+    def apply_parameters(self, command, params): raise RuntimeError("a fault of mine")
+    def evaluator(self): ...
+    def get_recommended_strategy(self): ...
+    def get_default_evaluator(self): ...
+"""
+
+
+def test_a_class_that_is_none_of_the_kind_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    for registry, name in ((PresetRegistry, ":NotOne"), (PresetRegistry, ""), (StrategyRegistry, ":Mine")):
+        with pytest.raises(UsageError) as refused:
+            registry.get(f"{path}{name}")
+        assert (f"{path}:Mine" in refused.value.hint) == (registry is PresetRegistry)
+    assert PresetRegistry.get(f"{path}:Mine").__name__ == "Mine"
+
+
+def test_a_file_that_exits_while_it_is_imported_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(UsageError, match="SystemExit"):
+        PresetRegistry.get(f"{path}:Mine")
+
+
+def test_an_exception_of_the_users_own_class_names_it_and_its_method(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    with pytest.raises(RuntimeError) as raised:
+        PresetRegistry.get(f"{path}:Mine")().apply_parameters("train", {})
+    assert raising_plug(raised.value) == "Mine.apply_parameters of mine.py"
+    assert raising_plug(ValueError("of nobody")) is None

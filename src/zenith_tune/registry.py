@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 import types
 import typing
 import warnings
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-_IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)", re.ASCII)
+_IN_FILE = re.compile(r"(.+\.py)(?::([A-Za-z_]\w*))?", re.ASCII)
+_OF_FILES = "zenithtune:"
+"""What the names of modules begin with that are files of the user's own."""
 
 
 class PluginWarning(UserWarning):
@@ -41,8 +44,11 @@ class Registry(Generic[T]):
     True
     """
 
-    def __init__(self, kind: str, entry_point_group: str, built_in: dict[str, str]) -> None:
+    def __init__(
+        self, kind: str, entry_point_group: str, built_in: dict[str, str], *, contract: type[T] | None = None
+    ) -> None:
         self.kind = kind
+        self.contract = contract
         self.entry_point_group = entry_point_group
         self._built_in = built_in
         self._classes: dict[str, type[T]] = {}
@@ -94,14 +100,14 @@ class Registry(Generic[T]):
             except UnknownNameError:
                 continue
 
-    def _load_file(self, path: Path, name: str) -> type[T]:
+    def _load_file(self, path: Path, name: str | None) -> type[T]:
         """Return a class of a file of the user's own, which is imported once."""
-        what = f"{self.kind} {path}:{name}"
+        what = f"{self.kind} {path}:{name}" if name else f"{self.kind} {path}"
         if not path.is_file():
             raise UsageError(
                 f"{what} cannot be loaded: there is no file {path}", hint="give its path as it is from here"
             )
-        module_name = f"zenithtune:{path.resolve()}"
+        module_name = f"{_OF_FILES}{path.resolve()}"
         module = sys.modules.get(module_name)
         if module is None:
             spec = importlib.util.spec_from_file_location(module_name, path)
@@ -109,15 +115,29 @@ class Registry(Generic[T]):
             module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
-            except Exception as error:  # a stranger's module may raise anything at import
+            except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
                 del sys.modules[module_name]
                 raise UsageError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
+        own = (value for value in vars(module).values() if isinstance(value, type))
+        fit = [cls.__name__ for cls in own if cls.__module__ == module_name and self._keeps_contract(cls)]
+        hint = f"give {' or '.join(f'{path}:{each}' for each in fit)}" if fit else f"it has no {self.kind}"
+        if name is None:
+            raise UsageError(f"{path} must be given with a class in it", hint=hint)
         found = getattr(module, name, None)
         if not isinstance(found, type):
-            own = (value for value in vars(module).values() if isinstance(value, type))
-            classes = [value.__name__ for value in own if value.__module__ == module_name]
-            raise UsageError(f"{path} has no class {name}", hint=f"it has {', '.join(classes) or 'none'}")
+            raise UsageError(f"{path} has no class {name}", hint=hint)
+        if not self._keeps_contract(found):
+            base = self.contract.__name__ if self.contract else ""
+            raise UsageError(
+                f"{name} of {path} is no {self.kind} (a subclass of {base} or with its methods)", hint=hint
+            )
         return found
+
+    def _keeps_contract(self, cls: type) -> bool:
+        """Tell whether a class is one of the kind, by its base or by having all that the base has."""
+        if self.contract is None or self.contract in cls.__mro__:
+            return True
+        return all(hasattr(cls, name) for name in vars(self.contract) if not name.startswith("_"))
 
     def _entry_points(self) -> EntryPoints:
         from importlib import metadata  # not at the top: it costs more than the rest of this module
@@ -130,12 +150,19 @@ class Registry(Generic[T]):
                 continue
             try:
                 self._classes[name] = point.load()
-            except Exception as error:  # a stranger's module may raise anything at import
+            except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
                 self._broken.add(name)
                 package = point.dist.name if point.dist else point.value
                 reason = f"{type(error).__name__}: {error}"
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
+
+
+def raising_plug(error: BaseException) -> str | None:
+    """Return which class and method of a file of the user's own an exception comes from, or None."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame.f_code for frame in frames if str(frame.f_globals.get("__name__")).startswith(_OF_FILES)]
+    return f"{own[-1].co_qualname} of {Path(own[-1].co_filename).name}" if own else None
 
 
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}

@@ -68,3 +68,26 @@ def test_a_share_below_one_without_its_sign_is_refused_with_both_readings() -> N
     with pytest.raises(click.BadParameter) as refused:
         Percent().convert("0.05", None, None)
     assert "5%" in refused.value.message and "0.05%" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("cluster", "limit", "command", "num_notes"),
+    [
+        ("h100x8", "70GiB", ("python", "train.py"), 0),
+        ("h100x8", "500GiB", ("python", "train.py"), 1),
+        ("h100x8", "500GiB", ("python train.py > run.log 2>&1",), 2),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_first_run(
+    cluster: str,
+    limit: str,
+    command: tuple[str, ...],
+    num_notes: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ("--preset", "megatron", "--args", f"n_gpus=8,gbs=16,cluster={cluster},model=llama3-8b,seq=4096")
+    options = ("--dry-run", "--max-memory", limit, "--output-dir", str(tmp_path))
+    done = running("optimize", capsys)(*options, *args, "--", *command)
+    assert done.code == 0, done.err
+    assert done.err.count("warning: ") == num_notes

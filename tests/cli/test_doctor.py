@@ -53,6 +53,36 @@ def log_of(folder: Path, *lines: str, seconds: float = 6.5) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "before", ["", "Fatal Python error: Aborted\n" + LINE.format(9, 9999.0)], ids=["once", "restarted"]
+)
+def test_a_good_log_of_megatron_without_its_arguments_has_its_measured_speed(
+    doctor: Doctor, tmp_path: Path, before: str
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(before + "".join(LINE.format(number, 6500.0) for number in range(1, 31)))
+    done = doctor(str(path), "--json")
+    assert done.code == 0 and as_json(done)["measured"]["step_s"] == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 9, b"\x7fELF\x02\xff\xfe\x00" * 99, b"dear diary\n"])
+def test_a_file_that_is_no_log_of_a_training_is_refused_in_one_line(
+    doctor: Doctor, tmp_path: Path, data: bytes
+) -> None:
+    (tmp_path / "train.log").write_bytes(data)
+    done = doctor(str(tmp_path / "train.log"))
+    assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == 1
+    assert ("is empty" in done.err) == (not data.strip(b"\0"))
+
+
+@pytest.mark.parametrize("hint", [["--cluster", "nix"], ["--model", "nix"], ["--args", "n_gpus=x"]])
+def test_what_is_said_of_a_run_is_checked_where_no_plan_needs_it_too(
+    doctor: Doctor, tmp_path: Path, hint: list[str]
+) -> None:
+    done = doctor(str(log_of(tmp_path)), *hint)
+    assert done.code == 2 and done.out == "" and hint[1].rpartition("=")[2] in done.err
+
+
 def test_a_command_alone_is_diagnosed_by_its_plan(doctor: Doctor) -> None:
     done = doctor(*H100, "--", *LAUNCH, *PIPELINE)
     assert done.code == 0 and done.err == ""
@@ -181,6 +211,32 @@ def study_of(folder: Path, *trials: Trial, args: dict[str, str] | None = None) -
     return place.path
 
 
+def test_the_script_of_a_relative_command_is_read_where_the_study_ran(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, place = Study(Direction.MAXIMIZE), StudyFolder(tmp_path / "out", "tuned")
+    study.add(replace(trial(0, Outcome.OK, 6.5), is_baseline=True))
+    place.create()
+    command = " ".join([*LAUNCH, *GOOD, "--global-batch-size", "64"])
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.sh").write_text(f'{command} "$@"\n')
+    header = StudyHeader(
+        preset="megatron-lm",
+        args={"cluster": "h100x8"},
+        command="bash train.sh",
+        evaluator="megatron",
+        working_folder=str(tmp_path / "job"),
+    )
+    export(study, header, place, "bash train.sh --micro-batch-size 2")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert as_json(doctor("../out/tuned", "--json"))["global_batch"] == 64
+    assert Path.cwd() == tmp_path / "elsewhere"
+    assert f"cd {tmp_path / 'job'} || exit" in place.best_command.read_text().splitlines()
+    export(study, header, place, "/opt/train --micro-batch-size 2")
+    assert not any(line.startswith("cd ") for line in place.best_command.read_text().splitlines())
+
+
 def point(**changed: Any) -> dict[str, Any]:
     sizes = {"tp": 2, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
     return {**sizes, **changed}
@@ -260,7 +316,7 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
         (["empty"], ["empty/study.json'"]),
         (["broken"], ["broken/study.json"]),
         (["unsuccessful"], ["unsuccessful", "ran out of memory"]),
-        (["plain.log"], ["plain.log", "arguments", "command"]),
+        (["plain.log"], ["plain.log", "training run"]),
         (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], ["plain.log", "speed"]),
         ([*H100, "--", "echo", "hello"], ["no preset", "--preset"]),
         (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], ["unknown GPU 'h10'", "'h100'?"]),

@@ -207,3 +207,8 @@ def test_no_link_is_written_through(plan: Plan, tmp_path: Path) -> None:
     result = plan(*LLAMA, "--emit", "megatron", "--output", str(tmp_path / "out"))
     assert result.code == 2 and "--output" in result.err and "run_megatron.sh" in result.err
     assert victim.read_text() == "mine"
+
+
+def test_no_larger_tensor_parallelism_is_spoken_of_where_there_are_no_more_gpus(plan: Plan) -> None:
+    done = plan("--model", "llama3-70b", "--cluster", "h100x2", "--gbs", "8", "--seq", "4096")
+    assert "larger sizes" not in done.out + done.err

@@ -48,3 +48,10 @@ def test_a_log_without_the_number_is_a_failed_trial(log: str) -> None:
 def test_a_name_that_cannot_be_one_is_refused() -> None:
     with pytest.raises(UsageError):
         JsonEvaluator("")
+
+
+def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
+    log = 'INFO {"step": 1, "tokens_per_s": 512.0, "name": "run"}\n' * 3
+    with pytest.raises(ValueError) as refused:
+        JsonEvaluator("nix").evaluate(log, {})
+    assert "tokens_per_s" in str(refused.value) and "name" not in str(refused.value).partition("log has")[2]

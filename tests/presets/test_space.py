@@ -13,6 +13,8 @@ import pytest
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.space import SpacePreset, parse_axis
+from zenith_tune.strategies.grid import GridStrategy
+from zenith_tune.strategies.optuna import OptunaStrategy
 from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
@@ -113,3 +115,16 @@ def test_a_file_that_does_not_serve_is_named(tmp_path: Path, text: str | None, n
     with pytest.raises(UsageError) as refused:
         PresetRegistry.get(f"{path}:{name}")
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"), [("n=1..8;bs=4,8", GridStrategy), ("n=1..100", OptunaStrategy), ("lr=0.1..0.2", OptunaStrategy)]
+)
+def test_few_points_are_all_tried(space: str, kind: type) -> None:
+    assert type(SpacePreset(space=space).get_recommended_strategy()) is kind
+
+
+def test_a_space_without_an_objective_asks_for_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        SpacePreset(space="n=1..8").evaluator()
+    assert "--objective" in refused.value.hint

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names, unknown_placeholder
+from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names, unknown_placeholder
 from zenith_tune.study.parameters import Value
 
 PARAMS: dict[str, Value] = {"tp": 4, "mbs": 2, "lr": 1e-05, "on": True, "method": "uniform"}
@@ -84,3 +84,10 @@ def test_inside_quotes_a_value_that_the_shell_would_misread_is_refused_in_one_li
 )
 def test_a_name_in_braces_beside_a_placeholder_must_be_one(command: str, unknown: str | None) -> None:
     assert unknown_placeholder(command, {"mbs", "tp"}) == unknown
+
+
+@pytest.mark.parametrize("command", ["python own.py {tp} &", "python own.py &"])
+def test_a_program_in_the_background_is_refused_with_how_to_write_it(command: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        fill_or_set(command, {"tp": "--tp"}, {"tp": 2})
+    assert "{tp}" not in refused.value.hint

@@ -91,7 +91,11 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, DiskFullError):
         return str(error), 1
-    return f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1
+    from zenith_tune.registry import raising_plug
+
+    plug = raising_plug(error)
+    what = f"{plug} raised" if plug else "unexpected"
+    return f"{what} {type(error).__name__}: {error} (--debug shows where)", 1
 
 
 def _masked(line: str, command: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import click
 
 from zenith_tune.cli.options import Percent, Size
 from zenith_tune.errors import StudyInterrupted, UsageError
+from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
     from zenith_tune.evaluators.early_stop import EarlyStop
     from zenith_tune.tuner import PresetTuner
+    from zenith_tune.tuning.config import StudyConfig
     from zenith_tune.tuning.events import StudyListener
 
 SELECTORS = ("last", "first", "min", "max", "mean", "median")
@@ -108,6 +111,8 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
         if options[name] == "":
             raise UsageError(f"--{name.replace('_', '-')} must not be empty", hint="give a value, or leave it out")
     tuner = _make_tuner(command, options)
+    for line in _notes(tuner.config):
+        click.echo(f"zenithtune: warning: {line}", err=True)
     if options["dry_run"]:
         return _dry_run(tuner, options)
     tuner.config.check_program()
@@ -117,6 +122,15 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
         return 128 + error.signum
     return 0 if best_value is not None else 1
+
+
+def _notes(config: StudyConfig) -> Iterator[str]:
+    """Yield what the user should know before the first run."""
+    if (file := config.line.output_file) is not None:
+        yield f"the command writes its output to {file}, where no value is read: leave that out, or write | tee {file}"
+    limit, capacity = config.memory.max_bytes, config.first_capacity_bytes
+    if limit is not None and capacity is not None and limit > capacity:
+        yield f"--max-memory {limit / GIB:.0f}GiB limits nothing: a GPU has {capacity / GIB:.0f} GiB"
 
 
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
@@ -214,7 +228,7 @@ def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str
     return "regex", {"pattern": objective, **args}, None
 
 
-_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",)}
+_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",), "strategy_args": ("seed=1",)}
 
 
 def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:

@@ -14,12 +14,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
 from zenith_tune.doctor.causes.collective_timeout import collective_timeout
 from zenith_tune.doctor.causes.failed_run import failed_run
 from zenith_tune.doctor.causes.not_finite import not_finite
-from zenith_tune.doctor.causes.step_lines import LoggedSpeed, after_steps, logged_speed, megatron_speed
+from zenith_tune.doctor.causes.step_lines import (
+    LoggedSpeed,
+    after_steps,
+    has_steps,
+    is_of_trainer,
+    logged_speed,
+    megatron_speed,
+)
 from zenith_tune.doctor.causes.waiting_ranks import data_stall, straggler
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
@@ -35,6 +44,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
@@ -151,6 +162,11 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
     """Read what a log measured, and the run from its command or else from the arguments that the log dumps."""
     log = plain_text(read_bytes(path).decode("utf-8", errors="replace"))
     causes, speed = log_causes(log), logged_speed(log)
+    hint = "give what a run printed, from its start"
+    if not log.strip("\0 \t\r\n"):
+        raise UsageError(f"{path} is empty", hint=hint)
+    if command is None and not causes and not has_steps(log) and not dumped_arguments(log):
+        raise UsageError(f"{path} holds nothing of a training run: no step, no failure, no arguments", hint=hint)
     try:
         if command is not None:
             run, evaluator = from_command(command, hints), _evaluator(command, hints)
@@ -159,11 +175,23 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
             evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
     except UsageError as error:
         # A log that shows what is wrong is reported with a plan or without; a command is given for its plan.
-        if not causes and (speed is None or command is not None):
+        known = _logged(causes, speed or megatron_speed(log))
+        if not causes and (command is not None or (speed is None and known.step_s is None)):
             raise
-        return UnplannedRun(measured=_logged(causes, speed or megatron_speed(log)), what=str(path), reason=str(error))
+        if command is None:
+            _refuse_unknown(hints)
+        return UnplannedRun(measured=known, what=str(path), reason=str(error))
     measured = _measured(path, log, evaluator, command or "", causes, speed)
     return replace(run, measured=measured, what=str(path))
+
+
+def _refuse_unknown(hints: RunHints) -> None:
+    """Refuse a cluster, a model or an argument that does not exist, which nothing else reads without a plan."""
+    args = typed(MegatronLmPreset, {}, "--args", defaults=hints.all_args)
+    if args.get("cluster"):
+        load_cluster(args["cluster"])
+    if args.get("model"):
+        load_model(args["model"])
 
 
 def _logged(causes: tuple[Cause, ...], speed: LoggedSpeed | None) -> Measured:
@@ -178,7 +206,7 @@ def _logged(causes: tuple[Cause, ...], speed: LoggedSpeed | None) -> Measured:
 def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
     arguments = dumped_arguments(log)
     if not arguments:
-        problem = f"{path} must dump its arguments, as Megatron-LM does, but does not"
+        problem = f"{path} holds no dump of Megatron's arguments"
         raise UsageError(problem, hint=f"give the command too, zenithtune doctor {path} -- COMMAND")
     started = {"n_gpus": arguments["world_size"]} if "world_size" in arguments else {}
     run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}))
@@ -228,7 +256,11 @@ def log_causes(log: str) -> tuple[Cause, ...]:
     ['out_of_memory']
     """
     log = log.replace("\r", "\n")
-    failure, timeout, nan = failed_run(log), collective_timeout(after_steps(log)), not_finite(log)
+    failure, timeout, nan = (
+        failed_run(log),
+        collective_timeout(after_steps(log), of_trainer=is_of_trainer(log)),
+        not_finite(log),
+    )
     # A check that finds NaN raises, and a rank that waits in vain loses its connection: one cause, and not two.
     if failure is not None and (
         (nan is not None and failure.kind is CauseKind.CRASH and _NAN.search(failure.finding))

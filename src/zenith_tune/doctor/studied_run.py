@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zenith_tune.doctor.diagnosed_run import (
     DiagnosedRun,
@@ -65,6 +68,7 @@ def from_named_study(
         "command": view.header.command,
         "preset": view.header.preset,
         "args": view.header.args,
+        "working_folder": view.header.working_folder,
         "best": best_as_json(view.study),
         "baseline": baseline,
         "gain": view.study.gain,
@@ -75,6 +79,24 @@ def from_named_study(
 
 
 def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
+    """Read the run where the study ran, so that the scripts of a relative command are found."""
+    here = str(study.get("working_folder") or "")
+    if not Path(here).is_dir():  # the study may be of another machine
+        here = ""
+    args = {name: _from_anywhere(value) for name, value in hints.args.items()}
+    hints = replace(hints, args=args, cluster=_from_anywhere(hints.cluster))
+    place = folder.absolute() if folder.is_dir() else folder
+    with chdir(here or "."):
+        run = _diagnosed_in_place(study, place, hints)
+    return replace(run, what=run.what.replace(str(place), str(folder)))
+
+
+def _from_anywhere(value: Any) -> Any:
+    """Return what the user says of a file as its whole path, and all else as it is."""
+    return str(Path(value).absolute()) if isinstance(value, str) and os.path.lexists(value) else value
+
+
+def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
     command, trial = str(study["command"]), _informative_trial(study)
     name = hints.preset or str(study["preset"])
     args = {**study["args"], **hints.all_args}

@@ -116,6 +116,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
         "accelerate": "zenith_tune.presets.accelerate.evaluator",
         "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
     },
+    contract=TuningEvaluator,
 )
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
+from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.regex import SELECTORS, RegexEvaluator
 from zenith_tune.study.parameters import Direction
+from zenith_tune.study.trial_log import lines_of
 
 PREFIX = "json:"
 _RATE = re.compile(r"per_?s(ec(ond)?)?(?![a-z])|/s(ec)?$|throughput|tflops|mfu|speed", re.IGNORECASE)
 """What is better the larger it is, unless the user says otherwise."""
+MOST_NAMED = 12
 _KEY = re.compile(r"[\w./ -]{1,200}")
 
 
@@ -44,6 +48,14 @@ class JsonEvaluator(RegexEvaluator):
         """Say what is measured."""
         return f"{self.pattern}, {self.selector}, {self.direction}"
 
+    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
+        """Return the value, or raise ValueError with the names that the log has where it is not there."""
+        try:
+            return super().evaluate(stdout, metadata)
+        except ValueError as error:
+            names = [] if self._chosen(stdout) else _names(lines_of(stdout))
+            raise ValueError(f"{error}; the log has {', '.join(names)}" if names else str(error)) from None
+
     def _found(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the numbers as they are written; what is no number is left to be refused."""
         last = self.key.rpartition(".")[2]
@@ -61,6 +73,17 @@ class JsonEvaluator(RegexEvaluator):
         for name in self.key.split("."):
             found = found.get(name) if isinstance(found, dict) else None
         return found
+
+
+def _names(lines: Iterable[str]) -> list[str]:
+    """Return the names of the first numbers that the objects hold."""
+    objects = (_object(line[line.find("{") :]) for line in lines if "{" in line)
+    found = (name for each in objects if isinstance(each, dict) for name, value in each.items() if _is_number(value))
+    return list(dict.fromkeys(itertools.islice(map(str, found), MOST_NAMED * MOST_NAMED)))[:MOST_NAMED]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and read_number(value) is not None)
 
 
 def _object(text: str) -> Any:

@@ -269,4 +269,5 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "mimo": "zenith_tune.presets.mimo.preset",
         "space": "zenith_tune.presets.space",
     },
+    contract=TuningPreset,
 )

@@ -168,7 +168,7 @@ class LeverChoice:
         """Return what the arguments `levers` and `allow` of a preset name."""
         return cls(
             plain=chosen_levers(levers, plain_names(declared), "lever"),
-            allowed=chosen_levers(allow, numeric_names(declared), "lever that changes the numerics"),
+            allowed=chosen_levers(allow, numeric_names(declared), "--allow name", words=()),
         )
 
     def offered(self, declared: Iterable[LeverDeclaration[At]], at: At) -> list[Lever]:
@@ -207,12 +207,12 @@ def goes_with(lever: Lever, other: Lever) -> bool:
     return lever.name != other.name and lever.name not in other.excludes and other.name not in lever.excludes
 
 
-def chosen_levers(text: str, known: Sequence[str], what: str) -> frozenset[str]:
+def chosen_levers(text: str, known: Sequence[str], what: str, words: Sequence[str] = (ALL, NONE)) -> frozenset[str]:
     """Return the levers that `text` names, with a plus between them; `default` are all of `known`, `none` is none."""
     names = {name.strip() for name in text.split("+")}
     if names == {NONE}:
         return frozenset()
     for name in names - {ALL}:
         if name not in known:
-            raise UnknownNameError(what, name, (*known, ALL, NONE))
+            raise UnknownNameError(what, name, (*known, *words))
     return frozenset(known) if ALL in names else frozenset(names)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
@@ -93,11 +94,15 @@ class SpacePreset(TuningPreset):
         is_whole = point.keys() == self._space.keys()
         return {**point} if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
 
+    def evaluator(self) -> TuningEvaluator:
+        hint = "give --objective 'PATTERN WITH ONE (GROUP)', --objective json:NAME or --evaluator duration"
+        raise UsageError("--space needs to know what to read from the program's output", hint=hint)
+
     def get_recommended_strategy(self) -> TuningStrategy:
         from zenith_tune.strategies.grid import GridStrategy
         from zenith_tune.strategies.optuna import OptunaStrategy
 
         axes = self._space.values()
-        is_listed = all(isinstance(axis, CategoricalParameter) for axis in axes)
-        size = math.prod(len(axis.grid(1)) for axis in axes) if is_listed else MAX_GRID + 1
-        return GridStrategy() if size <= MAX_GRID else OptunaStrategy()
+        is_continuous = any(isinstance(axis, FloatParameter) for axis in axes)
+        size = math.prod(len(axis.grid(MAX_GRID + 1)) for axis in axes)
+        return OptunaStrategy() if is_continuous or size > MAX_GRID else GridStrategy(grid_points=MAX_GRID)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import CommandError
@@ -87,7 +90,20 @@ def export(
         {**_json(study, header), "best_command": best_command, "search": (search or StudySearch()).as_json()},
     )
     if best_command is not None:
-        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{best_command}\n")
+        start = _change_of_folder(best_command, header.working_folder)
+        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{start}{best_command}\n")
+
+
+def _change_of_folder(command: str, folder: str) -> str:
+    """Return the line that makes a command run from anywhere; nothing where it names no file of its folder."""
+    if not folder:
+        return ""
+    try:
+        words = [part for word in shlex.split(command) for part in (word, word.partition("=")[2]) if part]
+    except ValueError:  # a quote that is never closed is the shell's to refuse
+        words = []
+    is_relative = any(not Path(word).is_absolute() and os.path.lexists(Path(folder) / word) for word in words)
+    return f"cd {shlex.quote(folder)} || exit\n" if is_relative else ""
 
 
 def _csv(study: Study) -> str:

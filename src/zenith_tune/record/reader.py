@@ -61,7 +61,7 @@ class ExportedStudy:
 
     def _view(self, content: Json) -> StudyView:
         direction = Direction(content["direction"])
-        header = {field.name: content[field.name] for field in fields(StudyHeader)}
+        header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
         trials = tuple(TrialView(trial=exported_trial(each)) for each in content["trials"])
         search = StudySearch.from_json(content.get("search"))
         return StudyView(

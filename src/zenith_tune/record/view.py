@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune.errors import StudyError
@@ -45,6 +45,8 @@ class StudyHeader:
     args: dict[str, str]
     command: str
     evaluator: str
+    working_folder: str = field(default="", compare=False)
+    """Where the command was started; empty in records of earlier releases."""
 
     @classmethod
     def from_stored(cls, stored: object, study_name: str) -> StudyHeader:
@@ -60,12 +62,14 @@ class StudyHeader:
 
     def _holds_texts(self) -> bool:
         args = self.args.values() if isinstance(self.args, dict) else [None]
-        return all(isinstance(text, str) for text in (self.preset, self.command, self.evaluator, *args))
+        return all(
+            isinstance(text, str) for text in (self.preset, self.command, self.evaluator, self.working_folder, *args)
+        )
 
     def check_same(self, other: StudyHeader, study_name: str) -> None:
         """Refuse to resume a study of another preset, command or objective."""
-        for name, mine in asdict(self).items():
-            theirs = getattr(other, name)
+        for name in ("preset", "args", "command", "evaluator"):
+            mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 how = " (--objective NAME, or --evaluator)" if name == "evaluator" else ""
                 problem = f"study {study_name!r} was made with {name} {theirs!r}, not {mine!r}"

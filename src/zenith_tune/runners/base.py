@@ -264,6 +264,7 @@ RunnerRegistry: Registry[Runner] = Registry(
         "ray": "zenith_tune.runners.ray.runner",
         "slurm": "zenith_tune.runners.slurm.runner",
     },
+    contract=Runner,
 )
 
 

@@ -11,6 +11,7 @@ from zenith_tune.shell.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELL
 from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.secret_names import shown_words
 
+BACKGROUND, LEAVE_OUT = "a training program must not run in the background", "leave the & out"
 HINT = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
 

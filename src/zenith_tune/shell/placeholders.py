@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand, plain_value
+from zenith_tune.shell.launchers import BACKGROUND, LEAVE_OUT
 from zenith_tune.shell.lexer import Operator, Part, Quote, Token, Word
 from zenith_tune.study.parameters import Value
 
 # ${name} is the shell's own, and {{name}} belongs to templates of other programs.
+_IN_BACKGROUND = re.compile(r"(?<![&\\])&\s*\Z")
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*)\}(?!\})")
 
 
@@ -85,6 +87,8 @@ def fill_or_set(
     'TP=4 python train.py --mbs 2'
     """
     text, filled = fill_placeholders(command, values)
+    if filled and _IN_BACKGROUND.search(text):
+        raise CommandError(f"{BACKGROUND}, but it ends with '&'", hint=LEAVE_OUT)
     left = {option: values[name] for name, option in options.items() if name in values and name not in filled}
     return ParsedCommand.of(text).set(left, keeps_names=keeps_names).text if left else text
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launchers import (
     ASSIGNMENT,
+    BACKGROUND,
     HINT,
+    LEAVE_OUT,
     ShellText,
     locate,
     program_name,
@@ -138,8 +140,8 @@ def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:
     found: list[SimpleCommand] = []
     groups: list[int] = []
     has_upstream = False
-    for command in commands:
-        _check_structure(command)
+    for place, command in enumerate(commands):
+        _check_structure(command, is_last=not any(each.words for each in commands[place + 1 :]))
         if command.opener == ")" or "}" in command.keywords:
             has_upstream = len(found) > (groups.pop() if groups else 0)
         elif command.opener not in ("|", "|&"):
@@ -153,13 +155,12 @@ def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:
     return found
 
 
-def _check_structure(command: SimpleCommand) -> None:
+def _check_structure(command: SimpleCommand, *, is_last: bool) -> None:
     first = command.words[0].value if command.words else ""
     if first in CONTROL_FLOW:
         raise refusal("options cannot be added to control flow", first)
     if command.closer == "&":
-        hint = f"leave the & out, or {HINT}"
-        raise refusal("a training program must not run in the background", f"{first} ... &".strip(), hint)
+        raise refusal(BACKGROUND, f"{first} ... &".strip(), LEAVE_OUT if is_last else f"{LEAVE_OUT}, or {HINT}")
     if command.closer == "(" and first:
         raise refusal("options cannot be added to a function", f"{first}()")
     if command.closer in (";;", ";&", ";;&"):

@@ -185,6 +185,7 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "mimo-ranked": "zenith_tune.presets.mimo.strategy",
         "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
     },
+    contract=TuningStrategy,
 )
 
 

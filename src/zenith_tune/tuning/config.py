@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.describe.cluster_catalog import load_cluster
@@ -146,6 +147,7 @@ class StudyConfig:
             args={name: str(value) for name, value in sorted(self.preset_args.items())},
             command=self.masked_command,
             evaluator=self.evaluator.describe(),
+            working_folder=str(Path.cwd()),
         )
 
     @property

@@ -74,6 +74,60 @@ def test_an_allocation_that_failed_has_the_allocators_own_hint() -> None:
     assert not any("expandable_segments" in action for action in packed.actions)
 
 
+@pytest.mark.parametrize("before", ["", logs.steps()], ids=["at-start", "trained"])
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        (CauseKind.NOT_FOUND, "bash: line 1: torchrunn: command not found\n"),
+        (CauseKind.NOT_FOUND, "train.sh: line 12: torchrunn: command not found\n"),
+        (CauseKind.KILLED, "/bin/bash: line 1:  1234 Killed                  python train.py\n"),
+        (CauseKind.CRASH, "Fatal Python error: Segmentation fault\n\nSegmentation fault (core dumped)\n"),
+        (CauseKind.CRASH, "Segmentation fault (core dumped)\n"),
+        (CauseKind.CRASH, "[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered\n"),
+        (CauseKind.CRASH, "RuntimeError: CUDA error: an illegal memory access was encountered\n"),
+    ],
+)
+def test_a_death_without_a_traceback_is_found(kind: CauseKind, end: str, before: str) -> None:
+    assert only(before + end).kind is kind
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.sh: line 3: nvidia-smi: command not found\n",
+        "sent 12 Killed requests\n",
+        "[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered\n",
+    ],
+)
+def test_what_stands_before_the_steps_did_not_end_the_run(line: str) -> None:
+    assert log_causes(line + logs.steps()) == ()
+
+
+def test_a_gpu_with_memory_errors_is_to_be_taken_out() -> None:
+    ecc = only(logs.steps() + "[rank4]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    other = only(logs.steps() + "[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    assert ecc.rank == other.rank == 4
+    assert "drain" in ecc.actions[0] and not any("drain" in action for action in other.actions)
+
+
+def test_a_rank_is_spoken_of_where_one_is_known() -> None:
+    assert only(logs.CRASH).rank is None and not any("rank" in action for action in only(logs.CRASH).actions)
+
+
+def test_the_trainers_log_gets_no_options_of_megatron() -> None:
+    lost = "{'loss': 'nan', 'grad_norm': 'nan', 'learning_rate': '1e-05', 'epoch': '0.01'}\n" * 3
+    waits = "".join(logs.WATCHDOG.format(rank, 880) for rank in range(8) if rank != 3)
+    for log in (lost, lost.replace("nan", "1.5") + waits):
+        assert not any(" --" in action or "Megatron" in action for action in only(log).actions)
+
+
+def test_an_allocation_that_failed_is_quoted_by_its_exception_and_not_by_the_source() -> None:
+    message = "CUDA out of memory. Tried to allocate 2.00 GiB"
+    source = f'    if mem > 70: raise RuntimeError("{message}")\n'
+    log = f'Traceback (most recent call last):\n  File "own.py", line 9, in <module>\n{source}RuntimeError: {message}\n'
+    assert only(log).evidence[0].startswith("RuntimeError: ")
+
+
 def test_a_plain_traceback_is_a_crash_with_the_line_that_raised() -> None:
     cause = only(logs.CRASH)
     assert cause.kind is CauseKind.CRASH and "IndexError" in cause.finding

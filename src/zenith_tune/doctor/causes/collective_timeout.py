@@ -31,7 +31,7 @@ class _Wait:
     timeout_s: float | None
 
 
-def collective_timeout(log: str) -> Cause | None:
+def collective_timeout(log: str, *, of_trainer: bool = False) -> Cause | None:
     """Return the time-out that the log shows, or None."""
     waits = [_wait(log, position) for needle in NEEDLES for position in occurrences(log, needle)]
     if not waits:
@@ -51,7 +51,7 @@ def collective_timeout(log: str) -> Cause | None:
         kind=CauseKind.TIMEOUT,
         finding=_finding(collective, ranks, behind, limit_s),
         evidence=quoted(log, sorted(wait.position for wait in first.values())),
-        actions=_actions(behind),
+        actions=_actions(behind, of_trainer=of_trainer),
         rank=behind[0] if len(behind) == 1 else (ranks[0] if len(ranks) == 1 else None),
         figures=figures,
     )
@@ -96,11 +96,15 @@ def _names(ranks: list[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-def _actions(behind: list[int]) -> tuple[str, ...]:
+def _actions(behind: list[int], *, of_trainer: bool) -> tuple[str, ...]:
     who = _names(behind) if behind else "the rank that printed no time-out"
     return (
         f"look at the log of {who} and at its node (dmesg for Xid, nvidia-smi, the network link)",
         "set TORCH_NCCL_TRACE_BUFFER_SIZE=20000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to record where each rank stood",
         "where one rank is busy that long by right (data, a checkpoint, compiling), raise the time-out: "
-        "--distributed-timeout-minutes for Megatron-LM, ddp_timeout for the Trainer",
+        + (
+            "ddp_timeout"
+            if of_trainer
+            else "--distributed-timeout-minutes for Megatron-LM, timeout= of init_process_group"
+        ),
     )

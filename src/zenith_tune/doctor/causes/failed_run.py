@@ -7,7 +7,14 @@ import re
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
 from zenith_tune.doctor.causes.collective_timeout import NEEDLES
 from zenith_tune.doctor.causes.step_lines import after_steps, has_steps
-from zenith_tune.evaluators.failures.failures import FailedAllocation, Failure, FailureKind, classify, hidden_failure
+from zenith_tune.evaluators.failures.failures import (
+    FailedAllocation,
+    Failure,
+    FailureKind,
+    classify,
+    hidden_failure,
+    shows_crash,
+)
 from zenith_tune.evaluators.failures.rank_errors import TRACEBACK, first_error, line_at, occurrences, split_prefix
 from zenith_tune.study.trial_log import clean_line
 from zenith_tune.units import GIB, format_bytes
@@ -35,16 +42,23 @@ ACTIONS = {
         "look at the node of the first rank that failed: the others only lost their connection to it",
     ),
     CauseKind.NOT_FOUND: ("install what is missing, or correct the path, on every node",),
-    CauseKind.DISK_FULL: ("free the disk that the message names, or write checkpoints elsewhere (--save)",),
+    CauseKind.DISK_FULL: ("free the disk that the message names, or write checkpoints elsewhere",),
     CauseKind.KILLED: (
         "where the scheduler ended it, ask for more time or save more often",
         "where nobody ended it, look at dmesg of that node: a fault of the driver or of the program",
     ),
     CauseKind.CRASH: (
-        "read the exception of the rank that is named: what other ranks raise follows from it",
+        "read the exception that is quoted, and its traceback where the log has one",
         "resume from the last checkpoint once it is corrected",
     ),
 }
+_OF_A_RANK = "read the exception of rank {}: what other ranks raise follows from it"
+_HARDWARE = re.compile(r"\bECC error|\bXid\b|fallen off the bus|NVLink error", re.IGNORECASE)
+_HARDWARE_ACTIONS = (
+    "take the GPU out: drain its node (scontrol update nodename=NODE state=drain reason=ECC) and start without it",
+    "look at dmesg for Xid and at nvidia-smi -q -d ECC on that node: errors that come back need another GPU",
+    "resume from the last checkpoint on other nodes",
+)
 _ENDS = ("CANCELLED AT ", "DUE TO TIME LIMIT", "Process got signal: 15")
 _REPORT = "ChildFailedError"
 _UNALLOCATED = re.compile(r"([\d.]{1,12}) ?([KMG]i?B) is reserved by PyTorch but unallocated")
@@ -72,7 +86,7 @@ def failed_run(log: str) -> Cause | None:
 def _has_died(end: str, *, trained: bool) -> bool:
     """Tell whether the end of a log shows a failure, and not only what healthy runs print as they leave."""
     error = first_error(end) if TRACEBACK in end else None
-    if _REPORT in end or (error is not None and not error.is_aside):
+    if _REPORT in end or (error is not None and not error.is_aside) or (error is None and shows_crash(end)):
         return True
     failure = hidden_failure(end, has_value=False)
     is_of_leaving = failure is not None and trained and failure.kind is FailureKind.COMMUNICATION
@@ -101,7 +115,15 @@ def _place(log: str, text: str) -> int:
 
 def _plain(log: str, kind: CauseKind, finding: str, position: int, rank: int | None) -> Cause:
     evidence = quoted(log, _with_frame(log, position)) if position >= 0 else (finding,)
-    return Cause(kind=kind, finding=finding, evidence=evidence, actions=ACTIONS[kind], rank=rank)
+    return Cause(kind=kind, finding=finding, evidence=evidence, actions=_actions(kind, finding, rank), rank=rank)
+
+
+def _actions(kind: CauseKind, finding: str, rank: int | None) -> tuple[str, ...]:
+    if _HARDWARE.search(finding):
+        return _HARDWARE_ACTIONS
+    if kind is CauseKind.CRASH and rank is not None:
+        return (_OF_A_RANK.format(rank), *ACTIONS[kind][1:])
+    return ACTIONS[kind]
 
 
 def _with_frame(log: str, position: int) -> list[int]:

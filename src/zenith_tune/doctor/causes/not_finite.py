@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
-from zenith_tune.doctor.causes.step_lines import logged_values
+from zenith_tune.doctor.causes.step_lines import is_of_trainer, logged_values
 from zenith_tune.evaluators.failures.rank_errors import line_at, occurrences, split_prefix
 from zenith_tune.evaluators.iterations import first_flaw, read_megatron_lines
 
@@ -23,6 +23,12 @@ ACTIONS = (
     "where it comes on one rank or at random, suspect the hardware: run on other nodes; Megatron-LM's "
     "--rerun-mode validate_results tells the two apart",
     "train in bf16 in place of fp16, or fp8 with bf16 in the first and last layers",
+)
+_TRAINER_ACTIONS = (
+    "resume from the last checkpoint before it with a lower learning_rate, a longer warm-up or max_grad_norm 1.0",
+    "where it comes back at the same step, look at the data of that step",
+    "where it comes on one rank or at random, suspect the hardware: run on other nodes",
+    "train in bf16 in place of fp16",
 )
 
 
@@ -88,7 +94,7 @@ def _cause(log: str, positions: list[int], finding: str, figures: dict[str, Figu
         kind=CauseKind.NOT_FINITE,
         finding=f"{finding}{where}",
         evidence=quoted(log, positions[:3]),
-        actions=ACTIONS,
+        actions=_TRAINER_ACTIONS if is_of_trainer(log) else ACTIONS,
         rank=rank if isinstance(rank, int) else None,
         figures=figures,
     )

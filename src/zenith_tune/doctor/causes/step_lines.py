@@ -55,6 +55,11 @@ def has_steps(log: str) -> bool:
     return has_iterations(log) or any(pattern.search(log) for pattern in (_DICT, _TITAN, _BRIDGE))
 
 
+def is_of_trainer(log: str) -> bool:
+    """Tell whether Hugging Face's Trainer printed the steps."""
+    return _DICT.search(log) is not None and not has_iterations(log)
+
+
 def after_steps(log: str) -> str:
     """Return what the log says after its last step, or all of it where it has none."""
     rest = after_iterations(log)

@@ -26,7 +26,7 @@ _MARK = "MxRtt/Rnk: "
 _FIELD = re.compile(r"\b(M[nx][A-Za-z]{3,4})/Rnk: ([\d.]{1,14})[A-Za-z%]{0,4}/(\d{1,6})")
 _TIMER = re.compile(r"batch-generator \.{1,60}: (?:\(([\d.]{1,14}), ([\d.]{1,14})\)|([\d.]{1,14}))")
 _DATA_ACTIONS = (
-    "give the loader more processes (--num-workers, dataloader_num_workers), pinned memory and more to prefetch",
+    "give the loader more processes (--num-workers), pinned memory and more to prefetch",
     "put the data on local disks or in memory, and tokenise it before the training",
 )
 

@@ -118,6 +118,27 @@ _COMMUNICATION = tuple(
         ),
     )
 )
+# What a shell says of the commands of a script, whose own exit code may be another one.
+_SHELL_NOT_FOUND = (
+    _Sign(
+        "command not found",
+        re.compile(r"^(?:\S{0,80}sh|\S{0,200}\.sh): (?:line \d{1,6}: )?\S{1,200}: command not found$"),
+    ),
+    _Sign("not found", re.compile(r"^\S{0,80}sh: \d{1,6}: \S{1,200}: not found$")),
+    _Sign("can't open file ", re.compile(r"^\S{0,80}python\S{0,12}: can't open file ")),
+    _Sign(
+        "No such file", re.compile(r"^(?:\S{0,80}sh|\S{0,200}\.sh): (?:line \d{1,6}: )?\S{1,200}: No such file or dir")
+    ),
+)
+_SHELL_KILLED = (_Sign("Killed", re.compile(r"^(?:\S{1,200}: line \d{1,6}: {1,8}\d{1,9} )?Killed(?: |$)")),)
+_FAULTS = (
+    _Sign.plain("Fatal Python error: "),
+    _Sign(
+        "(core dumped)",
+        re.compile(r"(?:^|: |\d )(?:Segmentation fault|Aborted|Bus error|\w[\w ]{1,40}) {0,8}\(core dumped\)"),
+    ),
+    _Sign("Segmentation fault", re.compile(r"^(?:\S{1,200}: line \d{1,6}: {1,8}\d{1,9} )?Segmentation fault(?: |$)")),
+)
 _ARGUMENT_WORDS = re.compile(
     r"divisible|divide|must |should |support|incompatible|compatible|requires?\b|required|world[ _]?size|remaining_argv"
     r"|unrecogni[sz]ed|unexpected keyword|invalid (?:value|choice|argument|config)|cannot use|can't use|please "
@@ -135,6 +156,7 @@ _INFORMATIVE = re.compile(r"error|fail|fatal|abort|exception|not found|denied|ki
 _REPORT_LINE = re.compile(
     r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[\d+\]:|<NO_OTHER|Root Cause|Failures:)"
 )
+_SOURCE_INDENT = "    "
 _TAIL_CHARACTERS = 64 * 1024
 _MAX_REPORTS = 1_000
 """Nodes whose reports are read."""
@@ -185,6 +207,18 @@ def hidden_failure(log: str, *, has_value: bool) -> Failure | None:
     return None
 
 
+def shows_crash(log: str) -> bool:
+    """Tell whether a program fell over without a traceback: a fault, or an exception of a rank or of its device.
+
+    >>> shows_crash("[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered")
+    True
+    """
+    if _first_line(log, _FAULTS):
+        return True
+    error = first_error(log)
+    return error is not None and (error.rank is not None or _DEVICE_FAULT.search(error.text) is not None)
+
+
 def _classify_exit(log: str, exit_code: int | None) -> Failure:
     """Classify a run that ended by itself and shows no sign of an allocation that failed."""
     root = _root_cause(log)
@@ -208,6 +242,11 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
         return _failure(FailureKind.KILLED, f"{root.who}killed by {name}: {_last_informative_line(log)}")
     if name := _signal_name(exit_code):
         return _failure(FailureKind.KILLED, f"killed by {name}: {_last_informative_line(log)}")
+    if line := _first_line(log, _FAULTS):
+        return _failure(FailureKind.CRASH, line)
+    for kind, signs in ((FailureKind.NOT_FOUND, _SHELL_NOT_FOUND), (FailureKind.KILLED, _SHELL_KILLED)):
+        if line := _first_line(log, signs):
+            return _failure(kind, line)
     return _failure(FailureKind.CRASH, f"{code}: {_last_informative_line(log)}")
 
 
@@ -222,12 +261,22 @@ def _failure(kind: FailureKind, message: str) -> Failure:
 
 
 def _first_line(log: str, signs: Sequence[_Sign]) -> str | None:
-    """Return the first line with the first of the signs that is there, as `rank 3: ...` where it is so marked."""
+    """Return the first line with the first of the signs that is there, as `rank 3: ...` where it is so marked.
+
+    The source line that a traceback quotes, which may hold the message too, counts where nothing else does.
+    """
     for sign in signs:
+        quoted: list[str] = []
         for position in occurrences(log, sign.needle):
-            rank, rest = split_prefix(clean_line(line_at(log, position), 4096))
+            line = line_at(log, position)
+            rank, rest = split_prefix(clean_line(line, 4096))
             if sign.pattern.search(rest):
-                return rest if rank is None else f"rank {rank}: {rest}"
+                shown = rest if rank is None else f"rank {rank}: {rest}"
+                if not split_prefix(line)[1].startswith(_SOURCE_INDENT):
+                    return shown
+                quoted.append(shown)
+        if quoted:
+            return quoted[0]
     return None
 
 
