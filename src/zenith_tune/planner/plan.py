@@ -38,6 +38,8 @@ class PlannedLayout:
 
     layout: Layout
     step_s: float
+    expected_s: float
+    """The mean step over the errors of memory, a crash charged: what layouts are ranked by."""
     step_spread: float
     """Standard deviation of the logarithm of measured over estimated time."""
     step_interval_s: tuple[float, float]
@@ -72,6 +74,7 @@ class PlannedLayout:
         return replace(
             self,
             step_s=self.roomy_s,
+            expected_s=self.roomy_s,
             step_interval_s=(low * factor, high * factor),
             time_parts={name: part for name, part in self.time_parts.items() if name != PRESSURE},
             tokens_per_s=self.tokens_per_s / factor,

@@ -134,7 +134,7 @@ MAX_DOUBLINGS = 4
 class Planner:
     """Rank the layouts of one job on one cluster.
 
-    The rank is by step time, in which a memory that is all but full makes itself felt. A layout whose probability of
+    The rank is by the step that is expected over the errors of memory (`expected_step`). A layout whose probability of
     running out of memory is at least `risk` is not taken to fit.
     """
 
@@ -302,7 +302,7 @@ class Planner:
         fits = found.oom_probability < risk
         search.num_considered += len(piece)
         search.num_not_fitting += int(np.sum(~fits))
-        search.best.add(piece, np.where(fits, found.step_s, np.inf))
+        search.best.add(piece, np.where(fits, found.expected_s, np.inf))
         near = found.memory_bytes < NEAR_MEMORY * self.cluster.gpu.memory_bytes
         roomy_s = found.step_s - found.time_parts.get(PRESSURE, 0.0)
         search.too_large.add(piece, np.where(near & ~fits, roomy_s, np.inf))
@@ -320,7 +320,7 @@ class Planner:
                 numbers = range(1, chunk)
                 blocks = batch_of([replace(layout, recompute="full/block", recompute_layers=n) for n in numbers])
                 found = self.estimate(blocks)
-                search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
+                search.best.add(blocks, np.where(found.oom_probability < risk, found.expected_s, np.inf))
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
@@ -335,7 +335,7 @@ class Planner:
         others = BestLayouts(NUM_NEAR_MISSES)
         for piece in candidates.near_batches():
             found = self.estimate(piece)
-            others.add(piece, np.where(found.oom_probability < risk, found.step_s / piece.gbs, np.inf))
+            others.add(piece, np.where(found.oom_probability < risk, found.expected_s / piece.gbs, np.inf))
         yield from batch_misses(self.evaluate_batch(others.layouts), best, candidates.global_batch)
 
     def _neighbours(self, layout: Layout, space: SearchSpace | None) -> list[PlannedLayout]:
@@ -353,6 +353,7 @@ class Planner:
         return PlannedLayout(
             layout=layout,
             step_s=step_s,
+            expected_s=float(found.expected_s[row]),
             step_spread=float(found.step_spread[row]),
             step_interval_s=(step_s * math.exp(low), step_s * math.exp(high)),
             time_parts={name: float(part[row]) for name, part in found.time_parts.items()},

@@ -44,6 +44,7 @@ def planned_object(planned: PlannedLayout) -> Json:
         "name": planned.name,
         "layout": layout_object(planned.layout),
         "step_s": planned.step_s,
+        "expected_step_s": planned.expected_s,
         "step_interval_90_s": list(planned.step_interval_s),
         "tokens_per_s": planned.tokens_per_s,
         "tokens_per_s_per_gpu": planned.tokens_per_s_per_gpu,
