@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zenith_tune.estimate.memory_risk import MemoryRisk, expected_step
 from zenith_tune.estimate.workload import FloatArray
 from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
@@ -150,10 +149,7 @@ class Acquisition:
         """
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
-        # The mean is that of a layout which fits: what is left to charge is that it may not.
-        crash = MemoryRisk(oom=1 - fits, tight=np.zeros_like(fits))
-        expected = np.where(safe, expected_step(np.exp(mean), crash, thrash=1.0), np.inf)
-        index = int(np.argmin(expected) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
+        index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
         what = "predicted fastest"
         if self._closed.any():
             what = "nothing has run yet, and this is predicted the fastest of those likely to fit"
