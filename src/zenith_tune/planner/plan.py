@@ -124,7 +124,7 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Hold the layouts of one job, the best first."""
+    """Hold the layouts of one job, the best first; of those that tie, the simplest."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -133,6 +133,10 @@ class Plan:
     risk: float
     """A layout is taken to fit if its probability of running out of memory is below this."""
     best: tuple[PlannedLayout, ...]
+    num_tied: int
+    """How many of the first are so near one another that the prediction cannot tell them apart."""
+    tied_within: float
+    """The relative difference of two steps below which that is so."""
     near_misses: tuple[NearMiss, ...]
     front: tuple[PlannedLayout, ...]
     """Layouts that no other beats in both time and memory, the fastest first."""

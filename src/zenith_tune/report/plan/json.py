@@ -34,6 +34,8 @@ def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
         "left_out": list(plan.left_out),
         "enough_gpus": enough_gpus,
         "best": [planned_object(planned) for planned in plan.best],
+        "num_tied": plan.num_tied,
+        "tied_within": plan.tied_within,
         "near_misses": [_near_miss(miss) for miss in plan.near_misses],
     }
 
