@@ -68,8 +68,8 @@ class PlanRequest:
         """Keep tensor parallelism inside what NVLink joins."""
         from zenith_tune.presets.formats import format_named
 
-        space = replace(self.space, max_tp=min(self.space.max_tp, self.cluster.fast_domain))
         may_leave = emit is None or format_named(emit).tensor_across_nodes
+        space = self.space.tensor_within(self.cluster.fast_domain)
         return replace(self, space=space, may_leave_island=may_leave)
 
     def beyond_island(self) -> Self:
