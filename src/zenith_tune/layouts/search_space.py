@@ -82,7 +82,7 @@ class SearchSpace:
         return self.pinned.get("vp") == vp or vp <= MAX_LAID_OUT or vp & (vp - 1) == 0
 
     def tensor_within(self, fast_domain: int) -> SearchSpace:
-        """Return the space with tensor parallelism inside what fast links join: beyond, every layer waits for a network.
+        """Return the space with tensor parallelism inside what fast links join: beyond, layers wait for a network.
 
         >>> SearchSpace().tensor_within(8).max_tp, SearchSpace(max_tp=4).tensor_within(8).max_tp
         (8, 4)
