@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -242,3 +243,12 @@ def test_where_nothing_fits_the_gpus_that_would_do_are_found() -> None:
     assert enough is not None and enough > 32
     assert planner("llama3-405b", f"h100x{enough}").plan(256).best
     assert planner("llama3-405b", "h100x1").enough_gpus(8) is None
+
+
+def test_a_plan_says_how_experts_are_taken_to_exchange_tokens_and_what_fp8_is_counted_as() -> None:
+    at = planner("mixtral-8x7b", "h100x32")
+    plain = at.plan(128, top=1)
+    fused = Planner(at.model, at.cluster, replace(at.job, dispatcher="flex", precision="fp8")).plan(128, top=1)
+    assert len(plain.assumptions) == 1 and mentions(plain.assumptions[0], "--dispatcher flex")
+    assert len(fused.assumptions) == 2 and mentions(fused.assumptions[1], "fp8")
+    assert planner("llama3-8b", "h100x8").plan(64, top=1).assumptions == ()

@@ -122,6 +122,16 @@ class NearMiss:
     hint: str
 
 
+DISPATCH = {
+    "alltoall": "experts exchange tokens by a plain all-to-all that nothing hides; where it is overlapped with work "
+    "or fused (DeepEP), as in NVIDIA's recipes, plan with --dispatcher flex",
+    "flex": "experts exchange tokens by fused kernels (DeepEP), or by an all-to-all that is overlapped with computing",
+}
+"""What each dispatcher is planned as."""
+WIDE = ("bf16", "fp16", "fp32")
+"""Precisions in which activations are kept as they are counted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Hold the layouts of one job, the best first; of those that tie, the simplest."""
@@ -145,6 +155,16 @@ class Plan:
     cuts: tuple[Cut, ...]
     left_out: tuple[str, ...]
     """Choices that were not tried, with the reason."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the figures take for granted that a command may have otherwise."""
+        found = []
+        if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
+            found.append(DISPATCH[self.job.dispatcher])
+        if self.job.precision not in WIDE:
+            found.append(f"memory with {self.job.precision} is counted as that of bf16 with gradients in fp32")
+        return tuple(found)
 
     @property
     def num_fitting(self) -> int:
