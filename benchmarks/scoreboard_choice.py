@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.holdout import HeldOutMemory, Judged
+from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, usable_memory
 from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.calibrate.time_fit import run_cluster
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.estimate.memory_risk import MemoryRisk, expected_step, slowdown
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import RISK, Planner
@@ -28,12 +30,12 @@ AXES = ("tp", "pp", "dp", "zero", "mbs")
 
 def choice(speed: list[Judged], memory: list[HeldOutMemory]) -> dict[str, Any]:
     """Return how far the layout ranked first lies behind the measured best, and how alike both orders are."""
-    risk = {id(held.run): 1 - held.fits_probability for held in memory}
+    held = {id(each.run): each for each in memory}
     places: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for item in speed:
         if item.run.source == PLAYBOOK:
             places[item.run.landscape].append(item)
-    found = {(items[0].run.model_name, place[1]): _one(items, risk) for place, items in places.items()}
+    found = {(items[0].run.model_name, place[1]): _one(items, held) for place, items in places.items()}
     judged = {place: result for place, result in found.items() if result is not None}
     if not judged:
         return {"landscapes": 0, **dict.fromkeys(("first_pick_median_pct", "first_pick_mean_pct", "spearman_median"))}
@@ -50,7 +52,7 @@ def choice(speed: list[Judged], memory: list[HeldOutMemory]) -> dict[str, Any]:
     }
 
 
-def _one(items: list[Judged], risk: dict[int, float]) -> tuple[float, float, int] | None:
+def _one(items: list[Judged], held: dict[int, HeldOutMemory]) -> tuple[float, float, int] | None:
     """Return gap, rank correlation and number of layouts of one landscape; repeats of a layout count as one."""
     layouts: dict[tuple[int | bool, ...], list[Judged]] = defaultdict(list)
     for item in items:
@@ -59,9 +61,24 @@ def _one(items: list[Judged], risk: dict[int, float]) -> tuple[float, float, int
         return None
     measured = np.array([np.median([item.run.step_s or np.nan for item in repeats]) for repeats in layouts.values()])
     predicted = np.array([repeats[0].predicted_s for repeats in layouts.values()])
-    fits = np.array([risk.get(id(repeats[0].run), 0.0) < RISK for repeats in layouts.values()])
-    first = int(np.argmin(np.where(fits, predicted, np.inf if fits.any() else predicted)))
+    expected = np.array([_expected_s(repeats[0], held.get(id(repeats[0].run))) for repeats in layouts.values()])
+    fits = np.array([_fits(held.get(id(repeats[0].run))) for repeats in layouts.values()])
+    first = int(np.argmin(np.where(fits, expected, np.inf if fits.any() else expected)))
     return float(measured[first] / measured.min() - 1), _spearman(predicted, measured), len(layouts)
+
+
+def _expected_s(item: Judged, held: HeldOutMemory | None) -> float:
+    """Return what the planner ranks by, of a layout of which is known that it ran."""
+    if held is None:
+        return item.predicted_s
+    thrash = family_of(item.run.framework).start.thrash
+    full = slowdown(np.array([held.device_bytes]), usable_memory(item.run), thrash)
+    risk = MemoryRisk(oom=np.array([1 - held.fits_probability]), tight=np.array([held.tight_probability]))
+    return float(expected_step(item.predicted_s / full, risk.given_it_fits(), thrash)[0])
+
+
+def _fits(held: HeldOutMemory | None) -> bool:
+    return held is None or 1 - held.fits_probability < RISK
 
 
 def _spearman(a: Any, b: Any) -> float:

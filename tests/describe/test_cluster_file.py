@@ -147,3 +147,11 @@ def test_junk_gives_a_cluster_or_one_line(table: dict[str, Any]) -> None:
         assert cluster_from_table({**WHOLE, **table}, "it", "it").num_gpus > 0
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+def test_three_nodes_of_six_are_a_file_of_four_lines(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text('gpu = "a100-40"\nnum_gpus = 18\ngpus_per_node = 6\nfast_domain = 6\n')
+    cluster = load_cluster(str(path))
+    assert (cluster.num_nodes, cluster.gpus_per_node, cluster.fast_domain) == (3, 6, 6)
+    assert cluster.network == load_cluster("a100-40x16").network

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, known_gpus, match_gpu, node_fields
+from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, has_bf16, known_gpus, match_gpu, node_fields
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.units import GIB
 
@@ -20,15 +20,22 @@ DATASHEETS = {
     "gb200": (186, 2500e12, 8e12),
     "gb300": (279, 2500e12, 8e12),
     "mi300x": (192, 1307e12, 5.3e12),
+    "mi355x": (288, 2516.6e12, 8e12),
+    "h20": (96, 148e12, 4e12),
+    "gh200": (96, 989e12, 4e12),
+    "rtx-5090": (32, 209.5e12, 1.792e12),
+    "rtx-a6000": (48, 154.8e12, 0.768e12),
 }
+# Error correction of GDDR6 takes a sixteenth of the memory itself.
+CORRECTED = {"t4": (16, 65e12, 0.3e12), "l4": (24, 121e12, 0.3e12)}
 NVLINK_ONE_WAY = {"v100-32": 150e9, "a100-80": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9, "gb300": 900e9}
 
 
-@pytest.mark.parametrize("name", DATASHEETS)
+@pytest.mark.parametrize("name", [*DATASHEETS, *CORRECTED])
 def test_gpus_have_the_figures_of_their_datasheets(name: str) -> None:
-    memory, flops, bandwidth = DATASHEETS[name]
-    gpu = gpu_spec(name)
-    assert 0.96 * memory < gpu.memory_bytes / GIB <= memory
+    memory, flops, bandwidth = (DATASHEETS | CORRECTED)[name]
+    gpu, least = gpu_spec(name), 0.9 if name in CORRECTED else 0.96
+    assert least * memory < gpu.memory_bytes / GIB <= memory
     assert gpu.bf16_flops == pytest.approx(flops, rel=0.001)
     assert gpu.memory_bytes_per_s == pytest.approx(bandwidth, rel=0.001)
 
@@ -76,12 +83,22 @@ def test_every_gpu_of_the_catalog_is_whole(name: str) -> None:
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA L4", "l4"),
         ("NVIDIA L40S", "l40s"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI355X", "mi355x"),
         ("NVIDIA H1000", None),
         ("", None),
     ],
 )
 def test_the_drivers_name_for_a_gpu_finds_its_entry(driver_name: str, name: str | None) -> None:
     assert match_gpu(driver_name) == name
+
+
+def test_a_gpu_without_bfloat16_says_so() -> None:
+    assert [name for name in known_gpus() if not has_bf16(name)] == ["v100-16", "v100-32", "t4"]
 
 
 def test_aliases_in_any_case_find_their_gpu() -> None:

@@ -9,7 +9,17 @@ from tests.estimate.memory_cases import llama, memory_of, workload
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.estimate.calibration import MemoryCoefficients, even_quantiles
 from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles, memory_spread, oom_probability
+from zenith_tune.estimate.memory_risk import (
+    CRASH,
+    MemoryRisk,
+    expected_step,
+    layout_risk,
+    memory_quantiles,
+    memory_risk,
+    memory_spread,
+    oom_probability,
+    slowdown,
+)
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.units import GIB
 
@@ -80,4 +90,23 @@ def test_the_risk_of_a_framework_with_a_variant_is_that_of_both() -> None:
     memory, risk = layout_risk(at, layouts, spec, replace(SURE, variant_share=0.3), gathered.device_bytes)
     alone = layout_risk(at, layouts, spec, SURE, gathered.device_bytes)[1]
     assert memory.device_bytes[0] < gathered.device_bytes[0]
-    assert risk == pytest.approx(0.7 * alone + 0.3 * 0.5)
+    assert risk.oom == pytest.approx(0.7 * alone.oom + 0.3 * 0.5)
+
+
+def test_the_expected_step_is_the_mean_over_sampled_errors_of_memory() -> None:
+    c, thrash = MemoryCoefficients(log_errors=even_quantiles(0.03)), 4.0
+    found = memory_of(llama(), "megatron", {"mbs": [1, 4, 16], "gbs": 64})
+    capacity = float(found.device_bytes[1]) * 1.03
+    expected = expected_step(np.ones(3), memory_risk(found, capacity, c), thrash)
+    spread = np.hypot(0.03, found.unsure_bytes / found.device_bytes)
+    normal = np.random.default_rng(1).standard_normal((200_000, 1))
+    needed = found.device_bytes * np.exp(spread * normal)
+    sampled = np.where(needed > capacity, CRASH, slowdown(np.minimum(needed, capacity), capacity, thrash))
+    assert expected == pytest.approx(sampled.mean(axis=0), rel=0.03)
+    assert expected[0] == pytest.approx(1.0, abs=0.01) and expected[1] > 1.2 and expected[2] == pytest.approx(CRASH)
+
+
+def test_a_layout_that_runs_is_charged_no_crash_but_more_for_a_full_memory() -> None:
+    risk = MemoryRisk(oom=np.array([0.0, 0.5, 1.0]), tight=np.array([0.1, 0.1, 0.0]))
+    assert risk.given_it_fits().oom.tolist() == [0.0, 0.0, 0.0]
+    assert risk.given_it_fits().tight == pytest.approx([0.1, 0.2, 0.0])

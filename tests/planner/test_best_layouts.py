@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from zenith_tune.estimate.calibration import Calibration, TimeCalibration
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.planner.planner import BestLayouts, Front
+from zenith_tune.planner.best_layouts import MOST_TIED, BestLayouts, Front, tied_within
 
 
 def test_pieces_give_what_all_at_once_gives() -> None:
@@ -42,3 +43,24 @@ def test_the_front_has_every_point_that_none_beats() -> None:
         if np.isfinite(time[row]) and not np.any((time <= time[row]) & (memory < memory[row]))
     ]
     assert sorted(front.layouts.tp.tolist()) == unbeaten
+
+
+def test_the_simplest_variant_that_ties_stands_for_its_way_whatever_the_pieces() -> None:
+    layouts = LayoutBatch.of(tp=2, pp=4, vp=[1, 2, 4, 8, 16], gbs=8)
+    scores = np.array([1.05, 1.019, 1.01, 1.005, 1.0])
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 4, 0, 3, 2]):
+        best = BestLayouts(3, tied=0.02)
+        for row in order:
+            best.add(layouts.take(np.array([row])), scores[[row]])
+        assert (best.layouts.vp.tolist(), best.scores.tolist()) == ([2], [1.019])
+
+
+def test_ways_that_tie_are_listed_by_their_simplicity_and_others_by_their_score() -> None:
+    best = BestLayouts(4, tied=0.02)
+    best.add(LayoutBatch.of(tp=[8, 4, 2, 1], gbs=8), np.array([1.0, 1.01, 1.03, 1.04]))
+    assert best.layouts.tp.tolist() == [4, 8, 1, 2]
+
+
+def test_a_wide_spread_ties_no_more_than_neighbours_are_off() -> None:
+    sharp, wide = (Calibration(time=TimeCalibration(interval=(-end, end))) for end in (0.05, 1.0))
+    assert 0 < tied_within(sharp) < 0.01 and tied_within(wide) == MOST_TIED

@@ -39,6 +39,8 @@ class HeldOutMemory:
     """The 90% interval."""
     fits_probability: float
     """That the fullest rank fits its GPU."""
+    tight_probability: float
+    """That it fits, and all but fills it."""
     device_bytes: float
     """What the fullest rank is estimated to need of its GPU."""
     cannot_run: str | None = None
@@ -77,8 +79,8 @@ def predict(runs: Sequence[MeasuredRun], coefficients: MemoryCoefficients, frame
     usable_bytes = np.array([usable_memory(run) for run in runs])
     fullest, risk = layout_risk(rows.workload, rows.layouts, spec, c, usable_bytes)
     reasons = [forbidden(run) for run in runs]
-    columns = (part.tolist() for part in (printed, low, high, 1.0 - risk, fullest.device_bytes))
-    names = ("run", "predicted_bytes", "low_bytes", "high_bytes", "fits_probability", "device_bytes", "cannot_run")
+    columns = (part.tolist() for part in (printed, low, high, 1.0 - risk.oom, risk.tight, fullest.device_bytes))
+    names = tuple(field.name for field in fields(HeldOutMemory))
     return [HeldOutMemory(**dict(zip(names, row, strict=True))) for row in zip(runs, *columns, reasons, strict=True)]
 
 

@@ -96,7 +96,8 @@ MAX_VALUE = 1e18
 YEARS = range(1990, 2100)
 GB_UNITS = ("GB as printed", "memory GB")
 FLEX_SOURCES = ("megatron_bridge", "dgxc", "mbridge", "mcore_moe_report", "moe_modelzoo", "nemo")
-"""NVIDIA's own recipes, whose experts have exchanged their tokens by DeepEP or HybridEP since 2025."""
+"""NVIDIA's own recipes, whose experts have exchanged their tokens by DeepEP or HybridEP since 2025, or by an all-to-all
+that is overlapped with computing (Qwen3 235B on H100): neither is the plain one."""
 FAMILIES = ("megatron_bridge", "megascale", "megatron_sc21", "moe_folding", "korthikanti2022", "nemo_", "llama3_")
 """Sources with several versions or tables that are one kind of data."""
 

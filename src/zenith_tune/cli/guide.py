@@ -90,10 +90,11 @@ def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
 
     explained = planner.explain(found.layout)
     assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
-    space = writable(SearchSpace(max_tp=planner.cluster.fast_domain), RUN_BY, planner.job.framework.name)
+    inside = SearchSpace().tensor_within(planner.cluster.fast_domain)
+    space = writable(inside, RUN_BY, planner.job.framework.name)
     plan = planner.plan(found.layout.global_batch, top=1, space=space)
     if not plan.best:
-        plan = planner.plan(found.layout.global_batch, top=1, space=SearchSpace(max_tp=planner.cluster.fast_domain))
+        plan = planner.plan(found.layout.global_batch, top=1, space=inside)
         rule = "no layout that Accelerate's file can say fits: the planner's is for Megatron-LM itself"
         found = replace(found, rules=(*found.rules, rule) if plan.best else found.rules)
     return GuideComparison(

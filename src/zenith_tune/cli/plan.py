@@ -68,7 +68,7 @@ class PlanRequest:
         """Keep tensor parallelism inside what NVLink joins."""
         from zenith_tune.presets.formats import format_named
 
-        space = replace(self.space, max_tp=min(self.space.max_tp, self.cluster.fast_domain))
+        space = self.space.tensor_within(self.cluster.fast_domain)
         is_whole = self.cluster.num_gpus <= space.max_tp
         may_leave = not is_whole and (emit is None or format_named(emit).tensor_across_nodes)
         return replace(self, space=space, may_leave_island=may_leave)

@@ -195,8 +195,7 @@ class DiagnosisInput:
 
     def neighbours(self) -> list[PlannedLayout]:
         """Return the layouts one change away that fit."""
-        max_tp = max(self.cluster.fast_domain, self.layout.tp)
-        space = replace(self.space, max_tp=min(self.space.max_tp, max_tp))
+        space = self.space.tensor_within(max(self.cluster.fast_domain, self.layout.tp))
         return self.fitting(neighbours(self.planner.model, self.planner.job, self.layout, space))
 
     def worthwhile(self, planned: Iterable[PlannedLayout], *, least_gain: float = LEAST_GAIN) -> PlannedLayout | None:

@@ -60,7 +60,7 @@ def sharded_elsewhere(run: DiagnosisInput) -> Remedy | None:
     # The run too as FSDP would make it: two frameworks' figures side by side would not show what sharding costs.
     plain, *sharded = Planner(planner.model, planner.cluster, job).evaluate([layout, *_ways(layout)])
     fitting = [planned for planned in sharded if run.fits(planned)]
-    chosen = min(fitting or sharded, key=lambda planned: planned.step_s if fitting else planned.memory_bytes)
+    chosen = min(fitting or sharded, key=lambda planned: planned.expected_s if fitting else planned.memory_bytes)
     return Remedy(
         name="sharding",
         change=f"FSDP or ZeRO-3 in place of plain data parallelism, {changes(layout, chosen.layout)}",

@@ -51,7 +51,7 @@ def fastest_planned(
     at_most_s: float = math.inf,
 ) -> PlannedLayout | None:
     """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
-    inside = SearchSpace(max_tp=run.cluster.fast_domain)
+    inside = SearchSpace().tensor_within(run.cluster.fast_domain)
     # A run that goes well inside NVLink is not advised to leave it.
     may_leave = run.layout.tp > run.cluster.fast_domain or math.isinf(at_most_s)
     for space in (inside, SearchSpace()) if may_leave else (inside,):

@@ -163,6 +163,8 @@ class MemoryCoefficients:
 
 SIMILAR_GPU = {
     "h200": "h100",
+    "h20": "h100",
+    "gh200": "h100",
     "a800": "a100-80",
     "a100-40": "a100-80",
     "b300": "b200",

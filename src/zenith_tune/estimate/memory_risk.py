@@ -4,10 +4,13 @@ The distribution of measured over estimated is that of the runs it was calibrate
 for normal, since measured memory has a long upper tail.
 
 A layout that all but fills its memory is slow: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33
-TFLOP/s (Megatron-LM PR 6311), since the allocator frees and claims blocks again and again.
+TFLOP/s (Megatron-LM PR 6311), since the allocator frees and claims blocks again and again. Layouts are ranked by the
+step that is expected over that risk, `expected_step`, not by the one that is likeliest.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,22 +22,74 @@ from zenith_tune.layouts.layout_batch import LayoutBatch
 
 LEAST_SPREAD = 1e-3
 """Of the logarithm; what calibrations without any error are taken to have."""
+TIGHT = 0.99
+"""Share of the memory at which half of the price of a full one is paid."""
+WIDTH = 0.0025
+"""How gradually, as a share of the memory, a step slows down."""
+CRASH = 1.5
+"""What a layout that runs out of memory is charged, in steps of its own: a lost start, and a slower one in its place.
+A coarse figure, and no fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRisk:
+    """Hold, for each layout, how likely it is to run out of memory, or to run with next to none left."""
+
+    oom: FloatArray
+    """That it needs more than the device has."""
+    tight: FloatArray
+    """That it fits, and all but fills the device."""
+
+    def given_it_fits(self) -> MemoryRisk:
+        """Return the risk of layouts of which is known that they run."""
+        fits = np.maximum(1.0 - self.oom, 1e-12)
+        return MemoryRisk(oom=np.zeros_like(self.oom), tight=np.minimum(self.tight / fits, 1.0))
+
+    def mixed(self, other: MemoryRisk, share: float) -> MemoryRisk:
+        """Return the risk where a `share` of runs have that of the other."""
+        return MemoryRisk(
+            oom=(1.0 - share) * self.oom + share * other.oom, tight=(1.0 - share) * self.tight + share * other.tight
+        )
+
+
+def expected_step(roomy_s: FloatArray, risk: MemoryRisk, thrash: Number) -> FloatArray:
+    """Return the mean step over the errors of memory: what layouts are ranked by.
+
+    `roomy_s` is the step with memory to spare, `thrash` how many times longer it takes where the memory is full.
+
+    >>> risk = MemoryRisk(oom=np.array([0.0, 0.2]), tight=np.array([0.0, 0.1]))
+    >>> expected_step(np.array([10.0, 9.0]), risk, 4.0).round(1).tolist()
+    [10.0, 12.6]
+    """
+    return roomy_s * (1.0 + (thrash - 1.0) * risk.tight + (CRASH - 1.0) * risk.oom)
 
 
 def layout_risk(
     w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, usable_bytes: FloatArray | float
-) -> tuple[MemoryEstimate, FloatArray]:
-    """Return the memory of layouts, and the probability that each needs more than its device has.
+) -> tuple[MemoryEstimate, MemoryRisk]:
+    """Return the memory of layouts, and the risk that each takes.
 
-    Where runs may be of a variant of the framework, the probability is that of both, `c.variant_share` of the latter.
+    Where runs may be of a variant of the framework, the risk is that of both, `c.variant_share` of the latter.
     """
     memory = estimate_memory(w, layouts, f, c)
-    risk = oom_probability(memory.device_bytes, usable_bytes, c, memory.unsure_bytes)
+    risk = memory_risk(memory, usable_bytes, c)
     if not (f.variant and c.variant_share):
         return memory, risk
     variant = estimate_memory(w, layouts, load_framework(f.variant), c)
-    other = oom_probability(variant.device_bytes, usable_bytes, c, variant.unsure_bytes)
-    return memory, (1.0 - c.variant_share) * risk + c.variant_share * other
+    return memory, risk.mixed(memory_risk(variant, usable_bytes, c), c.variant_share)
+
+
+def memory_risk(memory: MemoryEstimate, usable_bytes: FloatArray | float, c: MemoryCoefficients) -> MemoryRisk:
+    """Return the risk of an estimate on devices of this memory."""
+    oom = oom_probability(memory.device_bytes, usable_bytes, c, memory.unsure_bytes)
+    # A step slows down over a width: as good as an edge of which is not known where it lies.
+    unsure_bytes = np.hypot(memory.unsure_bytes, WIDTH * LOGISTIC_SD * memory.device_bytes)
+    full = oom_probability(memory.device_bytes, TIGHT * usable_bytes, c, unsure_bytes)
+    return MemoryRisk(oom=oom, tight=np.maximum(full - oom, 0.0))
+
+
+LOGISTIC_SD = np.pi / np.sqrt(3.0)
+"""Standard deviation of a logistic distribution of width 1."""
 
 
 def oom_probability(
@@ -105,12 +160,6 @@ def _widened(c: MemoryCoefficients, spread: FloatArray) -> FloatArray:
 
 def _spread(c: MemoryCoefficients) -> float:
     return max(c.log_spread, LEAST_SPREAD)
-
-
-TIGHT = 0.99
-"""Share of the memory at which half of that price is paid."""
-WIDTH = 0.0025
-"""How gradually, as a share of the memory, a step slows down."""
 
 
 def slowdown(device_bytes: FloatArray, capacity: Number, thrash: Number) -> FloatArray:

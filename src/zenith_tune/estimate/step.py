@@ -8,7 +8,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimate.calibration import Calibration, TimeCoefficients
-from zenith_tune.estimate.memory_risk import layout_risk, memory_spread, slowdown
+from zenith_tune.estimate.memory_risk import expected_step, layout_risk, memory_spread, slowdown
 from zenith_tune.estimate.time import TimeEstimate, estimate_time
 from zenith_tune.estimate.workload import Estimate, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
@@ -28,12 +28,13 @@ def estimate(
     wider = calibration.time.widening(time.shares)
     return Estimate(
         step_s=time.step_s * longer,
+        expected_s=expected_step(time.step_s, risk, coefficients.thrash),
         time_parts=parts,
         memory_bytes=memory.device_bytes,
         memory_parts=memory.parts,
         step_spread=calibration.time.spread * wider,
         memory_spread=memory_spread(memory, calibration.memory),
-        oom_probability=risk,
+        oom_probability=risk.oom,
     )
 
 

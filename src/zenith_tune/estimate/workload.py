@@ -142,6 +142,8 @@ class Estimate:
     """Hold one number per layout; the parts of a breakdown add up to its total."""
 
     step_s: FloatArray
+    expected_s: FloatArray
+    """The mean step over the errors of memory, a crash charged: what layouts are ranked by."""
     time_parts: dict[str, FloatArray]
     """Seconds of a step by cause: compute, recompute, memory, tp, cp, ep, bubble, p2p, dp, optimizer, overhead."""
     memory_bytes: FloatArray

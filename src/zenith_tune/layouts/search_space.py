@@ -81,6 +81,14 @@ class SearchSpace:
         """
         return self.pinned.get("vp") == vp or vp <= MAX_LAID_OUT or vp & (vp - 1) == 0
 
+    def tensor_within(self, fast_domain: int) -> SearchSpace:
+        """Return the space with tensor parallelism inside what fast links join: beyond, layers wait for a network.
+
+        >>> SearchSpace().tensor_within(8).max_tp, SearchSpace(max_tp=4).tensor_within(8).max_tp
+        (8, 4)
+        """
+        return replace(self, max_tp=min(self.max_tp, fast_domain))
+
     def allows(self, name: str, value: int | str) -> bool:
         """Tell whether a value is inside the bounds and not pinned to another."""
         if name in self.pinned:

@@ -76,7 +76,7 @@ def better_steps(planned: PlannedLayout, neighbours: Iterable[PlannedLayout], ri
     """Return the changes that make a layout faster, or smaller at no time, or make it fit."""
     fitted = planned.oom_probability < risk
     steps = [_step(planned, other, fitted) for other in neighbours if other.oom_probability < risk]
-    steps.sort(key=lambda step: (-step.gain, step.planned.step_s, -step.saved_bytes))
+    steps.sort(key=lambda step: (-step.gain, step.planned.expected_s, -step.saved_bytes))
     faster = [step for step in steps if step.gain > LEAST_GAIN]
     smaller = [step for step in steps if abs(step.gain) <= LEAST_GAIN and _saves(step)]
     chosen = _one_of_each(planned, faster)[:NUM_FASTER]
@@ -87,7 +87,7 @@ def better_steps(planned: PlannedLayout, neighbours: Iterable[PlannedLayout], ri
 
 
 def _step(planned: PlannedLayout, other: PlannedLayout, fitted: bool) -> Step:
-    gain = planned.step_s / other.step_s - 1 if fitted else math.inf
+    gain = planned.expected_s / other.expected_s - 1 if fitted else math.inf
     saved = planned.memory_bytes - other.memory_bytes
     return Step(change=changes(planned.layout, other.layout), planned=other, gain=gain, saved_bytes=saved)
 

@@ -135,7 +135,7 @@ def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -
     fitting = [step for step in steps if step.oom_probability < risk]
     if not fitting:
         return f"{_more(miss)}; no single change makes it fit"
-    step = min(fitting, key=lambda step: step.step_s)
+    step = min(fitting, key=lambda step: step.expected_s)
     cost = format_gain(step.step_s / miss.roomy_s - 1)
     return f"{_more(miss)}, or {changes(miss.layout, step.layout)}: {format_seconds(step.step_s)} ({cost} time)"
 

@@ -38,6 +38,8 @@ class PlannedLayout:
 
     layout: Layout
     step_s: float
+    expected_s: float
+    """The mean step over the errors of memory, a crash charged: what layouts are ranked by."""
     step_spread: float
     """Standard deviation of the logarithm of measured over estimated time."""
     step_interval_s: tuple[float, float]
@@ -72,6 +74,7 @@ class PlannedLayout:
         return replace(
             self,
             step_s=self.roomy_s,
+            expected_s=self.roomy_s,
             step_interval_s=(low * factor, high * factor),
             time_parts={name: part for name, part in self.time_parts.items() if name != PRESSURE},
             tokens_per_s=self.tokens_per_s / factor,
@@ -119,9 +122,19 @@ class NearMiss:
     hint: str
 
 
+DISPATCH = {
+    "alltoall": "experts exchange tokens by a plain all-to-all that nothing hides; where it is overlapped with work "
+    "or fused (DeepEP), as in NVIDIA's recipes, plan with --dispatcher flex",
+    "flex": "experts exchange tokens by fused kernels (DeepEP), or by an all-to-all that is overlapped with computing",
+}
+"""What each dispatcher is planned as."""
+WIDE = ("bf16", "fp16", "fp32")
+"""Precisions in which activations are kept as they are counted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Hold the layouts of one job, the best first."""
+    """Hold the layouts of one job, the best first; of those that tie, the simplest."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -130,6 +143,10 @@ class Plan:
     risk: float
     """A layout is taken to fit if its probability of running out of memory is below this."""
     best: tuple[PlannedLayout, ...]
+    num_tied: int
+    """How many of the first are so near one another that the prediction cannot tell them apart."""
+    tied_within: float
+    """The relative difference of two steps below which that is so."""
     near_misses: tuple[NearMiss, ...]
     front: tuple[PlannedLayout, ...]
     """Layouts that no other beats in both time and memory, the fastest first."""
@@ -138,6 +155,16 @@ class Plan:
     cuts: tuple[Cut, ...]
     left_out: tuple[str, ...]
     """Choices that were not tried, with the reason."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the figures take for granted that a command may have otherwise."""
+        found = []
+        if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
+            found.append(DISPATCH[self.job.dispatcher])
+        if self.job.precision not in WIDE:
+            found.append(f"memory with {self.job.precision} is counted as that of bf16 with gradients in fp32")
+        return tuple(found)
 
     @property
     def num_fitting(self) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -27,6 +26,7 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
+from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_with_first, tied_within
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps, stage_memory
 from zenith_tune.planner.infeasible import DeadEnd
 from zenith_tune.planner.limits import IMBALANCE
@@ -35,77 +35,8 @@ from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_r
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
 from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resized
 
-DISTINCT = ("tp", "pp", "ep", "etp")
-"""Two layouts that agree in these and in a rank's tokens per micro-batch are variants of one: the better is kept."""
 AT_A_TIME = 16_384
 """Layouts that are looked at in order of speed before it is asked whether they are enough."""
-
-_MIX = np.random.default_rng(20240101).integers(1, 2**62, len(DISTINCT) + 1, dtype=np.uint64) | np.uint64(1)
-
-
-class BestLayouts:
-    """Keep the layouts of the lowest score, one per way to cut the model and its tokens.
-
-    >>> best = BestLayouts(1)
-    >>> best.add(LayoutBatch.of(tp=[1, 2, 4], gbs=8), np.array([3.0, 1.0, np.inf]))
-    >>> best.layouts.tp.tolist(), best.scores.tolist()
-    ([2], [1.0])
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.layouts = LayoutBatch.of().take(np.arange(0))
-        self.scores: FloatArray = np.empty(0)
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def add(self, layouts: LayoutBatch, scores: FloatArray) -> None:
-        """Take in a piece; a layout whose score is not finite is none of them."""
-        limit = self.scores[-1] if len(self.scores) == self._size else np.inf
-        better = np.flatnonzero(scores < limit)
-        if not len(better):
-            return
-        both = LayoutBatch.concatenate([self.layouts, layouts.take(better)])
-        all_scores = np.concatenate([self.scores, scores[better]])
-        order = np.argsort(all_scores, kind="stable")
-        _, first = np.unique(_keys(both)[order], return_index=True)
-        chosen = order[np.sort(first)[: self._size]]
-        self.layouts, self.scores = both.take(chosen), all_scores[chosen]
-
-
-class Front:
-    """Keep the layouts that no other beats in both time and memory."""
-
-    def __init__(self) -> None:
-        self.layouts = LayoutBatch.of().take(np.arange(0))
-        self._time: FloatArray = np.empty(0)
-        self._memory: FloatArray = np.empty(0)
-
-    def add(self, layouts: LayoutBatch, time: FloatArray, memory: FloatArray) -> None:
-        """Take in a piece; a layout whose time is not finite is none of them."""
-        finite = np.flatnonzero(np.isfinite(time))
-        both = LayoutBatch.concatenate([self.layouts, layouts.take(finite)])
-        all_time = np.concatenate([self._time, time[finite]])
-        all_memory = np.concatenate([self._memory, memory[finite]])
-        order = np.lexsort((all_memory, all_time))
-        sorted_memory = all_memory[order]
-        before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_memory)[:-1]])
-        chosen = order[sorted_memory < before]
-        self.layouts, self._time, self._memory = both.take(chosen), all_time[chosen], all_memory[chosen]
-
-
-def _keys(layouts: LayoutBatch) -> npt.NDArray[np.uint64]:
-    """Return one number per way to cut the model; two ways share one with a chance of 1 to 2**64."""
-    keys = np.zeros(len(layouts), np.uint64)
-    tokens = (layouts.mbs / layouts.cp).view(np.uint64)
-    columns = [*(getattr(layouts, name).astype(np.uint64) for name in DISTINCT), tokens]
-    for column, factor in zip(columns, _MIX, strict=True):
-        keys = (keys ^ column) * factor
-        keys ^= keys >> np.uint64(29)
-    return keys
-
-
 NUM_NEAR_MISSES = 3
 
 
@@ -134,7 +65,8 @@ MAX_DOUBLINGS = 4
 class Planner:
     """Rank the layouts of one job on one cluster.
 
-    The rank is by step time, in which a memory that is all but full makes itself felt. A layout whose probability of
+    The rank is by the step that is expected over the errors of memory (`expected_step`), the simpler layout first where
+    the prediction cannot tell two apart (`tied_within`). A layout whose probability of
     running out of memory is at least `risk` is not taken to fit.
     """
 
@@ -153,7 +85,8 @@ class Planner:
         candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
         if not candidates.count:
             raise dead_end.error()
-        search = Search(best=BestLayouts(max(top, 1)))
+        tied = tied_within(self.calibration)
+        search = Search(best=BestLayouts(max(top, 1), tied))
         for piece in candidates.batches():
             self._look(search, piece, risk)
         self._refine(search, space, risk)
@@ -165,6 +98,8 @@ class Planner:
             global_batch=global_batch,
             risk=risk,
             best=tuple(best[:top]),
+            num_tied=tied_with_first([planned.expected_s for planned in best[:top]], tied),
+            tied_within=tied,
             near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, space, risk)),
             front=tuple(self.evaluate_batch(search.front.layouts)),
             num_considered=search.num_considered,
@@ -200,7 +135,7 @@ class Planner:
         layouts = LayoutBatch.concatenate(pieces)
         roomy_s = np.concatenate([self._roomy_s(piece) for piece in pieces])
         order = np.argsort(roomy_s, kind="stable")[: int(np.sum(roomy_s <= at_most_s))]
-        search, found = Search(best=BestLayouts(max(top, 1))), list[PlannedLayout]()
+        search, found = Search(best=BestLayouts(max(top, 1), tied_within(self.calibration))), list[PlannedLayout]()
         for start in range(0, len(order), AT_A_TIME):
             if found and len(search.best) >= top and search.best.scores.max() <= roomy_s[order[start]]:
                 break
@@ -302,7 +237,7 @@ class Planner:
         fits = found.oom_probability < risk
         search.num_considered += len(piece)
         search.num_not_fitting += int(np.sum(~fits))
-        search.best.add(piece, np.where(fits, found.step_s, np.inf))
+        search.best.add(piece, np.where(fits, found.expected_s, np.inf))
         near = found.memory_bytes < NEAR_MEMORY * self.cluster.gpu.memory_bytes
         roomy_s = found.step_s - found.time_parts.get(PRESSURE, 0.0)
         search.too_large.add(piece, np.where(near & ~fits, roomy_s, np.inf))
@@ -320,7 +255,7 @@ class Planner:
                 numbers = range(1, chunk)
                 blocks = batch_of([replace(layout, recompute="full/block", recompute_layers=n) for n in numbers])
                 found = self.estimate(blocks)
-                search.best.add(blocks, np.where(found.oom_probability < risk, found.step_s, np.inf))
+                search.best.add(blocks, np.where(found.oom_probability < risk, found.expected_s, np.inf))
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
@@ -335,7 +270,7 @@ class Planner:
         others = BestLayouts(NUM_NEAR_MISSES)
         for piece in candidates.near_batches():
             found = self.estimate(piece)
-            others.add(piece, np.where(found.oom_probability < risk, found.step_s / piece.gbs, np.inf))
+            others.add(piece, np.where(found.oom_probability < risk, found.expected_s / piece.gbs, np.inf))
         yield from batch_misses(self.evaluate_batch(others.layouts), best, candidates.global_batch)
 
     def _neighbours(self, layout: Layout, space: SearchSpace | None) -> list[PlannedLayout]:
@@ -353,6 +288,7 @@ class Planner:
         return PlannedLayout(
             layout=layout,
             step_s=step_s,
+            expected_s=float(found.expected_s[row]),
             step_spread=float(found.step_spread[row]),
             step_interval_s=(step_s * math.exp(low), step_s * math.exp(high)),
             time_parts={name: float(part[row]) for name, part in found.time_parts.items()},

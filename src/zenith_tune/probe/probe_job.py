@@ -134,7 +134,7 @@ class ProbeJob:
             problem = f"none of {len(layouts)} layouts is planned to fit"
             raise UsageError(problem, hint="name one by --layout, or take more GPUs")
         best: dict[Layout, Layout] = {}
-        for each in sorted(planned, key=lambda each: each.step_s):
+        for each in sorted(planned, key=lambda each: each.expected_s):
             # Of one cut the fastest recomputation stands for the others, which a probe would find as slow as planned.
             best.setdefault(replace(each.layout, recompute="none", recompute_layers=0), each.layout)
         return list(best.values())[:top]

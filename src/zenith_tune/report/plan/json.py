@@ -34,6 +34,9 @@ def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
         "left_out": list(plan.left_out),
         "enough_gpus": enough_gpus,
         "best": [planned_object(planned) for planned in plan.best],
+        "assumptions": list(plan.assumptions),
+        "num_tied": plan.num_tied,
+        "tied_within": plan.tied_within,
         "near_misses": [_near_miss(miss) for miss in plan.near_misses],
     }
 
@@ -44,6 +47,7 @@ def planned_object(planned: PlannedLayout) -> Json:
         "name": planned.name,
         "layout": layout_object(planned.layout),
         "step_s": planned.step_s,
+        "expected_step_s": planned.expected_s,
         "step_interval_90_s": list(planned.step_interval_s),
         "tokens_per_s": planned.tokens_per_s,
         "tokens_per_s_per_gpu": planned.tokens_per_s_per_gpu,
@@ -103,6 +107,7 @@ def _situation(plan: Plan) -> Json:
         "memory_bytes_per_gpu": plan.cluster.gpu.memory_bytes,
         "framework": plan.job.framework.name,
         "precision": plan.job.precision,
+        **({"dispatcher": plan.job.dispatcher} if plan.model.num_experts else {}),
         "seq_len": plan.job.seq_len,
         "global_batch": plan.global_batch,
     }

@@ -129,6 +129,11 @@ class PlanReport:
         if plan.best:
             self._console.print()
             self._show(layout_table(plan.best))
+            if plan.num_tied > 1:
+                within = f"predicted within {plan.tied_within:.1%} of one another, too little to tell apart"
+                self._say(f"1 to {plan.num_tied} tie ({within}): the simplest is listed first")
+            for assumption in plan.assumptions:
+                self._say(f"assumed: {assumption}")
             self._breakdown(plan.best[0], stages)
         else:
             enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""

@@ -1,0 +1,156 @@
+"""The best of many layouts, kept piece by piece: by score, the simpler first where two tie, and by time and memory.
+
+Two layouts tie where their scores differ by less than the prediction can tell apart: the simpler one then stands first,
+since it has less to go wrong and loses nothing that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.layouts.layout_batch import LayoutBatch
+
+DISTINCT = ("tp", "pp", "ep", "etp")
+"""Two layouts that agree in these and in a rank's tokens per micro-batch are variants of one."""
+TIED = 0.15
+"""Share of the spread of predictions below which two layouts of one job tie: most of an error is common to both. It is
+0.021 for Megatron. Held-out neighbours that were predicted within 5% of each other were off by 0.032 (Ultra-Scale
+Playbook up to 64 GPUs, 151 pairs) and 0.064 (BLOOM's, 117 pairs) at the median, repeats of one run by 0.02 to 0.05."""
+MOST_TIED = 0.025
+"""However wide the spread: where a few runs of a kind are far off, the others can still be told apart."""
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+RECOMPUTE_COST = np.array([0.0, 1.0, 1.0, 2.0])
+"""What recomputation counts as, in doublings of a size: none, selective, full, and full of a number of layers."""
+
+_MIX = np.random.default_rng(20240101).integers(1, 2**62, len(DISTINCT) + 1, dtype=np.uint64) | np.uint64(1)
+
+
+def tied_within(calibration: Calibration) -> float:
+    """Return the relative difference of two steps below which they tie."""
+    return min(TIED * calibration.time.spread, MOST_TIED)
+
+
+def complexity(layouts: LayoutBatch) -> FloatArray:
+    """Return how far layouts are from plain data parallelism, in doublings of a size.
+
+    >>> complexity(LayoutBatch.of(tp=[1, 2, 2], pp=[1, 4, 4], vp=[1, 1, 8], recompute=[0, 0, 3])).tolist()
+    [0.0, 3.0, 8.0]
+    """
+    sizes = np.prod([getattr(layouts, name).astype(np.float64) for name in SIZES], axis=0)
+    result: FloatArray = np.log2(sizes) + RECOMPUTE_COST[layouts.recompute]
+    return result
+
+
+class BestLayouts:
+    """Keep the layouts of the lowest score, one per way to cut the model and its tokens: the simplest that ties.
+
+    >>> best = BestLayouts(1)
+    >>> best.add(LayoutBatch.of(tp=[1, 2, 4], gbs=8), np.array([3.0, 1.0, np.inf]))
+    >>> best.layouts.tp.tolist(), best.scores.tolist()
+    ([2], [1.0])
+    """
+
+    def __init__(self, size: int, tied: float = 0.0) -> None:
+        self._size, self._tied = size, tied
+        self._kept = LayoutBatch.of().take(np.arange(0))
+        self._kept_scores: FloatArray = np.empty(0)
+        self._limit = np.inf
+        self.layouts = self._kept
+        self.scores: FloatArray = np.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def add(self, layouts: LayoutBatch, scores: FloatArray) -> None:
+        """Take in a piece; a layout whose score is not finite is none of them."""
+        better = np.flatnonzero(scores < self._limit)
+        if not len(better):
+            return
+        both = LayoutBatch.concatenate([self._kept, layouts.take(better)])
+        all_scores = np.concatenate([self._kept_scores, scores[better]])
+        order = np.argsort(all_scores, kind="stable")
+        _, first, way = np.unique(_keys(both)[order], return_index=True, return_inverse=True)
+        leads = np.sort(first)[: self._size]
+        if len(leads) == self._size:
+            self._limit = all_scores[order[leads[-1]]] * (1 + self._tied)
+        # Of each way the fastest is kept too: what ties is found only as it is known.
+        simplest = _simplest(both.take(order), all_scores[order], first[way], self._tied)[leads]
+        self._keep(both.take(order), all_scores[order], np.union1d(leads, simplest))
+        chosen = order[simplest]
+        listed = np.concatenate(list(_classes(all_scores[chosen], complexity(both.take(chosen)), self._tied)))
+        self.layouts, self.scores = both.take(chosen[listed]), all_scores[chosen[listed]]
+
+    def _keep(self, layouts: LayoutBatch, scores: FloatArray, rows: npt.NDArray[np.intp]) -> None:
+        self._kept, self._kept_scores = layouts.take(rows), scores[rows]
+
+
+def _simplest(
+    layouts: LayoutBatch, scores: FloatArray, lead: npt.NDArray[np.intp], tied: float
+) -> npt.NDArray[np.intp]:
+    """Return for every row that leads its way the simplest row that ties with it; others keep themselves."""
+    found = np.arange(len(scores))
+    ties = np.flatnonzero(scores <= scores[lead] * (1 + tied))
+    order = ties[np.lexsort((scores[ties], complexity(layouts.take(ties)), lead[ties]))]
+    leads, at = np.unique(lead[order], return_index=True)
+    found[leads] = order[at]
+    return found
+
+
+def _classes(scores: FloatArray, simple: FloatArray, tied: float) -> Iterator[npt.NDArray[np.intp]]:
+    """Yield rows by classes of what ties with the fastest of them, the simplest of a class first."""
+    order = np.argsort(scores, kind="stable")
+    start = 0
+    while start < len(order):
+        end = int(np.searchsorted(scores[order], scores[order[start]] * (1 + tied), side="right"))
+        rows = order[start:end]
+        yield rows[np.lexsort((scores[rows], simple[rows]))]
+        start = end
+
+
+def tied_with_first(scores: Sequence[float], tied: float) -> int:
+    """Return how many of a ranked list tie with the fastest of those that stand at its head.
+
+    >>> tied_with_first([1.01, 1.0, 1.015, 1.03], 0.02)
+    3
+    """
+    num = 0
+    while num < len(scores) and max(scores[: num + 1]) <= min(scores[: num + 1]) * (1 + tied):
+        num += 1
+    return num
+
+
+class Front:
+    """Keep the layouts that no other beats in both time and memory."""
+
+    def __init__(self) -> None:
+        self.layouts = LayoutBatch.of().take(np.arange(0))
+        self._time: FloatArray = np.empty(0)
+        self._memory: FloatArray = np.empty(0)
+
+    def add(self, layouts: LayoutBatch, time: FloatArray, memory: FloatArray) -> None:
+        """Take in a piece; a layout whose time is not finite is none of them."""
+        finite = np.flatnonzero(np.isfinite(time))
+        both = LayoutBatch.concatenate([self.layouts, layouts.take(finite)])
+        all_time = np.concatenate([self._time, time[finite]])
+        all_memory = np.concatenate([self._memory, memory[finite]])
+        order = np.lexsort((all_memory, all_time))
+        sorted_memory = all_memory[order]
+        before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_memory)[:-1]])
+        chosen = order[sorted_memory < before]
+        self.layouts, self._time, self._memory = both.take(chosen), all_time[chosen], all_memory[chosen]
+
+
+def _keys(layouts: LayoutBatch) -> npt.NDArray[np.uint64]:
+    """Return one number per way to cut the model; two ways share one with a chance of 1 to 2**64."""
+    keys = np.zeros(len(layouts), np.uint64)
+    tokens = (layouts.mbs / layouts.cp).view(np.uint64)
+    columns = [*(getattr(layouts, name).astype(np.uint64) for name in DISTINCT), tokens]
+    for column, factor in zip(columns, _MIX, strict=True):
+        keys = (keys ^ column) * factor
+        keys ^= keys >> np.uint64(29)
+    return keys
