@@ -8,11 +8,11 @@ Each algorithm takes `base + steps * latency + bytes / bandwidth`, as NCCL's own
 its shares of the bandwidth). The constants here began as NCCL's and were then fitted, all at once, to 539 published
 rows of nccl-tests (benchmarks/nccl-tables.csv, 2026-11-16; tests/estimate/test_nccl_tables.py compares them).
 
-A ring passes (n-1)/n * V over every link in n-1 steps, d-1 of them between domains (Thakur et al., "Optimization of
-Collective Communication Operations in MPICH", 2005), and twice that for an all-reduce. Between domains it has one
-network adapter for each of its k ranks, so that it runs at FAST or k * SLOW, whichever is less. A tree goes up and down
-in log2(d) steps between domains. Switches that add up what passes through them (NVLink SHARP, from Hopper on) take an
-all-reduce once over each link; between domains a tree joins them.
+A ring inside a domain passes (n-1)/n * V over every link in n-1 steps (Thakur et al., "Optimization of Collective
+Communication Operations in MPICH", 2005), and twice that for an all-reduce. Over several domains each rank carries its
+k-th part over the network, with a network adapter for each of the k ranks, while the rest goes through the fast links.
+A tree goes up and down in log2(d) steps between domains. Switches that add up what passes through them (NVLink SHARP,
+from Hopper on) take an all-reduce once over each link; between domains a tree joins them.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from zenith_tune.layouts.layout_batch import BoolArray
 class Protocol:
     """Hold one way of sending: what it waits, and the share of the bandwidth of large messages that it reaches."""
 
-    base_s: float
-    """Before the first step: the kernel's start."""
+    base: float
+    """Before the first step, in latencies of the fast link: the kernel's start."""
     fast_step: float
-    """A step inside a fast domain, in latencies of its link."""
+    """A step inside a fast domain, in the same."""
     slow_step: float
     """A step between domains, in latencies of the network."""
     share: float
 
 
-LL = Protocol(base_s=5.4e-6, fast_step=0.28, slow_step=0.55, share=0.13)
+LL = Protocol(base=1.22, fast_step=0.26, slow_step=0.47, share=0.14)
 """Flags beside every four bytes: the quickest start."""
-LL128 = Protocol(base_s=13.3e-6, fast_step=0.66, slow_step=0.37, share=0.48)
-SIMPLE = Protocol(base_s=7.7e-6, fast_step=1.35, slow_step=1.0, share=1.0)
+LL128 = Protocol(base=2.68, fast_step=0.64, slow_step=0.45, share=0.48)
+SIMPLE = Protocol(base=1.90, fast_step=1.26, slow_step=1.07, share=1.0)
 """Whole chunks behind a fence: the most bandwidth."""
 RING = (LL, LL128, SIMPLE)
-TREE = Protocol(base_s=10.0e-6, fast_step=0.42, slow_step=2.2, share=0.76)
-SWITCH = Protocol(base_s=30.0e-6, fast_step=1.84, slow_step=2.15, share=0.69)
+TREE = Protocol(base=1.90, fast_step=0.40, slow_step=2.14, share=0.64)
+SWITCH = Protocol(base=5.24, fast_step=1.85, slow_step=2.62, share=0.70)
 """Switches that add up; the step inside a domain is that of one rank, since each has its part to drive."""
-MOST_ADAPTERS = 9.5
+SWITCH_NETWORK = 0.87
+"""Share of the network that such an all-reduce reaches."""
+MOST_ADAPTERS = 9.0
 """Network adapters that one group of ranks keeps busy at most, however many ranks share a domain."""
 
 
@@ -56,64 +58,72 @@ def gather_time(
     num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients
 ) -> FloatArray:
     """Return the time to gather or scatter `num_bytes` over `ranks`, `near` of which share a fast domain."""
-    link = _link(ranks, near, machine, c)
-    return np.where(ranks > 1, _ring_time(num_bytes, ranks, near, machine, link, passes=1), 0.0)
+    if not (ranks > 1).any():
+        return np.zeros_like(ranks)
+    return np.where(ranks > 1, _ring_time(num_bytes, ranks, near, machine, c, passes=1), 0.0)
 
 
 def all_reduce_time(
     num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients
 ) -> FloatArray:
     """Return the time to add up `num_bytes` of each rank and give all of them the sum."""
-    link = _link(ranks, near, machine, c)
-    ring = _ring_time(num_bytes, ranks, near, machine, link, passes=2)
     levels = np.log2(ranks / near)
-    up = (near - 1) * (TREE.fast_step * machine.fast_latency_s) + levels * (TREE.slow_step * machine.slow_latency_s)
-    tree = TREE.base_s + 2 * up + 2 * num_bytes / (link * TREE.share)
-    seconds = np.minimum(np.minimum(ring, tree), _switch_time(num_bytes, ranks, near, levels, machine, c))
+    inside = (near > 1) / (machine.fast_bytes_per_s * c.fast_efficiency)
+    outside = (levels > 0) * _network_per_byte(near, machine, c)
+    seconds = _ring_time(num_bytes, ranks, near, machine, c, passes=2)
+    seconds = np.minimum(seconds, _tree_time(num_bytes * np.maximum(inside, outside), near, levels, machine))
+    if np.any(machine.switch_sums):
+        seconds = np.minimum(seconds, _switch_time(num_bytes, inside, outside, near, levels, machine))
     return np.where(ranks > 1, seconds, 0.0)
 
 
-def _link(ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients) -> FloatArray:
-    """Return the rate at which a group's ring runs: that of its slowest link."""
-    fast = machine.fast_bytes_per_s * c.fast_efficiency
-    adapters = np.where(ranks > near, np.minimum(near, MOST_ADAPTERS), np.inf)
-    return np.minimum(fast, adapters * (machine.slow_bytes_per_s * c.slow_efficiency))
+def _network_per_byte(near: FloatArray, machine: Machine, c: TimeCoefficients) -> FloatArray:
+    """Return the seconds of a byte that a domain sends over all adapters of the group's ranks."""
+    return (1 / (machine.slow_bytes_per_s * c.slow_efficiency)) / np.minimum(near, MOST_ADAPTERS)
 
 
 def _ring_time(
-    num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, link: FloatArray, *, passes: int
+    num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients, *, passes: int
 ) -> FloatArray:
+    """Return the time of a ring that goes around `passes` times, with the protocol that is best for it."""
     domains = ranks / near
-    inside = (ranks - domains) * (passes * machine.fast_latency_s)
-    outside = (domains - 1) * (passes * machine.slow_latency_s)
-    moving = passes * num_bytes * (ranks - 1) / (ranks * link)
-    times = [p.base_s + inside * p.fast_step + outside * p.slow_step + moving * (1 / p.share) for p in RING]
+    inside = (1 - 1 / near) / (machine.fast_bytes_per_s * c.fast_efficiency)
+    outside = (1 - 1 / domains) * _network_per_byte(near, machine, c)
+    moving = passes * num_bytes * (inside + outside)
+    fast_steps, waits = passes * (ranks - domains), (domains - 1) * (passes * machine.slow_latency_s)
+    times = [
+        (p.base + p.fast_step * fast_steps) * machine.fast_latency_s + p.slow_step * waits + moving * (1 / p.share)
+        for p in RING
+    ]
     return np.minimum(np.minimum(times[0], times[1]), times[2])
+
+
+def _tree_time(moving: FloatArray, near: FloatArray, levels: FloatArray, machine: Machine) -> FloatArray:
+    """Return the time of a tree between domains, a chain inside each, on whose slowest link the bytes take `moving`."""
+    waits = (TREE.base + 2 * TREE.fast_step * (near - 1)) * machine.fast_latency_s
+    return waits + levels * (2 * TREE.slow_step * machine.slow_latency_s) + moving * (2 / TREE.share)
 
 
 def _switch_time(
     num_bytes: Number,
-    ranks: FloatArray,
+    inside: FloatArray,
+    outside: FloatArray,
     near: FloatArray,
     levels: FloatArray,
     machine: Machine,
-    c: TimeCoefficients,
 ) -> FloatArray:
     """Return the time of an all-reduce by switches that add up; never where the links have none."""
-    waits = near * (SWITCH.fast_step * machine.fast_latency_s)
+    waits = (SWITCH.base + SWITCH.fast_step * near) * machine.fast_latency_s
     waits = waits + levels * (2 * SWITCH.slow_step * machine.slow_latency_s)
-    fast = machine.fast_bytes_per_s * c.fast_efficiency * SWITCH.share
-    adapters = np.where(ranks > near, np.minimum(near, MOST_ADAPTERS), np.inf)
-    rate = np.minimum(fast, adapters * (machine.slow_bytes_per_s * c.slow_efficiency))
-    # Of more than two domains those inside a tree receive from two and send on: what they carry counts twice.
-    passes = np.where(levels > 1, 2.0, 1.0)
-    found = SWITCH.base_s + waits + passes * num_bytes / rate
-    return np.where(np.asarray(machine.switch_sums) > 0, found, np.inf)
+    # With more than two domains those in the middle of the tree receive from two: what they carry counts twice.
+    network = outside * (np.where(levels > 1, 2.0, 1.0) / SWITCH_NETWORK)
+    seconds = waits + num_bytes * np.maximum(inside / SWITCH.share, network)
+    return np.where(np.asarray(machine.switch_sums) > 0, seconds, np.inf)
 
 
-EXCHANGE = Protocol(base_s=12.0e-6, fast_step=0.8, slow_step=0.25, share=1.0)
+EXCHANGE = Protocol(base=2.4, fast_step=0.3, slow_step=0.3, share=1.0)
 """An all-to-all: a message to every other rank, all of them under way at once."""
-SEND = Protocol(base_s=10.0e-6, fast_step=1.0, slow_step=1.2, share=1.0)
+SEND = Protocol(base=2.0, fast_step=1.0, slow_step=1.2, share=1.0)
 
 
 def all_to_all_time(
@@ -128,9 +138,9 @@ def all_to_all_time(
     far = ranks - near
     inside = num_bytes * (near - 1) / ranks / (machine.fast_bytes_per_s * c.fast_efficiency)
     outside = num_bytes * far / ranks / (machine.slow_bytes_per_s * network_share)
-    waits = (near - 1) * (EXCHANGE.fast_step * machine.fast_latency_s)
+    waits = (EXCHANGE.base + EXCHANGE.fast_step * (near - 1)) * machine.fast_latency_s
     waits = waits + far * (EXCHANGE.slow_step * machine.slow_latency_s)
-    return np.where(ranks > 1, EXCHANGE.base_s + waits + inside + outside, 0.0)
+    return np.where(ranks > 1, waits + inside + outside, 0.0)
 
 
 def send_time(num_bytes: FloatArray, is_near: BoolArray, machine: Machine, c: TimeCoefficients) -> FloatArray:
@@ -138,4 +148,5 @@ def send_time(num_bytes: FloatArray, is_near: BoolArray, machine: Machine, c: Ti
     fast = machine.fast_bytes_per_s * c.fast_efficiency
     slow = machine.slow_bytes_per_s * c.slow_efficiency
     step = np.where(is_near, SEND.fast_step * machine.fast_latency_s, SEND.slow_step * machine.slow_latency_s)
-    return SEND.base_s + step + num_bytes / np.where(is_near, fast, slow)
+    step = step + SEND.base * machine.fast_latency_s
+    return step + num_bytes / np.where(is_near, fast, slow)

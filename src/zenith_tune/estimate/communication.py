@@ -18,7 +18,7 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.calibration import TimeCoefficients
 from zenith_tune.estimate.collectives import all_reduce_time, all_to_all_time, gather_time, send_time
 from zenith_tune.estimate.compute import tokens_per_rank
-from zenith_tune.estimate.workload import FloatArray, Machine, Workload
+from zenith_tune.estimate.workload import FloatArray, Machine, Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 BF16 = 2.0
@@ -44,9 +44,10 @@ def tensor_time(
     routed_only = workload.num_moe_layers / workload.num_layers * (workload.shared_ffn_hidden == 0)
     message = tokens_per_rank(workload, layouts) * workload.hidden * BF16
     group = (tp, ranks_nearby(tp, np.ones_like(tp), machine), machine, coefficients)
-    gathers = 2 * gather_time(message, *group)
-    pair = np.where(layouts.sequence_parallel, gathers, all_reduce_time(message, *group))
-    return (4 - 2 * routed_only) * pair * coefficients.tensor_exposed
+    exchange = 2 * gather_time(message, *group)
+    if not layouts.sequence_parallel.all():
+        exchange = np.where(layouts.sequence_parallel, exchange, all_reduce_time(message, *group))
+    return (4 - 2 * routed_only) * exchange * coefficients.tensor_exposed
 
 
 def context_time(
@@ -117,7 +118,7 @@ def local_params(workload: Workload, layouts: LayoutBatch, stage_layers: FloatAr
 
 BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK = 40e6, 1e6
 """Megatron's buckets: 40 million parameters, or a million for each data-parallel rank where that is more."""
-BUCKETS = {"deepspeed": 5e8, "megatron-deepspeed": 5e8, "hf-accelerate": 12.5e6, "nanotron": 12.5e6}
+BUCKETS = {"deepspeed": 5e8, "megatron-deepspeed": 5e8, "hf-accelerate": 12.5e6, "nanotron": np.inf}
 """Parameters of a bucket elsewhere: DeepSpeed's reduce_bucket_size, the 25 MB of PyTorch's DDP in half precision."""
 Collective = Callable[[FloatArray, FloatArray, FloatArray, Machine, TimeCoefficients], FloatArray]
 
@@ -135,25 +136,23 @@ def exchange_time(
     bucket: FloatArray,
     machine: Machine,
     layouts: LayoutBatch,
-    num_bytes: float,
+    num_bytes: Number,
     c: TimeCoefficients,
 ) -> FloatArray:
     """Return the time to exchange `num_bytes` per parameter, bucket by bucket, over the ranks that share it."""
-    tp, cp, dp = (column.astype(np.float64) for column in (layouts.tp, layouts.cp, layouts.dp))
-    ranks = dp * cp
+    tp, ranks = layouts.tp.astype(np.float64), (layouts.dp * layouts.cp).astype(np.float64)
     seconds = _in_buckets(collective, params.dense, bucket, num_bytes, ranks, tp, machine, c)
     if params.experts.any():
         held, stride = np.maximum(layouts.edp, 1.0), (layouts.ep * layouts.etp).astype(np.float64)
         seconds = seconds + _in_buckets(collective, params.experts, bucket, num_bytes, held, stride, machine, c)
-    domains = np.maximum(ranks * tp / machine.fast_domain, 1.0)
-    return seconds * domains**c.data_decay
+    return seconds
 
 
 def _in_buckets(
     collective: Collective,
     params: FloatArray,
     bucket: FloatArray,
-    num_bytes: float,
+    num_bytes: Number,
     ranks: FloatArray,
     stride: FloatArray,
     machine: Machine,
@@ -173,11 +172,13 @@ def data_time(
     pass_s: FloatArray,
 ) -> FloatArray:
     """Return the exposed time of reducing gradients and gathering weights; `pass_s` is one micro-batch of a stage."""
-    c, m, gradient_bytes = coefficients, layouts.num_micro_batches, framework.reduced_gradient_bytes
+    c, m = coefficients, layouts.num_micro_batches
     bucket = bucket_params(framework, params, layouts)
-    weights = exchange_time(gather_time, params, bucket, machine, layouts, BF16, c)
-    gradients = weights
-    if gradient_bytes != BF16:
+    # Bandwidth falls as domains are added, latency does not: the same bytes count for more.
+    weight = np.maximum(layouts.dp * layouts.cp * layouts.tp / machine.fast_domain, 1.0) ** c.data_decay
+    weights = exchange_time(gather_time, params, bucket, machine, layouts, BF16 * weight, c)
+    gradient_bytes, gradients = framework.reduced_gradient_bytes * weight, weights
+    if framework.reduced_gradient_bytes != BF16:
         gradients = exchange_time(gather_time, params, bucket, machine, layouts, gradient_bytes, c)
     sums = gradients
     if (layouts.zero == 0).any():
