@@ -42,20 +42,20 @@ def test_ranks_that_are_all_apart_use_the_network_alone() -> None:
     assert V / gather(16, 1) * 15 / 16 == pytest.approx(SLOW)
 
 
-def test_several_domains_use_the_adapter_of_every_rank_while_the_link_inside_is_busy_too() -> None:
-    assert gather(16, 8) == pytest.approx(V * 15 / 16 * np.hypot(1 / FAST, 1 / (8 * SLOW)))
+def test_several_domains_carry_their_share_over_the_network_while_the_rest_stays_inside() -> None:
+    assert gather(16, 8) == pytest.approx(V * (7 / 8 / FAST + 1 / 2 / 8 / SLOW))
 
 
 def test_a_group_uses_no_more_adapters_than_its_channels_reach() -> None:
     no_link = replace(MACHINE, fast_bytes_per_s=1e30)
-    assert gather(144, 72, no_link) == pytest.approx(V * 143 / 144 / (MOST_ADAPTERS * SLOW))
+    assert gather(144, 72, no_link) == pytest.approx(V / 2 / (MOST_ADAPTERS * SLOW))
 
 
 def test_a_small_message_waits_for_the_steps_of_its_ring_and_a_large_one_for_its_bytes() -> None:
     ranks = np.array([8.0, 64.0])
     small, large = (gather_time(size, ranks, np.minimum(ranks, 8.0), MACHINE, IDEAL) for size in (1e5, 1e11))
     assert small[1] > 4 * small[0]
-    assert large[1] < 2 * large[0]
+    assert large[1] / large[0] == pytest.approx(1 + (7 / 8 / 8 / SLOW) / (7 / 8 / FAST), rel=0.01)
 
 
 def test_an_all_reduce_moves_what_a_scatter_and_a_gather_do() -> None:
@@ -94,11 +94,10 @@ def test_without_tensor_parallelism_there_is_no_such_traffic() -> None:
     assert tensor_time(at.workload, at.machine, at.layouts, IDEAL)[0] == 0.0
 
 
-def test_a_tensor_parallel_group_over_two_nodes_is_slower_by_the_network_of_its_ranks() -> None:
+def test_a_tensor_parallel_group_over_two_nodes_is_several_times_slower() -> None:
     at = case(GPT3, "h100x64", mbs=HUGE, tp=[8, 16], sequence_parallel=True)
     inside, outside = tensor_time(at.workload, at.machine, at.layouts, IDEAL)
-    ratio = (15 / 16 * np.hypot(1 / FAST, 1 / (8 * SLOW))) / (7 / 8 / FAST)
-    assert outside / inside == pytest.approx(ratio, rel=1e-4)
+    assert outside / inside == pytest.approx(1 + (1 / 2 / 8 / SLOW) / (7 / 8 / FAST), rel=1e-4)
 
 
 def test_small_tensor_parallel_messages_are_worth_fewer_bytes_a_second() -> None:
@@ -152,6 +151,6 @@ def test_stages_hand_over_an_activation_and_a_gradient() -> None:
 def test_neighbouring_stages_inside_a_node_use_its_link() -> None:
     at = case(GPT3, "h100x8", mbs=2, tp=2, pp=4, sequence_parallel=False)
     seconds = handover_time(at.workload, at.machine, at.layouts, IDEAL)[0]
-    # A message of 96 MiB has 96/512 of the link's channels.
+    message = 2 * 2048 * 12288 * 2
     waits = (SEND.base + SEND.fast_step) * float(at.machine.fast_latency_s)
-    assert seconds == pytest.approx(2 * (512 * 2**20 / FAST + waits))
+    assert seconds == pytest.approx(2 * (message / FAST + waits))

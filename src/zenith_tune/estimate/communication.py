@@ -45,7 +45,7 @@ def tensor_time(
     message = tokens_per_rank(workload, layouts) * workload.hidden * BF16
     group = (tp, ranks_nearby(tp, np.ones_like(tp), machine), machine, coefficients)
     exchange = 2 * gather_time(message, *group)
-    if not layouts.sequence_parallel.all():
+    if not (layouts.sequence_parallel | (layouts.tp == 1)).all():
         exchange = np.where(layouts.sequence_parallel, exchange, all_reduce_time(message, *group))
     return (4 - 2 * routed_only) * exchange * coefficients.tensor_exposed
 
@@ -181,7 +181,7 @@ def data_time(
     if framework.reduced_gradient_bytes != BF16:
         gradients = exchange_time(gather_time, params, bucket, machine, layouts, gradient_bytes, c)
     sums = gradients
-    if (layouts.zero == 0).any():
+    if ((layouts.zero == 0) & (layouts.dp * layouts.cp > 1)).any():
         sums = exchange_time(all_reduce_time, params, bucket, machine, layouts, gradient_bytes, c)
     hidden = c.data_overlap * pass_s * (2 / 3)
     plain = _exposed(sums, hidden)
