@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_tokens_go_to_their_experts_and_back_forward_and_backward() -> None:
 def test_experts_over_nodes_send_seven_of_eight_parts_over_the_network_of_two() -> None:
     routed = HUGE * 8 * 4096 * 7168 * 2
     outside, inside = routed * 56 / 64 / SLOW, routed * 7 / 64 / FAST
-    batch = {"seq_len": 4096, "mbs": HUGE, "ep": 64, "dp": 64, "gbs": 64 * HUGE}
+    batch: dict[str, Any] = {"seq_len": 4096, "mbs": HUGE, "ep": 64, "dp": 64, "gbs": 64 * HUGE}
     at = case(load_model("deepseek-v3"), "h100x64", dispatcher="flex", **batch)
     fused = expert_exchange_time(at.workload, at.machine, at.layouts, IDEAL)[0]
     assert fused == pytest.approx(4 * (outside + inside), rel=1e-4)

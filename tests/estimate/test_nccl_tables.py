@@ -11,8 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.estimate.time_cases import IDEAL
-from zenith_tune.describe.gpu_catalog import gpu_spec, node_fields
 from zenith_tune.describe.cluster_spec import ClusterSpec, LinkSpec
+from zenith_tune.describe.gpu_catalog import gpu_spec, node_fields
 from zenith_tune.estimate.collectives import all_reduce_time, all_to_all_time, gather_time, send_time
 from zenith_tune.estimate.communication import ALL_TO_ALL
 from zenith_tune.estimate.workload import Machine

@@ -3,10 +3,11 @@
 Legend: n ranks in a group, k of them in one fast domain, d = n/k domains; V bytes that each rank ends up with or starts
 from; FAST and SLOW the links' rates times the share of them that a large message reaches (the fitted efficiencies).
 
-Each algorithm takes `base + steps * latency + bytes / bandwidth`, as NCCL's own tuner reckons, and the fastest is taken
-(NVIDIA/nccl, src/graph/tuning.cc, 2.29 of 2026-06-11: its base latencies, its latency of a step by protocol and link,
-its shares of the bandwidth). The constants here began as NCCL's and were then fitted, all at once, to 539 published
-rows of nccl-tests (benchmarks/nccl-tables.csv, 2026-11-16; tests/estimate/test_nccl_tables.py compares them).
+Each algorithm takes `waits + bytes / bandwidth` and the fastest counts, as in NCCL's own tuner (NVIDIA/nccl, commit
+5067397c of 2026-06-11, src/graph/tuning.cc), whose base latencies, latencies of a step and shares of the bandwidth the
+constants began as. They were then fitted to what people published of nccl-tests: rings, trees and switches to all rows
+of collectives from 512 KiB up in benchmarks/nccl-tables.csv, on 2026-11-16; exchanges and sends by hand to the others.
+tests/estimate/test_nccl_tables.py compares them.
 
 A ring inside a domain passes (n-1)/n * V over every link in n-1 steps (Thakur et al., "Optimization of Collective
 Communication Operations in MPICH", 2005), and twice that for an all-reduce. Over several domains each rank carries its
