@@ -125,13 +125,14 @@ def _recompute(layouts: LayoutBatch, again: FloatArray, work: FloatArray, time: 
 
 def joint_time(work: FloatArray, floor: FloatArray) -> FloatArray:
     """Return a smooth maximum: the host runs ahead of the device, or the device ahead of the host."""
-    joint: FloatArray = np.sqrt(np.sqrt(work**4 + floor**4))
+    joint: FloatArray = np.sqrt(np.sqrt(np.square(work * work) + np.square(floor * floor)))
     return joint
 
 
 def host_rules(work: FloatArray, floor: FloatArray) -> FloatArray:
     """Return by which share of a change of `floor` their joint time changes."""
-    share: FloatArray = floor**4 / (work**4 + floor**4)
+    fourth = np.square(floor * floor)
+    share: FloatArray = fourth / (np.square(work * work) + fourth)
     return share
 
 

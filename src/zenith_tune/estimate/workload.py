@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.gpu_catalog import num_nvlinks
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 
@@ -108,6 +109,8 @@ class Machine:
     """Outside a fast domain: the network, or PCIe in a single node without NVLink."""
     fast_latency_s: Number
     slow_latency_s: Number
+    switch_sums: Number = 0.0
+    """1 where the fast link's switches add up what passes through them (NVLink SHARP), else 0."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, precision: str) -> Self:
@@ -126,6 +129,7 @@ class Machine:
             slow_bytes_per_s=slow.bytes_per_s,
             fast_latency_s=cluster.fast_link.latency_s,
             slow_latency_s=slow.latency_s,
+            switch_sums=float(_adds_in_switch(cluster)),
         )
 
     @classmethod
@@ -134,6 +138,13 @@ class Machine:
         return cls(**{f.name: np.array([getattr(m, f.name) for m in machines], np.float64) for f in fields(cls)})
 
 
+def _adds_in_switch(cluster: ClusterSpec) -> bool:
+    """Tell whether NVSwitches join more GPUs than a board, of the generation that adds up: that of the first fp8."""
+    return cluster.fast_domain > BOARD and cluster.gpu.fp8_flops > 0 and num_nvlinks(cluster.gpu.name) > 0
+
+
+BOARD = 4
+"""GPUs that NVLink joins without switches at most."""
 FloatArray = npt.NDArray[np.float64]
 
 
