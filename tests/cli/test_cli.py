@@ -207,7 +207,7 @@ def test_an_objective_of_ones_own_is_read(zenithtune: Run) -> None:
 def test_no_success_at_all_is_exit_code_1(zenithtune: Run) -> None:
     done = zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN, "--crash")
     assert done.returncode == 1
-    assert "\nno trial" in done.stdout and "\nbest: " not in done.stdout
+    assert "verdict: no trial" in done.stdout and "\nbest: " not in done.stdout
 
 
 def test_resume_without_a_name_continues_the_last_study(zenithtune: Run) -> None:

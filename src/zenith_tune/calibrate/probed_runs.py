@@ -94,7 +94,7 @@ def _columns(layout: Layout, num_micro_batches: int) -> dict[str, int | bool]:
 
 
 def _model(stored: Json) -> ModelSpec:
-    known = {field.name for field in fields(ModelSpec)}
+    known = {field.name for field in fields(ModelSpec)} - {"traced"}  # Megatron-LM's models have a config
     values = {name: value for name, value in stored.items() if name in known}
     if isinstance(name := values.get("name"), str):
         values["name"] = clean_line(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Mapping
 
@@ -46,6 +47,8 @@ class Study:
         """How many reruns there may be, those of earlier runs of the study included."""
         self._replaced: set[str] = set()
         """The runs that were run again: what they measured then is what counts."""
+        self._fewest_settings = sys.maxsize
+        """Of a trial: levers come on top."""
         self.is_sound = True
         """Whether its runs differ by what was tuned; not where options proved to be without effect."""
         self.lever_speedup: float | None = None
@@ -59,6 +62,7 @@ class Study:
             self._add_baseline(trial)
             return
         self.trials.append(trial)
+        self._fewest_settings = min(self._fewest_settings, len(trial.params))
         if trial.is_rerun:
             self._replaced.add(trial.identity.removesuffix(RERUN))
             if self.may_be_best(trial) and self._is_proven(trial):
@@ -163,6 +167,8 @@ class Study:
         So are levers: one that proves no faster than its layout alone is not kept, by whatever luck its run had.
         """
         base, own = self.baseline, self.own_params
+        if len(trial.params) <= min(self._fewest_settings, len(own or trial.params)):
+            return True
         plainer = [run for run in self.counted if run.params.keys() < trial.params.keys()]
         twins = [run for run in plainer if run.params.items() <= trial.params.items()]
         if base is not None and own and own.keys() < trial.params.keys() and own.items() <= trial.params.items():
