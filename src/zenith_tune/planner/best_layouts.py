@@ -6,7 +6,7 @@ since it has less to go wrong and loses nothing that is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ MOST_TIED = 0.025
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 RECOMPUTE_COST = np.array([0.0, 1.0, 1.0, 2.0])
 """What recomputation counts as, in doublings of a size: none, selective, full, and full of a number of layers."""
+
+Rows = npt.NDArray[np.intp]
 
 _MIX = np.random.default_rng(20240101).integers(1, 2**62, len(DISTINCT) + 1, dtype=np.uint64) | np.uint64(1)
 
@@ -74,42 +76,42 @@ class BestLayouts:
         both = LayoutBatch.concatenate([self._kept, layouts.take(better)])
         all_scores = np.concatenate([self._kept_scores, scores[better]])
         order = np.argsort(all_scores, kind="stable")
-        _, first, way = np.unique(_keys(both)[order], return_index=True, return_inverse=True)
+        both, all_scores = both.take(order), all_scores[order]
+        _, first, way = np.unique(_keys(both), return_index=True, return_inverse=True)
         leads = np.sort(first)[: self._size]
         if len(leads) == self._size:
-            self._limit = all_scores[order[leads[-1]]] * (1 + self._tied)
-        # Of each way the fastest is kept too: what ties is found only as it is known.
-        simplest = _simplest(both.take(order), all_scores[order], first[way], self._tied)[leads]
-        self._keep(both.take(order), all_scores[order], np.union1d(leads, simplest))
-        chosen = order[simplest]
-        listed = np.concatenate(list(_classes(all_scores[chosen], complexity(both.take(chosen)), self._tied)))
-        self.layouts, self.scores = both.take(chosen[listed]), all_scores[chosen[listed]]
-
-    def _keep(self, layouts: LayoutBatch, scores: FloatArray, rows: npt.NDArray[np.intp]) -> None:
-        self._kept, self._kept_scores = layouts.take(rows), scores[rows]
+            self._limit = all_scores[leads[-1]] * (1 + self._tied)
+        costs = complexity(both)
+        simplest = _simplest(all_scores, costs, first[way], self._tied)[leads]
+        # Of each way the fastest is kept too: a faster one may come, and what ties is another then.
+        rows = np.union1d(leads, simplest)
+        self._kept, self._kept_scores = both.take(rows), all_scores[rows]
+        listed = simplest[_listed(all_scores[leads], all_scores[simplest], costs[simplest], self._tied)]
+        self.layouts, self.scores = both.take(listed), all_scores[listed]
 
 
-def _simplest(
-    layouts: LayoutBatch, scores: FloatArray, lead: npt.NDArray[np.intp], tied: float
-) -> npt.NDArray[np.intp]:
+def _simplest(scores: FloatArray, costs: FloatArray, lead: Rows, tied: float) -> Rows:
     """Return for every row that leads its way the simplest row that ties with it; others keep themselves."""
     found = np.arange(len(scores))
     ties = np.flatnonzero(scores <= scores[lead] * (1 + tied))
-    order = ties[np.lexsort((scores[ties], complexity(layouts.take(ties)), lead[ties]))]
+    order = ties[np.lexsort((scores[ties], costs[ties], lead[ties]))]
     leads, at = np.unique(lead[order], return_index=True)
     found[leads] = order[at]
     return found
 
 
-def _classes(scores: FloatArray, simple: FloatArray, tied: float) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield rows by classes of what ties with the fastest of them, the simplest of a class first."""
-    order = np.argsort(scores, kind="stable")
-    start = 0
-    while start < len(order):
-        end = int(np.searchsorted(scores[order], scores[order[start]] * (1 + tied), side="right"))
-        rows = order[start:end]
-        yield rows[np.lexsort((scores[rows], simple[rows]))]
-        start = end
+def _listed(fastest: FloatArray, scores: FloatArray, costs: FloatArray, tied: float) -> Rows:
+    """Return the order of ways: what ties with the fastest that is left comes next, the simplest of it first.
+
+    `fastest` are the lowest scores of the ways, rising, and `scores` those of what stands for them.
+    """
+    listed, left = list[Rows](), np.arange(len(scores))
+    while len(left):
+        ties = scores[left] <= fastest[left[0]] * (1 + tied)
+        rows = left[ties]
+        listed.append(rows[np.lexsort((scores[rows], costs[rows]))])
+        left = left[~ties]
+    return np.concatenate(listed)
 
 
 def tied_with_first(scores: Sequence[float], tied: float) -> int:
