@@ -103,7 +103,7 @@ def test_the_expected_step_is_the_mean_over_sampled_errors_of_memory() -> None:
     needed = found.device_bytes * np.exp(spread * normal)
     sampled = np.where(needed > capacity, CRASH, slowdown(np.minimum(needed, capacity), capacity, thrash))
     assert expected == pytest.approx(sampled.mean(axis=0), rel=0.03)
-    assert expected[0] == pytest.approx(1.0, abs=0.01) and expected[1] > 1.2 and expected[2] == pytest.approx(CRASH)
+    assert expected[0] == pytest.approx(1.0, abs=0.01) and expected[1] > 1.15 and expected[2] == pytest.approx(CRASH)
 
 
 def test_a_layout_that_runs_is_charged_no_crash_but_more_for_a_full_memory() -> None:

@@ -64,3 +64,9 @@ def test_ways_that_tie_are_listed_by_their_simplicity_and_others_by_their_score(
 def test_a_wide_spread_ties_no_more_than_neighbours_are_off() -> None:
     sharp, wide = (Calibration(time=TimeCalibration(interval=(-end, end))) for end in (0.05, 1.0))
     assert 0 < tied_within(sharp) < 0.01 and tied_within(wide) == MOST_TIED
+
+
+def test_what_stands_for_a_way_ties_with_the_fastest_of_all_and_not_with_another_that_ties() -> None:
+    best = BestLayouts(2, tied=0.02)
+    best.add(LayoutBatch.of(tp=[4, 4, 1], pp=2, vp=[8, 1, 1], gbs=8), np.array([1.0, 1.019, 1.03]))
+    assert best.layouts.tp.tolist() == [4, 1] and best.layouts.vp.tolist() == [1, 1]

@@ -43,7 +43,7 @@ def test_of_layouts_that_tie_the_simplest_is_listed_first() -> None:
     layouts = everything(at, 576)
     found = at.estimate(layouts)
     fastest = int(np.argmin(np.where(found.oom_probability < RISK, found.expected_s, np.inf)))
-    assert layouts.vp[fastest] >= 12 and best.layout.vp == 1, "the premise: many chunks are a little faster"
+    assert layouts.vp[fastest] > 4 >= best.layout.vp, "the premise: many chunks are a little faster"
     assert found.expected_s[fastest] < best.expected_s < found.expected_s[fastest] * (1 + plan.tied_within)
     ties = [planned.expected_s for planned in plan.best[: plan.num_tied]]
     assert plan.num_tied > 1 and max(ties) <= min(ties) * (1 + plan.tied_within)

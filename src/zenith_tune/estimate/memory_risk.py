@@ -26,7 +26,7 @@ TIGHT = 0.99
 """Share of the memory at which half of the price of a full one is paid."""
 WIDTH = 0.0025
 """How gradually, as a share of the memory, a step slows down."""
-CRASH = 1.2
+CRASH = 1.1
 """What a layout that runs out of memory is charged, in steps of its own: a lost start, and a slower one in its place.
 A coarse figure, and no fit: published best layouts that are stated a risk of 5 to 11% did run, so it is not large."""
 
@@ -59,7 +59,7 @@ def expected_step(roomy_s: FloatArray, risk: MemoryRisk, thrash: Number) -> Floa
 
     >>> risk = MemoryRisk(oom=np.array([0.0, 0.2]), tight=np.array([0.0, 0.1]))
     >>> expected_step(np.array([10.0, 9.0]), risk, 4.0).round(1).tolist()
-    [10.0, 12.1]
+    [10.0, 11.9]
     """
     return roomy_s * (1.0 + (thrash - 1.0) * risk.tight + (CRASH - 1.0) * risk.oom)
 

@@ -27,9 +27,6 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 RECOMPUTE_COST = np.array([0.0, 1.0, 1.0, 2.0])
 """What recomputation counts as, in doublings of a size: none, selective, full, and full of a number of layers."""
 
-RISK_OF_A_DOUBLING = 0.05
-"""Probability of running out of memory that counts as a doubling of a size: what may crash is not simple."""
-
 Rows = npt.NDArray[np.intp]
 
 _MIX = np.random.default_rng(20240101).integers(1, 2**62, len(DISTINCT) + 1, dtype=np.uint64) | np.uint64(1)
@@ -64,7 +61,6 @@ class BestLayouts:
         self._size, self._tied = size, tied
         self._kept = LayoutBatch.of().take(np.arange(0))
         self._kept_scores: FloatArray = np.empty(0)
-        self._kept_costs: FloatArray = np.empty(0)
         self._limit = np.inf
         self.layouts = self._kept
         self.scores: FloatArray = np.empty(0)
@@ -72,26 +68,25 @@ class BestLayouts:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def add(self, layouts: LayoutBatch, scores: FloatArray, risk: FloatArray | None = None) -> None:
-        """Take in a piece, with its risk of running out of memory; what has no finite score is none of them."""
+    def add(self, layouts: LayoutBatch, scores: FloatArray) -> None:
+        """Take in a piece; a layout whose score is not finite is none of them."""
         better = np.flatnonzero(scores < self._limit)
         if not len(better):
             return
         both = LayoutBatch.concatenate([self._kept, layouts.take(better)])
         all_scores = np.concatenate([self._kept_scores, scores[better]])
-        costs = complexity(layouts.take(better)) + (0.0 if risk is None else risk[better] / RISK_OF_A_DOUBLING)
-        all_costs = np.concatenate([self._kept_costs, costs])
         order = np.argsort(all_scores, kind="stable")
-        both, all_scores, all_costs = both.take(order), all_scores[order], all_costs[order]
+        both, all_scores = both.take(order), all_scores[order]
         _, first, way = np.unique(_keys(both), return_index=True, return_inverse=True)
         leads = np.sort(first)[: self._size]
         if len(leads) == self._size:
             self._limit = all_scores[leads[-1]] * (1 + self._tied)
-        simplest = _simplest(all_scores, all_costs, first[way], self._tied)[leads]
+        costs = complexity(both)
+        simplest = _simplest(all_scores, costs, first[way], self._tied)[leads]
         # Of each way the fastest is kept too: a faster one may come, and what ties is another then.
         rows = np.union1d(leads, simplest)
-        self._kept, self._kept_scores, self._kept_costs = both.take(rows), all_scores[rows], all_costs[rows]
-        listed = simplest[_listed(all_scores[leads], all_scores[simplest], all_costs[simplest], self._tied)]
+        self._kept, self._kept_scores = both.take(rows), all_scores[rows]
+        listed = simplest[_listed(all_scores[leads], all_scores[simplest], costs[simplest], self._tied)]
         self.layouts, self.scores = both.take(listed), all_scores[listed]
 
 

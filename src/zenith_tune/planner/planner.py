@@ -237,7 +237,7 @@ class Planner:
         fits = found.oom_probability < risk
         search.num_considered += len(piece)
         search.num_not_fitting += int(np.sum(~fits))
-        search.best.add(piece, np.where(fits, found.expected_s, np.inf), found.oom_probability)
+        search.best.add(piece, np.where(fits, found.expected_s, np.inf))
         near = found.memory_bytes < NEAR_MEMORY * self.cluster.gpu.memory_bytes
         roomy_s = found.step_s - found.time_parts.get(PRESSURE, 0.0)
         search.too_large.add(piece, np.where(near & ~fits, roomy_s, np.inf))
@@ -255,8 +255,7 @@ class Planner:
                 numbers = range(1, chunk)
                 blocks = batch_of([replace(layout, recompute="full/block", recompute_layers=n) for n in numbers])
                 found = self.estimate(blocks)
-                fits = found.oom_probability < risk
-                search.best.add(blocks, np.where(fits, found.expected_s, np.inf), found.oom_probability)
+                search.best.add(blocks, np.where(found.oom_probability < risk, found.expected_s, np.inf))
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
