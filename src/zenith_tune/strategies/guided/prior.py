@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zenith_tune.calibrate.holdout import FEW
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimate.calibration import Calibration, TimeCoefficients
@@ -45,7 +46,7 @@ def normal_cdf(x: FloatArray) -> FloatArray:
 FALLBACK = "megatron"
 """Whose coefficients may be off where a framework was never measured."""
 KNOWN, UNKNOWN = 0.3, 0.6
-"""How far coefficients may be off, as a share of what their family allows: fitted to runs of the framework, or not."""
+"""How far coefficients may be off, as a share of what their family allows: fitted to enough runs, or to few."""
 STEP = 0.05
 """Relative change of a coefficient by which its effect is measured."""
 SHARES = {"scale": 1.0, "neighbour": 0.4, "own": 0.7}
@@ -91,7 +92,7 @@ def prior_of(
     """Return what is predicted of `layouts`, and how sure it is; `limit_bytes` is what may be used of a device."""
     found = estimate(subject.model, subject.cluster, subject.job, layouts, calibration)
     names = _coefficients(subject.job.framework.name)
-    known = KNOWN if calibration.num_runs else UNKNOWN
+    known = KNOWN if calibration.num_runs >= FEW else UNKNOWN
     spread = float(np.clip(calibration.time.spread, LEAST_SPREAD, MOST_SPREAD)) if calibration.num_runs else MOST_SPREAD
     misfit = spread * ALL_WORK[known] * (ALL_WAITING / ALL_WORK[known]) ** (1 - _work_share(found))
     capacity = float(subject.cluster.gpu.memory_bytes)
