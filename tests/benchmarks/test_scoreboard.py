@@ -48,10 +48,12 @@ def test_one_folder_predicts_another(tmp_path: Path) -> None:
     found = scoreboard("--fit", tmp_path / "fit", "--judge", tmp_path / "judge")
     assert found["memory"]["h200_hf_accelerate"].keys() == ERRORS
     assert found["memory"]["h200_hf_accelerate"]["n"] == 14
-    assert found["speed"].keys() == {"llm_foundry"} and found["speed"]["llm_foundry"]["median_abs_pct"] < 15
+    limits = {"llm_foundry": 15, "h200_hf_accelerate": 25}  # the latter is judged by a single model
+    assert found["speed"].keys() == limits.keys()
+    assert all(found["speed"][name]["median_abs_pct"] < limit for name, limit in limits.items())
     assert found["fits"]["n"] == 0 and found["choice"]["landscapes"] == 0 and found["choice"]["spearman_median"] is None
     assert 0 <= found["interval"]["inside_pct"] <= 100
-    assert any(mentions(reason, "speed", "h200_hf_accelerate") for reason in found["left_out"])
+    assert found["left_out"] == {}
 
 
 @pytest.mark.slow
