@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,9 +125,14 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
     return 0 if best_value is not None else 1
 
 
+INNER_SHELL = re.compile(r"\bsh -[a-z]*c\b")
+
+
 def _notes(config: StudyConfig) -> Iterator[str]:
     """Yield what the user should know before the first run."""
-    if (file := config.line.output_file) is not None:
+    file = config.line.output_file
+    # Inside `sh -c` it may be another program's, while the training prints.
+    if file is not None and not INNER_SHELL.search(config.command):
         yield f"the command writes its output to {file}, where no value is read: leave that out, or write | tee {file}"
     limit, capacity = config.memory.max_bytes, config.first_capacity_bytes
     if limit is not None and capacity is not None and limit > capacity:
