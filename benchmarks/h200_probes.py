@@ -4,8 +4,7 @@
 
 Every model is predicted by a calibration that has seen none of its runs: the probes of the other models, and the runs
 of data/h200 (ZENITHTUNE_DATA, or ../shared/data) and of the sweep beside this file. The probes themselves are
-`zenithtune probe` with the commands that
-their files state, on the real Megatron-LM.
+`zenithtune probe` with the commands that their files state, on the real Megatron-LM.
 """
 
 from __future__ import annotations
@@ -55,11 +54,15 @@ class Compared:
 def main() -> None:
     """Compare every probe, and write the table."""
     data = Path(os.environ.get("ZENITHTUNE_DATA") or HERE.parent.parent / "shared" / "data")
-    probes = [run for path in sorted(HERE.glob("h200-probes-*/*.json")) for run in read_probes(path)]
-    compared = compare(probes, [*read_measured(data / "h200"), *swept()])
+    compared = compare(probed(), [*read_measured(data / "h200"), *swept()])
     text = report(compared)
     print(text)
     (HERE / "h200-probes.md").write_text(text, encoding="utf-8")
+
+
+def probed() -> list[MeasuredRun]:
+    """Return the probed ranks."""
+    return [run for path in sorted(HERE.glob("h200-probes-*/*.json")) for run in read_probes(path)]
 
 
 def swept() -> list[MeasuredRun]:

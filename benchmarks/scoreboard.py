@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from h200_probes import probed, swept
 from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
 
 from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, hold_out, hold_out_memory
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.probed_runs import read_probes
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
 
@@ -162,13 +162,6 @@ def _kind(item: Judged) -> str:
     return f"{'experts' if has_experts else 'dense'}, {decided}"
 
 
-def own_runs() -> list[MeasuredRun]:
-    """Return this project's own sweeps, studies and probes."""
-    here = OUTPUT.parent
-    rows = [run for path in sorted(here.glob("h200-s*.csv")) for run in read_measured(path)]
-    return rows + [run for path in sorted(here.glob("h200-probes-*/*.json")) for run in read_probes(path)]
-
-
 def _share(flags: list[bool]) -> float | None:
     return round(100 * float(np.mean(flags)), 2) if flags else None
 
@@ -212,7 +205,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the scores, and write them down where the project's own data is judged."""
     fit, other = read_both(options, read_measured)
     is_own = other is None and options.fit.resolve() == DATA.resolve()
-    found = scores(judge([*fit, *own_runs()] if is_own else fit, other))
+    found = scores(judge([*fit, *swept(), *probed()] if is_own else fit, other))
     if options.json:
         json.dump(found, sys.stdout, indent=1)
         print()

@@ -278,10 +278,10 @@ def step_errors(held: HeldOutSteps) -> TimeCalibration:
         likely = -(np.log(sd) + np.sqrt(2) * np.abs(held.residuals) / sd).sum(axis=1)
         sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
     low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2))
-    ends = (min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0])
+    errors = TimeCalibration(interval=(min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0]))
     # What widens the interval is stated against its own width.
-    unit = (ends[1] - ends[0]) / 3.29 / sds[0]
-    return TimeCalibration(interval=ends, error_sds=dict(zip(ERROR_SOURCES, (sds[1:] * unit).tolist(), strict=True)))
+    scaled = sds[1:] * errors.spread / sds[0]
+    return replace(errors, error_sds=dict(zip(ERROR_SOURCES, scaled.tolist(), strict=True)))
 
 
 def interval(residuals: FloatArray) -> tuple[float, float]:

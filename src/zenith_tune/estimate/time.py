@@ -106,7 +106,8 @@ def _layer(
     work = compute + tensor + context + experts + recompute
     floor = launch_time(w, machine, layouts, c) * (1 + c.launch_again * again)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
-    return {**parts, "overhead": joint_time(work, floor) - work}, host_rules(work, floor)
+    joint, host = joint_time(work, floor)
+    return {**parts, "overhead": joint - work}, host
 
 
 def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
@@ -123,17 +124,11 @@ def _recompute(layouts: LayoutBatch, again: FloatArray, work: FloatArray, time: 
     return seconds
 
 
-def joint_time(work: FloatArray, floor: FloatArray) -> FloatArray:
-    """Return a smooth maximum: the host runs ahead of the device, or the device ahead of the host."""
-    joint: FloatArray = np.sqrt(np.sqrt(np.square(work * work) + np.square(floor * floor)))
-    return joint
-
-
-def host_rules(work: FloatArray, floor: FloatArray) -> FloatArray:
-    """Return by which share of a change of `floor` their joint time changes."""
+def joint_time(work: FloatArray, floor: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return a smooth maximum, since host or device runs ahead, and the share of a change of `floor` that it takes."""
     fourth = np.square(floor * floor)
-    share: FloatArray = fourth / (np.square(work * work) + fourth)
-    return share
+    both: FloatArray = np.square(work * work) + fourth
+    return np.sqrt(np.sqrt(both)), fourth / both
 
 
 def optimizer_time(
@@ -224,7 +219,7 @@ def stage_time(
     compute = _mean_compute(w, time)
     work = compute + _recompute(layouts, again, compute, time)
     floor = _host_time(w, layouts, c) * (1 + c.launch_again * again)
-    layer_s = joint_time(work, floor)
+    layer_s, host = joint_time(work, floor)
     head_s = stage.is_last * head_time(w, machine, layouts, c)
     num_layers = stage.layers + stage.is_last * stage.mtp_layers
     m, zero = layouts.num_micro_batches, np.zeros(len(layouts))
@@ -234,5 +229,5 @@ def stage_time(
         "optimizer": optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c),
     }
     step_s = sum(parts.values(), start=zero)
-    host_share = host_rules(work, floor) * m * num_layers * layer_s / step_s
+    host_share = host * m * num_layers * layer_s / step_s
     return TimeEstimate(step_s, parts, host_share, _expert_share(w, layouts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zenith_tune.presets.deepspeed.levers.declaration import OPTIMIZER, PARAMS, DeepSpeedLever, ZeroSituation, zero
-from zenith_tune.presets.deepspeed.levers.traffic import has_replicas
+from zenith_tune.presets.deepspeed.levers.traffic import has_replicas, is_below
 from zenith_tune.presets.levers import ASSUMED, Effect
 from zenith_tune.strategies.zero_progressive.ds_config import Keys
 
@@ -20,10 +20,6 @@ PLUS_PLUS, RATIO = (0, 10), (0, 12, 3)
 """The first releases that have ZeRO++, and that offload a part of the optimizer."""
 PINNED = (0, 19, 5)
 """The first release that pins what it offloads unless the file says otherwise."""
-
-
-def _is_below(name: str, value: int, at: ZeroSituation) -> bool:
-    return has_replicas(at) and (at.own(zero(name)) or 0) < value
 
 
 def _releases_weights(at: ZeroSituation) -> Effect | None:
@@ -107,7 +103,7 @@ SHARDED_LEVERS = (
         value=AHEAD,
         sets={zero(PREFETCH): AHEAD},
         stages=(3,),
-        goes=lambda at: _is_below(PREFETCH, AHEAD, at),
+        goes=is_below(PREFETCH, AHEAD),
         saves={"dp": 0.1},
         memory_at=lambda at: at.memory_with(PREFETCH, AHEAD),
         memory=0.02,
@@ -118,7 +114,7 @@ SHARDED_LEVERS = (
         value=PERSISTENT,
         sets={zero(PERSISTENCE): PERSISTENT},
         stages=(3,),
-        goes=lambda at: _is_below(PERSISTENCE, PERSISTENT, at),
+        goes=is_below(PERSISTENCE, PERSISTENT),
         saves={"dp": 0.03, "overhead": 0.1},
         memory=0.01,
         source=f"{ASSUMED}: small weights, which take a message each, stay on every rank",

@@ -32,7 +32,7 @@ def _scatters(at: ZeroSituation) -> bool:
     return has_replicas(at) and predivide in (None, 1) and not at.config.flag(("prescale_gradients",))
 
 
-def _is_below(name: str, value: int) -> Callable[[ZeroSituation], bool]:
+def is_below(name: str, value: int) -> Callable[[ZeroSituation], bool]:
     """Tell whether a size is smaller than a value, or left to the Trainer, which takes small ones."""
     return lambda at: has_replicas(at) and (at.own(zero(name)) or 0) < value
 
@@ -109,7 +109,7 @@ TRAFFIC_LEVERS = (
         value=LARGE,
         sets={zero(REDUCE): LARGE},
         stages=(1, 2, 3),
-        goes=_is_below(REDUCE, LARGE),
+        goes=is_below(REDUCE, LARGE),
         saves={"dp": 0.03},
         memory_at=lambda at: at.memory_with(REDUCE, LARGE),
         memory=0.03,
@@ -120,7 +120,7 @@ TRAFFIC_LEVERS = (
         value=LARGE,
         sets={zero(GATHER): LARGE},
         stages=(1, 2),
-        goes=_is_below(GATHER, LARGE),
+        goes=is_below(GATHER, LARGE),
         saves={"dp": 0.03},
         memory=0.01,
         source=f"{ASSUMED}: fewer messages, at DeepSpeed's own size",
