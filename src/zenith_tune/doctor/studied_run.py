@@ -148,7 +148,7 @@ def _name(trial: Json) -> str:
 
 
 def _memory_limit(study: Json) -> float | None:
-    """Return what the study may take of a GPU's memory, where it was told."""
+    """Return what the study may take of a GPU's memory, where it was given a limit."""
     search = study.get("search")
     return positive(search.get("memory_limit_bytes")) if isinstance(search, dict) else None
 

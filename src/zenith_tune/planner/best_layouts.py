@@ -22,7 +22,7 @@ TIED = 0.15
 0.021 for Megatron. Held-out neighbours that were predicted within 5% of each other were off by 0.032 (Ultra-Scale
 Playbook up to 64 GPUs, 151 pairs) and 0.064 (BLOOM's, 117 pairs) at the median, repeats of one run by 0.02 to 0.05."""
 MOST_TIED = 0.025
-"""However wide the spread: where a few runs of a kind are far off, the others can still be told apart."""
+"""However wide the spread: where a few runs of a kind are far off, the others can still be distinguished."""
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 RECOMPUTE_COST = np.array([0.0, 1.0, 1.0, 2.0])
 """What recomputation counts as, in doublings of a size: none, selective, full, and full of a number of layers."""

@@ -1,4 +1,4 @@
-"""The failure that ended a run, told as trials' failures are, with the lines that show it and what to do."""
+"""The failure that ended a run, classified as trials' failures are, with the lines that show it and what to do."""
 
 from __future__ import annotations
 

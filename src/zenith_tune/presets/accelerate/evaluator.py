@@ -54,7 +54,7 @@ class RunAsked:
     samples: int | None = None
     """Samples of an update that the loader of the user's own command gave."""
     script_accumulation: int | None = None
-    """The accumulation that the script may set without a run of the user's own command having told it."""
+    """The accumulation that the script may set without a run of the user's own command having shown it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class AccelerateJob:
     model: str | None = None
     seq_len: int | None = None
     live_precision: str | None = None
-    """What the user's own command computed in, where its run told."""
+    """What the user's own command computed in, where its run showed it."""
     live_gpu: str | None = None
     """What it ran on."""
     fixed: Mapping[str, str] = field(default_factory=dict)

@@ -118,7 +118,7 @@ def _cut(cut: Cut) -> Json:
 
 
 def _near_miss(miss: NearMiss) -> Json:
-    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "cure": miss.hint}
+    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "hint": miss.hint}
     return {**why, **planned_object(miss.planned)}
 
 

@@ -106,7 +106,7 @@ class TrialObserver:
         self._offset: float | None = None
 
     def tell(self, index: int, trial: Trial) -> str | None:
-        """Learn from a trial of the layout at `index`; returns a rule that it taught, in words."""
+        """Learn from a trial of the layout at `index`; returns a rule that it showed, as a sentence."""
         picker = self._picker
         picker.done(index)
         picker.cost.tell(trial)
