@@ -249,13 +249,16 @@ class Planner:
         pinned = {"recompute", "recompute_layers"} & space.pinned.keys()
         if pinned or not len(search.best) or not self._recomputes_blocks():
             return
-        for layout in [layout_at(search.best.layouts, row) for row in range(len(search.best))]:
-            chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
-            if chunk - 1 > space.max_block_steps:
-                numbers = range(1, chunk)
-                blocks = batch_of([replace(layout, recompute="full/block", recompute_layers=n) for n in numbers])
-                found = self.estimate(blocks)
-                search.best.add(blocks, np.where(found.oom_probability < risk, found.expected_s, np.inf))
+        blocks = [
+            replace(layout, recompute="full/block", recompute_layers=number)
+            for layout in (layout_at(search.best.layouts, row) for row in range(len(search.best)))
+            if (chunk := layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)) - 1 > space.max_block_steps
+            for number in range(1, chunk)
+        ]
+        if blocks:
+            batch = batch_of(blocks)
+            found = self.estimate(batch)
+            search.best.add(batch, np.where(found.oom_probability < risk, found.expected_s, np.inf))
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
