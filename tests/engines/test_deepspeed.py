@@ -41,10 +41,12 @@ def command(config: Path) -> list[str]:
     return [*launcher, *script, "--deepspeed_config", str(config)]
 
 
-def optimize(zenithtune: Tune, tmp_path: Path, config: dict[str, Any], *options: str) -> tuple[Any, dict[str, Any]]:
+def optimize(
+    zenithtune: Tune, tmp_path: Path, config: dict[str, Any], *options: str, mbs_max: int = 2
+) -> tuple[Any, dict[str, Any]]:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(config))
-    fixed = ("--args", "mbs_max=2", "--output-dir", str(tmp_path / "out"), "--study-name", "s")
+    fixed = ("--args", f"mbs_max={mbs_max}", "--output-dir", str(tmp_path / "out"), "--study-name", "s")
     env = {**CPU_ENV, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
     done = zenithtune("optimize", *fixed, *options, "--", *command(path), env=env)
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
@@ -63,7 +65,7 @@ def test_a_stage_is_trained_and_measured(zenithtune: Tune, tmp_path: Path) -> No
 @pytest.mark.timeout(900)
 def test_every_stage_trains_and_the_best_configuration_goes_on_by_hand(zenithtune: Tune, tmp_path: Path) -> None:
     options = ("--no-baseline", "--no-early-stop", "--strategy", "zero-progressive", "--strategy-args", "probe=true")
-    done, study = optimize(zenithtune, tmp_path, CONFIG, *options)
+    done, study = optimize(zenithtune, tmp_path, CONFIG, *options, mbs_max=1)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     tried = {(trial["parameters"]["stage"], trial["outcome"]) for trial in study["trials"]}
     assert tried == {(stage, "ok") for stage in range(4)}, tried

@@ -117,9 +117,9 @@ def test_levers_are_tried_on_the_best_point_with_deepspeed_itself(
     zenithtune: Tune, tmp_path: Path, stage: int, levers: tuple[str, ...]
 ) -> None:
     zero = {"stage": [stage], "contiguous_gradients": False}
-    config = {**CONFIG, "zero_optimization": zero, "train_micro_batch_size_per_gpu": 2}
+    config = {**CONFIG, "zero_optimization": zero, "train_micro_batch_size_per_gpu": 1}
     options = ("--args", f"search=mbs,levers={'+'.join(levers)}", "--no-baseline", "--no-confirm")
-    done, study = optimize(zenithtune, tmp_path, config, *options)
+    done, study = optimize(zenithtune, tmp_path, config, *options, mbs_max=1)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     trials = [trial for trial in study["trials"] if trial["parameters"].keys() & {*levers}]
     # A rank of gloo's may abort when it ends, after its last step: then the halves are tried.
