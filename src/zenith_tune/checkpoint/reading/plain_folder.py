@@ -12,6 +12,7 @@ from zenith_tune.describe.config_json import read_config
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
+CONFIG = "config.json"
 WEIGHTS = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -74,7 +75,7 @@ def in_files(tensors: list[JoinedTensor], config: Path) -> tuple[dict[str, list[
         if files[-1] and held + tensor.num_bytes > FILE_BYTES:
             files.append([])
         files[-1].append(tensor)
-    texts = {"config.json": _dense(config)} if config.is_file() else {}
+    texts = {CONFIG: _dense(config)} if config.is_file() else {}
     if len(files) == 1:
         return {"model.safetensors": files[0]}, texts
     contents = {f"model-{n:05d}-of-{len(files):05d}.safetensors": each for n, each in enumerate(files, start=1)}
