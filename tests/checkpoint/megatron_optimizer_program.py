@@ -51,7 +51,7 @@ def _with_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
 
 DistributedOptimizer._set_main_param_and_optimizer_states = _with_step
 
-BATCH, STEPS, VOCAB, LAYERS = 4, 2, 128, 4
+BATCH, STEPS, VOCAB, LAYERS = 2, 2, 128, 4
 SHARDED = ("fully_reshardable", "dp_reshardable")
 
 

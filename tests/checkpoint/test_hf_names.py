@@ -104,6 +104,20 @@ def test_weights_that_no_rule_knows_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_model_of_which_no_layer_is_known_is_not_written_for_megatron(tmp_path: Path) -> None:
+    torch = need_torch()
+    need_module("checkpoint", "safetensors")
+    from safetensors.torch import save_file
+
+    (tmp_path / "hf").mkdir()
+    names = ("wte.weight", "h.0.attn.c_attn.weight", "ln_f.weight")
+    save_file({f"transformer.{name}": torch.ones(4, 4) for name in names}, tmp_path / "hf" / "model.safetensors")
+    with pytest.raises(UsageError) as error:
+        reshard(tmp_path / "hf", tmp_path / "new", Target(tp=1, pp=1))
+    assert mentions(str(error.value), tmp_path / "hf")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_hostile_file_of_transformers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "pytorch_model.bin").write_bytes(b"cposix\nmkdir\n(S'was-run'\ntR.")

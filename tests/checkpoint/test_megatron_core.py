@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.program_server import Programs, serve_programs
 from tests.checkpoint.shard_files import need_torch
 from tests.checkpoint.test_hf_names import build, logits
-from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 
 pytestmark = pytest.mark.slow
 
 
-def run(program: str, *options: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.checkpoint.{program}", *options],
-        env={**os.environ, **ENGINE_ENV},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    need_torch()
+    for module in ("megatron", "megatron.core"):
+        need_module("engines", module)
+    with serve_programs() as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -38,11 +34,9 @@ def run(program: str, *options: str) -> None:
         "--tp 2 --pp 1 --ep 2 --experts 4 --groups 2 --gated",
     ],
 )
-def test_the_merged_model_computes_what_the_ranks_did(tmp_path: Path, model: str) -> None:
+def test_the_merged_model_computes_what_the_ranks_did(programs: Programs, tmp_path: Path, model: str) -> None:
     torch = need_torch()
-    for module in ("megatron", "megatron.core"):
-        need_module("engines", module)
-    run("megatron_core_program", *model.split(), "--folder", str(tmp_path))
+    programs.run("megatron_core_program", *model.split(), folder=tmp_path)
     expected, *found = (torch.load(path) for path in [tmp_path / "sharded.pt", *sorted(tmp_path.glob("merged-*.pt"))])
     assert expected.std() > 0.1 and len(found) == (5 if "--ep" in model else 7)
     for again in found:
@@ -50,12 +44,10 @@ def test_the_merged_model_computes_what_the_ranks_did(tmp_path: Path, model: str
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral", "qwen3_moe"])
-def test_megatron_core_computes_what_transformers_does(tmp_path: Path, model_type: str) -> None:
+def test_megatron_core_computes_what_transformers_does(programs: Programs, tmp_path: Path, model_type: str) -> None:
     torch = need_torch()
-    for module in ("megatron", "megatron.core"):
-        need_module("engines", module)
     expected = logits(build(tmp_path / "hf", model_type))
-    run("megatron_hf_program", "--folder", str(tmp_path))
+    programs.run("megatron_hf_program", folder=tmp_path)
     found = torch.load(tmp_path / "megatron.pt")[..., :37]
     assert expected.std() > 0.1
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -71,12 +63,9 @@ def test_megatron_core_computes_what_transformers_does(tmp_path: Path, model_typ
     ],
 )
 def test_megatron_takes_the_same_steps_with_the_optimizer_in_another_layout(
-    tmp_path: Path, options: str, num_converted: int
+    programs: Programs, tmp_path: Path, options: str, num_converted: int
 ) -> None:
-    need_torch()
-    for module in ("megatron", "megatron.core"):
-        need_module("engines", module)
-    run("megatron_optimizer_program", *options.split(), "--folder", str(tmp_path))
+    programs.run("megatron_optimizer_program", *options.split(), folder=tmp_path)
     losses = {
         path.stem.removeprefix("losses-"): json.loads(path.read_text()) for path in tmp_path.glob("losses-*.json")
     }

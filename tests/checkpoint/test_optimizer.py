@@ -65,7 +65,7 @@ def target(tp: int, pp: int, kind: Format) -> Target:
 def test_moments_step_and_groups_go_to_other_ranks_and_back_by_the_other_format(tmp_path: Path) -> None:
     torch = need_torch()
     written = reshard(write_ranks(tmp_path / "run", 2), tmp_path / "dist", target(2, 1, Format.TORCH_DIST))
-    assert written.has_optimizer
+    assert written.has_optimizer and not any(note.startswith("left out:") for note in written.notes)
     assert reshard(tmp_path / "dist", tmp_path / "ranks", target(1, 2, Format.MEGATRON)).has_optimizer
     for p in range(2):
         path = tmp_path / "ranks" / "iter_0000020" / f"mp_rank_00_{p:03d}" / "model_optim_rng.pt"

@@ -76,6 +76,14 @@ def test_a_bin_that_was_saved_without_checksums_is_read(tmp_path: Path) -> None:
     assert merge(tmp_path / "old", tmp_path / "one.safetensors").num_tensors == 1
 
 
+def doubled(depth: int) -> dict[str, Any]:
+    """Return dictionaries that each hold the one below twice: 2 to the power of `depth` leaves."""
+    node: dict[str, Any] = {}
+    for _ in range(depth):
+        node = {"a": node, "b": node}
+    return node
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -84,6 +92,7 @@ def test_a_bin_that_was_saved_without_checksums_is_read(tmp_path: Path) -> None:
         (lambda torch: {"w": torch.zeros(2).to_sparse()}, "dense"),
         (lambda torch: {"model": {"w": torch.zeros(1)}, "checkpoint_version": 0}, "checkpoint_version 0"),
         (lambda torch: {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "'a.b'"),
+        (lambda torch: doubled(60), "twice"),
     ],
 )
 def test_a_bin_of_another_kind_is_refused(tmp_path: Path, content: Callable[[Any], Any], problem: str) -> None:

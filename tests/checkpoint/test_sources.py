@@ -49,16 +49,16 @@ def of_expert_rank(weights: Weights, rank: int, num_local: int) -> Weights:
     return kept
 
 
-def write_legacy(folder: Path, model: Model, tp: int, pp: int, ep: int, **args: Any) -> Path:
-    (folder).mkdir()
+def write_legacy(folder: Path, model: Model, tp: int, pp: int, ep: int, *, has_args: bool = True) -> Path:
+    folder.mkdir()
     (folder / "latest_checkpointed_iteration.txt").write_text("20\n")
-    named = argparse.Namespace(expert_model_parallel_size=ep, **args)
+    beside = {"args": argparse.Namespace(expert_model_parallel_size=ep)} if has_args else {}
     for t in range(tp):
         for p in range(pp):
             for e in range(ep):
                 name = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "") + (f"_{e:03d}" if ep > 1 else "")
                 weights = of_expert_rank(model.shard(t, tp, p, pp), e, max(model.shape.experts // ep, 1))
-                save(folder / "iter_0000020" / name / "model_optim_rng.pt", weights, args=named, optimizer={"a": [1]})
+                save(folder / "iter_0000020" / name / "model_optim_rng.pt", weights, optimizer={"a": [1]}, **beside)
     return folder
 
 
@@ -73,6 +73,15 @@ def test_the_folders_of_all_ranks_are_joined_with_the_experts_of_each(
         written = merge(place, output)
         assert same(read(output)[0], model.whole(model.shape.padded(tp)))
         assert any(note.startswith("optimizer state:") for note in written.notes)
+
+
+@pytest.mark.parametrize(("tp", "pp", "ep"), [(2, 1, 2), (1, 2, 1), (2, 2, 2)])
+def test_expert_ranks_and_stages_are_told_apart_without_arguments_of_megatron(
+    tmp_path: Path, tp: int, pp: int, ep: int
+) -> None:
+    model = Model(Shape(experts=4))
+    merge(write_legacy(tmp_path / "run", model, tp, pp, ep, has_args=False), tmp_path / "one.safetensors")
+    assert same(read(tmp_path / "one.safetensors")[0], model.whole(model.shape.padded(tp)))
 
 
 def test_experts_that_no_tensor_rank_splits_are_taken_from_wherever_they_are(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.checkpoint.reference import Model, Shape
+from tests.checkpoint.reference import Model, Shape, Weights
 from tests.checkpoint.shard_files import need_torch, read, same, write_safetensors, write_shards
 from tests.checkpoint.test_sources import write_legacy
 
@@ -57,8 +57,8 @@ def test_a_run_of_megatron_is_taken_to_another_layout_and_format(zenithtune: Run
     assert same(read(tmp_path / "one.safetensors")[0], model.whole())
 
 
-def test_a_model_of_transformers_goes_to_megatron_and_comes_back(zenithtune: Run, tmp_path: Path) -> None:
-    need_torch()
+def write_llama(folder: Path) -> Weights:
+    """Write a small Llama as transformers does; return its weights."""
     random = np.random.default_rng(0)
     shapes = {"embed_tokens": (11, 8), "norm": (8,)}
     for layer in range(2):
@@ -69,12 +69,33 @@ def test_a_model_of_transformers_goes_to_megatron_and_comes_back(zenithtune: Run
         shapes |= {f"{start}{name}_layernorm": (8,) for name in ("input", "post_attention")}
     names = {f"model.{name}.weight": shape for name, shape in shapes.items()} | {"lm_head.weight": (11, 8)}
     weights = {name: random.integers(0, 2**14, shape, np.uint16) for name, shape in names.items()}
-    (tmp_path / "hf").mkdir()
-    write_safetensors(tmp_path / "hf" / "model.safetensors", weights, "BF16")
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(CONFIG))
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", weights, "BF16")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return weights
+
+
+def test_a_model_of_transformers_goes_to_megatron_and_comes_back(zenithtune: Run, tmp_path: Path) -> None:
+    need_torch()
+    weights = write_llama(tmp_path / "hf")
     done = zenithtune("checkpoint", "reshard", "hf", "--tp", "2", "--pp", "2", "--output", "new")
     assert done.returncode == 0, done.stderr
     done = zenithtune("checkpoint", "merge", "new", "--output", "back", "--names", "hf", "--model", "hf/config.json")
     assert done.returncode == 0, done.stderr
     assert same(read(tmp_path / "back" / "model.safetensors")[0], weights)
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == CONFIG
+
+
+def test_the_config_of_a_models_folder_goes_along_and_a_missing_one_is_said(zenithtune: Run, tmp_path: Path) -> None:
+    write_llama(tmp_path / "hf")
+    to_hf = ("--names", "hf", "--json")
+    done = zenithtune("checkpoint", "merge", "hf", "--output", "named.safetensors", "--names", "megatron")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "named.safetensors").rename(tmp_path / "weights" / "model.safetensors")
+    done = zenithtune("checkpoint", "merge", "weights", "--output", "back", "--model", "hf", *to_hf)
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == CONFIG
+    assert not any(note.startswith("config.json:") for note in json.loads(done.stdout)["notes"])
+    done = zenithtune("checkpoint", "merge", "weights", "--output", "bare", "--heads", "4", "--kv-heads", "2", *to_hf)
+    assert not (tmp_path / "bare" / "config.json").exists()
+    assert any(note.startswith("config.json:") for note in json.loads(done.stdout)["notes"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.checkpoint.bin_file import import_torch, leaves, write_bin, write_dist
-from zenith_tune.checkpoint.hf_names import heads_of, is_hf, to_hf, to_megatron
+from zenith_tune.checkpoint.hf_names import KNOWN, heads_of, is_hf, to_hf, to_megatron
 from zenith_tune.checkpoint.joined_model import (
     JoinedModel,
     join_shards,
@@ -37,9 +37,10 @@ from zenith_tune.checkpoint.output_place import (
     shard_name,
 )
 from zenith_tune.checkpoint.reading.checkpoint import read_checkpoint
-from zenith_tune.checkpoint.reading.plain_folder import in_files
+from zenith_tune.checkpoint.reading.plain_folder import CONFIG, in_files
 from zenith_tune.checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, TRACKER
 from zenith_tune.checkpoint.reading.shard_set import ShardSet
+from zenith_tune.checkpoint.reading.state_dict import ARGS
 from zenith_tune.checkpoint.safetensors_shards import write_safetensors
 from zenith_tune.checkpoint.split_rules import Numbering, Split, spread
 from zenith_tune.checkpoint.tensor_view import JoinedTensor
@@ -93,7 +94,10 @@ def merge(
     model = replace(model, wrapper=None, plain={})
     tensors = to_hf(model.tensors, model.attention) if names is Names.HF else model.tensors.values()
     flat = [replace(tensor, key_parts=(tensor.name.count(".") + 1,)) for tensor in tensors]
-    contents, texts = in_files(flat, config or folder / "config.json") if is_folder else ({"": flat}, {})
+    config = config if config is not None and config.is_file() else folder / CONFIG
+    contents, texts = in_files(flat, config) if is_folder else ({"": flat}, {})
+    if is_folder and CONFIG not in texts:
+        notes.append(f"{CONFIG}: none, which transformers needs; copy the model's own into the folder")
     files = {name: FileContent(tensors=tensors) for name, tensors in contents.items()}
     num_bytes = _write(output, files, kind, model.metadata, texts)
     return Written(
@@ -159,6 +163,7 @@ def reshard(
         import_torch("this format is written by torch")
     _refuse_target(target, kind)
     model = join_shards(shards, shape)
+    _refuse_unknown(model, folder, kind)
     keeps_numbers = shards.pp > 1 and kind not in MEGATRON_LOADS
     numbering = target.numbering or (model.numbers.numbering if keeps_numbers else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
@@ -182,6 +187,7 @@ def reshard(
     tracker = {TRACKER: iteration.removeprefix("iter_").lstrip("0") or "0"}
     num_bytes = _write(output, files, kind, model.metadata, tracker if kind in MEGATRON_LOADS else {})
     left_out = without_optimizer(model.left_out) if written else model.left_out
+    left_out -= {ARGS} & model.plain.keys()
     return Written(
         source=shards.source,
         target=kind.value if kind is Format.TORCH_DIST else target.shown,
@@ -203,6 +209,12 @@ def _refuse_target(target: Target, kind: Format) -> None:
     if target.with_optimizer and kind not in MEGATRON_LOADS:
         problem = f"--with-optimizer needs a format that Megatron loads, but --format is {kind.value}"
         raise UsageError(problem, hint="give --format megatron or torch_dist")
+
+
+def _refuse_unknown(model: JoinedModel, folder: Path, kind: Format) -> None:
+    """Refuse weights that Megatron would not find, as no name among them is that of a layer."""
+    if kind in MEGATRON_LOADS and not model.numbers.num_layers:
+        raise UsageError(f"{folder} holds no layer that has a name of Megatron's or transformers'", hint=KNOWN)
 
 
 def _optimizer(shards: ShardSet, model: JoinedModel, shape: ModelShape) -> tuple[JoinedOptimizer | None, str]:
@@ -245,7 +257,7 @@ def _for_megatron(model: JoinedModel, args: Mapping[str, Any], target: Target) -
     }
     plain = {"checkpoint_version": 3.0, "iteration": 0, **model.plain}
     if args:
-        plain["args"] = argparse.Namespace(**{**args, **degrees})
+        plain[ARGS] = argparse.Namespace(**{**args, **degrees})
     return replace(model, wrapper="model", plain=plain)
 
 
@@ -277,7 +289,7 @@ def _files(
 
 
 def _dist_folder(model: JoinedModel, optimizer: WrittenOptimizer | None) -> FileContent:
-    args = vars(model.plain["args"]) if "args" in model.plain else {}
+    args = vars(model.plain[ARGS]) if ARGS in model.plain else {}
     tensors = [*stacked(model.tensors, args), *(optimizer.dist_tensors(args) if optimizer else ())]
     return FileContent(tensors=tensors, beside={**model.plain, **(optimizer.dist_entry() if optimizer else {})})
 
@@ -293,7 +305,7 @@ def _with_megatron_names(shards: ShardSet, shape: ModelShape, *, sequential: boo
     content = shards.contents[0, 0]
     if shards.format is not Format.MEGATRON or not is_hf(content.tensors):
         return shards, shape
-    config = shards.folder / "config.json"
+    config = shards.folder / CONFIG
     if config.is_file():
         of_config = ModelShape.of_model(load_model(str(config)))
         stated = {each.name: value for each in fields(shape) if (value := getattr(shape, each.name)) != each.default}

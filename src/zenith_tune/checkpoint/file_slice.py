@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -58,29 +59,45 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileSlice:
-    """Hold where a rectangle of a matrix lies in a file: rows of bytes, each `stride` after the one before."""
+class Slice(abc.ABC):
+    """Hold a rectangle of a matrix of bytes, wherever they come from."""
 
-    path: Path
-    offset: int
-    stride: int
-    top: int
+    top: int = 0
     """Its first row in the matrix."""
-    left: int
+    left: int = 0
     num_rows: int
     width: int
-    record: Record | None = None
-    """What its checksum covers."""
 
-    def cut(self, top: int, bottom: int, left: int, right: int) -> FileSlice | None:
+    def cut(self, top: int, bottom: int, left: int, right: int) -> Self | None:
         """Return what lies between these rows and columns of the matrix, counted from there."""
         first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
         start, stop = max(self.left, left), min(self.left + self.width, right)
         if first >= last or start >= stop:
             return None
-        offset = self.offset + (first - self.top) * self.stride + start - self.left
-        place = replace(self, offset=offset, top=first - top, left=start - left)
-        return replace(place, num_rows=last - first, width=stop - start)
+        part = self._part(slice(first - self.top, last - self.top), slice(start - self.left, stop - self.left))
+        return replace(part, top=first - top, left=start - left, num_rows=last - first, width=stop - start)
+
+    @abc.abstractmethod
+    def _part(self, rows: slice, columns: slice) -> Self:
+        """Return the slice with the bytes of these rows and columns of it; its place is set by the caller."""
+
+    @abc.abstractmethod
+    def read_into(self, matrix: Bytes) -> None:
+        """Fill its place in the matrix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSlice(Slice):
+    """Hold where a rectangle of a matrix lies in a file: rows of bytes, each `stride` after the one before."""
+
+    path: Path
+    offset: int
+    stride: int
+    record: Record | None = None
+    """What its checksum covers."""
+
+    def _part(self, rows: slice, columns: slice) -> FileSlice:
+        return replace(self, offset=self.offset + rows.start * self.stride + columns.start)
 
     def read_into(self, matrix: Bytes) -> None:
         """Fill its place in the matrix."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zenith_tune.checkpoint import mxfp4
 from zenith_tune.checkpoint.model_shape import Attention
 from zenith_tune.checkpoint.split_rules import Home, Split
 from zenith_tune.checkpoint.tensor_view import (
@@ -41,6 +42,10 @@ class Form(enum.Enum):
     """All experts in one tensor, each transposed."""
     PACKED_UP = "packed up"
     """All experts in one tensor, each transposed, its gate and its up-projection taking turns."""
+    MXFP4_DOWN = "MXFP4 down"
+    """All experts in two tensors, blocks and scales."""
+    MXFP4_UP = "MXFP4 up"
+    """All experts in blocks and scales, the rows of gate and up-projection taking turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,14 @@ _MIXTURES = {
         _layer(_FC2.replace("weight", "bias"), "mlp.experts.down_proj_bias", Form.PACKED),
     ],
 }
-_ALL = [*_EVERY, *chain(*_MIXTURES.values())]
+_QUANTIZED = [
+    _layer(_FC1, "mlp.experts.gate_up_proj_blocks mlp.experts.gate_up_proj_scales", Form.MXFP4_UP),
+    _layer(_FC2, "mlp.experts.down_proj_blocks mlp.experts.down_proj_scales", Form.MXFP4_DOWN),
+]
+"""As GPT-OSS is published; read only."""
+_ALL = [*_EVERY, *chain(*_MIXTURES.values()), *_QUANTIZED]
 _PACKED = (Form.PACKED, Form.PACKED_DOWN, Form.PACKED_UP)
+_MXFP4 = (Form.MXFP4_DOWN, Form.MXFP4_UP)
 _NO_WEIGHT = re.compile(r".*\.rotary_emb\.inv_freq", re.DOTALL)
 _NOT_DENSE = ("_blocks", "_scales", ".weight_scale_inv", ".qweight")
 
@@ -137,7 +148,8 @@ def to_megatron(tensors: Mapping[str, StoredTensor], heads: Attention, *, sequen
             for number, shape, view in _ours(rule.form, parts, heads):
                 name = template.format(l=layer, e=expert if number is None else number)
                 key_parts = (name.count(".") + 1,)
-                made[name] = replace(parts[0], name=name, key_parts=key_parts, shape=shape, pieces=view)
+                dtype = mxfp4.DTYPE if rule.form in _MXFP4 else parts[0].dtype
+                made[name] = replace(parts[0], name=name, key_parts=key_parts, dtype=dtype, shape=shape, pieces=view)
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
         problem = f"no rule tells what {unknown!r} is called in Megatron"
@@ -165,6 +177,10 @@ def _ours(
         yield None, shape, TensorView.stack(views)
     elif form is Form.QKV:
         yield None, shape, _fused(views, heads)
+    elif form in _MXFP4:
+        step = 2 if form is Form.MXFP4_UP else 1
+        for expert, view in enumerate(mxfp4.dequantized(first, parts[1], row_step=step)):
+            yield expert, (view.num_rows, view.width // mxfp4.ITEM), view
     else:
         for expert in range(first.shape[0]):
             row, inner = views[0].rows(expert, expert + 1), first.shape[1:]

@@ -199,7 +199,9 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
     head = copy or next((tensor for name, tensor in found.items() if name.endswith(HEAD)), None)
     if head is None or embedding is None:
         if shape.tied is False and embedding is not None:
-            raise UsageError("the shards hold no output layer, although it is not tied", hint="check --untied")
+            raise UsageError(
+                "the shards hold no output layer, although it is not tied", hint="check --model or --untied"
+            )
         return found, embedding is not None
     must_be = shape.tied or copy is not None
     may_be = must_be or (shape.tied is None and pp > 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zenith_tune.checkpoint.file_slice import BLOCK_BYTES, Bytes, FileSlice, FlatPiece, Record
+from zenith_tune.checkpoint.file_slice import BLOCK_BYTES, Bytes, FileSlice, FlatPiece, Record, Slice
 from zenith_tune.checkpoint.split_rules import Home, Split
 from zenith_tune.errors import UsageError
 
@@ -21,7 +21,7 @@ class TensorView:
 
     num_rows: int
     width: int
-    slices: tuple[FileSlice | TransposedSlice, ...]
+    slices: tuple[Slice, ...]
 
     @classmethod
     def of_file(cls, path: Path, offset: int, num_rows: int, width: int, record: Record | None = None) -> TensorView:
@@ -32,7 +32,7 @@ class TensorView:
     @classmethod
     def stack(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices of one width on top of one another."""
-        slices: list[FileSlice | TransposedSlice] = []
+        slices: list[Slice] = []
         top = width = 0
         for part in parts:
             slices += [replace(each, top=each.top + top) for each in part.slices]
@@ -42,7 +42,7 @@ class TensorView:
     @classmethod
     def beside(cls, parts: Iterable[TensorView]) -> TensorView:
         """Put matrices with the same number of rows side by side."""
-        slices: list[FileSlice | TransposedSlice] = []
+        slices: list[Slice] = []
         left = num_rows = 0
         for part in parts:
             slices += [replace(each, left=each.left + left) for each in part.slices]
@@ -112,7 +112,7 @@ Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransposedSlice:
+class TransposedSlice(Slice):
     """Hold a rectangle whose rows are columns of another matrix, and whose columns are rows of it."""
 
     source: TensorView
@@ -121,33 +121,10 @@ class TransposedSlice:
     """Which column of the source each row is."""
     source_rows: Order
     """Which row of the source each column is."""
-    top: int = 0
-    left: int = 0
 
-    @property
-    def num_rows(self) -> int:
-        """Rows."""
-        return len(self.source_columns)
-
-    @property
-    def width(self) -> int:
-        """Bytes of a row."""
-        return len(self.source_rows) * self.item_bytes
-
-    def cut(self, top: int, bottom: int, left: int, right: int) -> TransposedSlice | None:
-        """Return what lies between these rows and columns of the matrix, counted from there."""
-        first, last = max(self.top, top), min(self.top + self.num_rows, bottom)
-        start, stop = max(self.left, left), min(self.left + self.width, right)
-        if first >= last or start >= stop:
-            return None
-        items = slice((start - self.left) // self.item_bytes, (stop - self.left) // self.item_bytes)
-        return replace(
-            self,
-            source_columns=self.source_columns[first - self.top : last - self.top],
-            source_rows=self.source_rows[items],
-            top=first - top,
-            left=start - left,
-        )
+    def _part(self, rows: slice, columns: slice) -> TransposedSlice:
+        items = slice(columns.start // self.item_bytes, columns.stop // self.item_bytes)
+        return replace(self, source_columns=self.source_columns[rows], source_rows=self.source_rows[items])
 
     def read_into(self, matrix: Bytes) -> None:
         """Fill its place in the matrix."""
@@ -162,13 +139,18 @@ def transposed(
     source: TensorView, item_bytes: int, *, columns: Order | None = None, rows: Order | None = None
 ) -> TensorView:
     """Return a matrix with rows and columns exchanged: all of them, or those of the source that are given, in order."""
+    columns = np.arange(source.width // item_bytes) if columns is None else columns
+    rows = np.arange(source.num_rows) if rows is None else rows
+    width = len(rows) * item_bytes
     whole = TransposedSlice(
         source=source,
         item_bytes=item_bytes,
-        source_columns=np.arange(source.width // item_bytes) if columns is None else columns,
-        source_rows=np.arange(source.num_rows) if rows is None else rows,
+        source_columns=columns,
+        source_rows=rows,
+        num_rows=len(columns),
+        width=width,
     )
-    return TensorView(whole.num_rows, whole.width, (whole,))
+    return TensorView(len(columns), width, (whole,))
 
 
 _DTYPES = {

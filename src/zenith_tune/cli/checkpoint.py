@@ -75,12 +75,13 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
     """
     from zenith_tune.checkpoint.convert import Names
     from zenith_tune.checkpoint.convert import merge as run
+    from zenith_tune.describe.config_json import config_path
 
     named = options["names"]
     settings = {
         "vocab_divisor": options["vocab_divisible_by"],
         "names": Names(named) if named else None,
-        "config": Path(options["model"]) if options["model"] and Path(options["model"]).is_file() else None,
+        "config": config_path(Path(options["model"]).expanduser()) if options["model"] else None,
         "force": options["force"],
     }
     return _reported(output, options, lambda: run(folder, output, _shape(options), **settings))

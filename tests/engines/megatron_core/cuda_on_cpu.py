@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return made
 
 
+@functools.cache  # done twice, some answers would name CUDA twice
 def pretend_cuda() -> None:
     """Answer for CUDA from here on; call it before Megatron is imported, which keeps some of these by name."""
     answers = {

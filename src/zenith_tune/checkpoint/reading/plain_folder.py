@@ -8,9 +8,11 @@ from typing import Any
 
 from zenith_tune.checkpoint.reading.shard_set import read_file
 from zenith_tune.checkpoint.tensor_view import JoinedTensor, ShardContent, StoredTensor
+from zenith_tune.describe.config_json import read_config
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
+CONFIG = "config.json"
 WEIGHTS = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -73,10 +75,17 @@ def in_files(tensors: list[JoinedTensor], config: Path) -> tuple[dict[str, list[
         if files[-1] and held + tensor.num_bytes > FILE_BYTES:
             files.append([])
         files[-1].append(tensor)
-    texts = {"config.json": config.read_text()} if config.is_file() else {}
+    texts = {CONFIG: _dense(config)} if config.is_file() else {}
     if len(files) == 1:
         return {"model.safetensors": files[0]}, texts
     contents = {f"model-{n:05d}-of-{len(files):05d}.safetensors": each for n, each in enumerate(files, start=1)}
     weight_map = {tensor.name: name for name, each in contents.items() for tensor in each}
     index = {"metadata": {"total_size": sum(each.num_bytes for each in tensors)}, "weight_map": weight_map}
     return contents, {**texts, WEIGHTS[0]: json.dumps(index, indent=2)}
+
+
+def _dense(config: Path) -> str:
+    """Return a config without the quantization that its weights were published in, as they are written without it."""
+    values = read_config(config, str(config), "or leave it out").values
+    dense = {key: value for key, value in values.items() if key != "quantization_config"}
+    return config.read_text() if dense == values else json.dumps(dense, indent=2)

@@ -11,7 +11,7 @@ from zenith_tune.checkpoint.model_shape import count_of
 from zenith_tune.checkpoint.output_place import Format
 from zenith_tune.checkpoint.reading.shard_set import EXTRA_STATE, Contents, ShardSet, by_stage, shard_set
 from zenith_tune.checkpoint.reading.state_dict import read_state_dict
-from zenith_tune.checkpoint.split_rules import expert_index, is_expert, with_expert
+from zenith_tune.checkpoint.split_rules import EMBEDDING, expert_index, is_expert, with_expert
 from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, refuse_differences
 from zenith_tune.errors import UsageError
 
@@ -57,8 +57,8 @@ class RankFolders:
         """Read the files of all ranks."""
         paths = {path.name: _weights(path) for path in sorted(folder.iterdir()) if RANK_FOLDER.fullmatch(path.name)}
         read = {name: read_state_dict(path, name) for name, path in paths.items()}
-        first = next(iter(read.values()))[0]
-        return cls(folder=folder, paths=paths, contents=read, grid=Grid.of(first, list(paths)))
+        grid = Grid.of({name: found[0] for name, found in read.items()})
+        return cls(folder=folder, paths=paths, contents=read, grid=grid)
 
     def joined(self, contents: dict[str, list[ShardContent]], *, are_weights: bool) -> Contents:
         """Return the contents by tensor rank and stage, with the experts of all expert ranks under their numbers."""
@@ -105,14 +105,14 @@ class Grid:
     whole_experts: bool
 
     @classmethod
-    def of(cls, first: ShardContent, names: list[str]) -> Grid:
-        """Return the degrees: by the names, and by Megatron's arguments where they leave it open."""
+    def of(cls, contents: dict[str, ShardContent]) -> Grid:
+        """Return the degrees: by the folders' names, and by what they hold where names of two numbers leave it open."""
+        names, first = list(contents), next(iter(contents.values()))
         parts = [[int(each) for each in name.split("_")[2:]] for name in names]
         num_parts = max(map(len, parts))
         if any(len(each) != num_parts for each in parts):
             raise UsageError(f"rank folders must be named alike, but are {names[0]!r} to {names[-1]!r}")
-        is_expert_number = (count_of(first.args, "expert_model_parallel_size") or 1) > 1
-        has_stages = num_parts == 3 or (num_parts == 2 and not is_expert_number)
+        has_stages = num_parts == 3 or (num_parts == 2 and not _are_expert_ranks(list(contents.values())))
         largest = [1 + max(each[axis] for each in parts) for axis in range(num_parts)]
         stages, rest = (largest[1], largest[2:]) if has_stages else (1, largest[1:])
         expert_tp = count_of(first.args, "expert_tensor_parallel_size") or largest[0]
@@ -136,6 +136,16 @@ class Grid:
     def has_experts_of(self, ranks: Ranks, t: int, p: int) -> bool:
         """Tell whether a folder's experts belong to a tensor rank: its own, or any rank's where experts are whole."""
         return ranks[1] == p and (self.whole_experts or ranks[0] == t)
+
+
+def _are_expert_ranks(contents: list[ShardContent]) -> bool:
+    """Tell whether folders are numbered by expert ranks: by Megatron's arguments, or as each holds all but experts."""
+    num_ranks = count_of(contents[0].args, "expert_model_parallel_size")
+    if num_ranks is not None:
+        return num_ranks > 1
+    kept = [{name for name in each.tensors if not is_expert(name)} for each in contents]
+    has_table = any(name.endswith(EMBEDDING) for name in kept[0])
+    return has_table and len(kept[0]) < len(contents[0].tensors) and all(each == kept[0] for each in kept)
 
 
 def _with_experts(

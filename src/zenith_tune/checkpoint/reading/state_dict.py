@@ -29,7 +29,9 @@ def read_state_dict(path: Path, name: str | None = None) -> list[ShardContent]:
     try:
         return [_content(file, name or path.name, each, wrappers) for each in wrappers]
     except RecursionError:
-        raise UsageError(f"shard {path} is damaged: its state_dict holds itself", hint="save it again") from None
+        raise UsageError(
+            f"shard {path} is damaged: its state_dict holds a dictionary twice", hint="save it again"
+        ) from None
 
 
 def _content(file: TorchFile, name: str, wrapper: str | None, wrappers: list[str | None]) -> ShardContent:
@@ -37,7 +39,7 @@ def _content(file: TorchFile, name: str, wrapper: str | None, wrappers: list[str
     loaded: dict[Any, Any] = file.content
     weights = loaded if wrapper is None else loaded[wrapper]
     beside = {} if wrapper is None else {key: value for key, value in loaded.items() if key not in wrappers}
-    leaves = list(_leaves(weights))
+    leaves = list(_leaves(weights, set()))
     flat = {keys[0]: value for keys, value in leaves if len(keys) == 1}
     plain = {str(key): value for key, value in (flat if wrapper is None else beside).items() if _is_plain(value)}
     _refuse_old_order(plain, file.path)
@@ -58,10 +60,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _leaves(node: dict[Any, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(node: dict[Any, Any], seen: set[int], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if id(node) in seen:  # dictionaries that hold one another twice have more leaves than anybody could count
+        raise RecursionError
+    seen.add(id(node))
     for key, value in node.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*keys, str(key)))
+            yield from _leaves(value, seen, (*keys, str(key)))
         else:
             yield (*keys, str(key)), value
 
