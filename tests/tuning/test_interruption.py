@@ -177,7 +177,8 @@ def test_fifty_kills_lose_no_finished_trial_and_run_none_twice(tmp_path: Path) -
         # By what the study has done and not by the clock, so that a slow machine gets as far as a quick one.
         stop_at = num_started() + rng.randint(0, 3)
         tuner = start(tmp_path, command, "--resume")
-        wait_for(lambda stop_at=stop_at, tuner=tuner: num_started() >= stop_at or tuner.poll() is not None)
+        while num_started() < stop_at and tuner.poll() is None:
+            time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 0.2))
         tuner.kill()
         tuner.communicate()

@@ -18,7 +18,7 @@ Residuals = Callable[[FloatArray], FloatArray]
 _STEP = 1e-4
 _MAX_DAMPING = 1e8
 _LEAST_GAIN = 1e-9
-"""Share of the loss below which a step is the last; at 1e-6 some fits stop in a flat valley, a twentieth from the best."""
+"""Share of the loss below which a step is the last; at 1e-6 some fits stop in a flat valley short of the best."""
 
 
 def robust_fit(

@@ -252,13 +252,17 @@ class Planner:
         blocks = [
             replace(layout, recompute="full/block", recompute_layers=number)
             for layout in (layout_at(search.best.layouts, row) for row in range(len(search.best)))
-            if (chunk := layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)) - 1 > space.max_block_steps
-            for number in range(1, chunk)
+            for number in self._block_numbers(layout, space)
         ]
         if blocks:
             batch = batch_of(blocks)
             found = self.estimate(batch)
             search.best.add(batch, np.where(found.oom_probability < risk, found.expected_s, np.inf))
+
+    def _block_numbers(self, layout: Layout, space: SearchSpace) -> range:
+        """Return the numbers of layers that may be recomputed, where the candidates do not have all of them."""
+        chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
+        return range(1, chunk) if chunk - 1 > space.max_block_steps else range(0)
 
     def _recomputes_blocks(self) -> bool:
         probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
