@@ -128,6 +128,11 @@ DISPATCH = {
     "flex": "experts exchange tokens by fused kernels (DeepEP), or by an all-to-all that is overlapped with computing",
 }
 """What each dispatcher is planned as."""
+TRACED = (
+    "the module's blocks are whole on every GPU (no tensor, pipeline, context or expert parallelism: only a config "
+    "names what they would split), and take the time of their parameters' products"
+)
+"""What is planned of a model whose blocks were seen, not described."""
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions in which activations are kept as they are counted."""
 
@@ -162,6 +167,8 @@ class Plan:
         found = []
         if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
             found.append(DISPATCH[self.job.dispatcher])
+        if self.model.traced is not None:
+            found.append(TRACED)
         if self.job.precision not in WIDE:
             found.append(f"memory with {self.job.precision} is counted as that of bf16 with gradients in fp32")
         return tuple(found)
