@@ -29,6 +29,7 @@ from zenith_tune.cli.options import (
 from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
+from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
 from zenith_tune.presets.formats import FRAMEWORKS, ONE_EACH, refuse_framework
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def read_request(options: Options) -> PlanRequest:
         framework=framework,
         precision=options["precision"],
         dispatcher=options["dispatcher"],
+        imbalance=options["imbalance"],
     )
     request = PlanRequest(
         model=model,
@@ -240,6 +242,8 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
 @click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
               help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
+@click.option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE,
+              show_default=True, help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
 @click.option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
 @click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
 @click.option("--pareto", is_flag=True, help="Also show what no layout beats in time, memory and GPUs together.")

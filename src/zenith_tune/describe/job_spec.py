@@ -22,6 +22,8 @@ class JobSpec:
     """bf16, fp16, fp32, or the low-precision recipes fp8..., mxfp8, nvfp4."""
     dispatcher: str = "alltoall"
     """One of DISPATCHERS; says nothing of a model without experts."""
+    imbalance: float = 0.0
+    """Standard deviation of the loads of experts over their mean; 0 is balanced routing, with which studies measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,8 @@ class Workload:
     saved_other_bytes: Number = 0.0
     fused_dispatch: Number = 0.0
     """1 where kernels of their own take tokens to their experts (DeepEP), 0 where a plain all-to-all does."""
+    imbalance: Number = 0.0
+    """As in JobSpec; 0 of a dense model."""
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
@@ -77,6 +79,7 @@ class Workload:
             "tied": model.tied_embeddings,
             "position_params": model.num_positions * model.hidden,
             "fused_dispatch": job.dispatcher == "flex",
+            "imbalance": job.imbalance if model.num_experts else 0.0,
         }
         values |= {field.name: getattr(model, field.name) for field in fields(cls) if field.name not in values}
         return cls(**{name: float(value) for name, value in values.items()})
