@@ -2,8 +2,8 @@
 
 Loads of experts are taken to be log-normal around their mean, and independent between the experts and layers of a model
 but for their sum, which is that of all tokens. How far they are apart is part of the job: 0 with forced load balancing,
-with which Megatron-LM is benchmarked; `planner.limits.IMBALANCE` with a trained router. One that is given token ids drawn
-at random is worse: Gini coefficients of 0.29 to 0.38 (arXiv 2605.20982), v of 0.56 to 0.8.
+with which Megatron-LM is benchmarked; `planner.limits.IMBALANCE` with a trained router. One that is given token ids
+drawn at random is worse: Gini coefficients of 0.29 to 0.38 (arXiv 2605.20982), v of 0.56 to 0.8.
 
 Legend: E experts, ep expert-parallel ranks, L layers, v standard deviation of the loads of experts over their mean.
 """
