@@ -123,6 +123,7 @@ def read_request(options: Options) -> PlanRequest:
         framework=framework,
         precision=options["precision"],
         dispatcher=options["dispatcher"],
+        gathers_fp8=options["precision"] == "fp8",  # as --emit writes it
         imbalance=options["imbalance"],
     )
     request = PlanRequest(

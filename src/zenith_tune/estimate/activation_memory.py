@@ -95,7 +95,8 @@ def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, busiest
     """Return the bytes of one layer at so many bytes per width."""
     flash = stage.layouts.flash_attention
     per_rank = stage.tokens / stage.tp
-    hidden = (per.attention_hidden / stage.sequence_split + per.whole) * w.hidden * stage.tokens
+    less: Number = w.narrow * f.narrow_input_bytes if per is f.saved else 0.0
+    hidden = ((per.attention_hidden - less) / stage.sequence_split + per.whole) * w.hidden * stage.tokens
     scores = np.where(flash, per.heads * w.num_heads, per.scores * w.num_heads * w.seq_len) * per_rank
     inputs = (per.query * w.query_size + per.key_value * w.kv_size) * per_rank
     if f.expands_key_values and per is f.saved:
@@ -103,8 +104,8 @@ def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, busiest
     else:
         expanded = inputs
     normed = per.qk_norm * w.qk_norm * (w.query_size + w.kv_size / 2.0)
-    attention = hidden + (per.value * w.value_size + normed) * per_rank
-    mlp = _mlp(w, stage, per, busiest)
+    attention = hidden + ((per.value - less) * w.value_size + normed) * per_rank
+    mlp = _mlp(w, stage, per, busiest, less)
     return _Layer(attention=attention, core=expanded + scores, core_inputs=inputs, mlp=mlp)
 
 
@@ -133,13 +134,16 @@ def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, Floa
     return given * per_rank, np.where(grouped, repeated, given) * per_rank
 
 
-def _mlp(w: Workload, stage: Stage, per: LayerBytes, busiest: Number) -> FloatArray:
-    """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts."""
+def _mlp(w: Workload, stage: Stage, per: LayerBytes, busiest: Number, less: Number) -> FloatArray:
+    """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts.
+
+    `less` is by how many bytes inputs of products are smaller; a router reads the output of the norm as it is.
+    """
     layouts = stage.layouts
-    ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated)
+    ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated) - less
     hidden = per.mlp_hidden * w.hidden / stage.sequence_split
-    dense: Number = ffn * w.ffn_hidden / stage.tp
-    routed = per.expert_hidden * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
+    dense: Number = ffn * w.ffn_hidden / stage.tp - less * w.hidden / stage.sequence_split
+    routed = (per.expert_hidden - less) * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
     experts = (w.top_k * busiest * routed + per.router * w.num_experts) / stage.sequence_split
     experts = experts + ffn * w.shared_ffn_hidden / stage.tp
     share = stage.moe_layers / np.maximum(stage.layers, 1.0)

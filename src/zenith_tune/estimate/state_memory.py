@@ -98,8 +98,10 @@ def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> 
     sharded = dense / shard + experts / expert_shard
     updated = np.where(layouts.zero >= 1, sharded, whole)
     gathered = f.weight_bytes * sharded + _gathered(stage, params)
+    cached = f.narrow_weight_bytes * workload.narrow * (1.0 - workload.gathers_fp8 * (layouts.zero >= 1))
+    copies = cached * (params.matrices + experts)
     return StateMemory(
-        weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole),
+        weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole + copies),
         gradients=f.gradient_bytes * np.where(layouts.zero >= 2, sharded, whole),
         optimizer=f.optimizer_bytes * updated,
         step=f.step_bytes * updated + np.where(layouts.zero >= 1, f.sync_bytes * whole, 0.0),

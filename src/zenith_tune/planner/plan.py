@@ -137,6 +137,12 @@ TRACED = (
     "names what they would split), and take the time of their parameters' products"
 )
 """What is planned of a model whose blocks were seen, not described."""
+NARROW = {
+    True: "in {} inputs of products are kept in 8 bits and gradients in fp32; weights are kept as --fp8-param-gather "
+    "does with fp8, else in bf16 with cached copies of 2 bytes a parameter",
+    False: "memory with {} is counted as that of bf16",
+}
+"""What is planned below 16 bits, by whether the framework keeps its activations so."""
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions in which activations are kept as they are counted."""
 
@@ -176,7 +182,7 @@ class Plan:
         if self.model.traced is not None:
             found.append(TRACED)
         if self.job.precision not in WIDE:
-            found.append(f"memory with {self.job.precision} is counted as that of bf16 with gradients in fp32")
+            found.append(NARROW[bool(self.job.framework.narrow_input_bytes)].format(self.job.precision))
         return tuple(found)
 
     @property
