@@ -32,6 +32,7 @@ from zenith_tune.estimate.workload import Estimate
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.limits import IMBALANCE
 from zenith_tune.planner.planner import Planner
 
 SEQ_LEN = 8192
@@ -62,7 +63,7 @@ CASES = (
 def planner_for(case: Case) -> Planner:
     """Return the planner of a case."""
     cluster, framework = load_cluster(case.cluster), load_framework(FRAMEWORK)
-    job = JobSpec(seq_len=SEQ_LEN, framework=framework)
+    job = JobSpec(seq_len=SEQ_LEN, framework=framework, imbalance=IMBALANCE)
     return Planner(load_model(case.model), cluster, job, default_calibration(framework.name))
 
 

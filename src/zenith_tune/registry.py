@@ -103,23 +103,9 @@ class Registry(Generic[T]):
     def _load_file(self, path: Path, name: str | None) -> type[T]:
         """Return a class of a file of the user's own, which is imported once."""
         what = f"{self.kind} {path}:{name}" if name else f"{self.kind} {path}"
-        if not path.is_file():
-            raise UsageError(
-                f"{what} cannot be loaded: there is no file {path}", hint="give its path as it is from here"
-            )
-        module_name = f"{_OF_FILES}{path.resolve()}"
-        module = sys.modules.get(module_name)
-        if module is None:
-            spec = importlib.util.spec_from_file_location(module_name, path)
-            assert spec is not None and spec.loader is not None  # it ends in .py
-            module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-            try:
-                spec.loader.exec_module(module)
-            except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
-                del sys.modules[module_name]
-                raise UsageError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
+        module = import_file(path, what)
         own = (value for value in vars(module).values() if isinstance(value, type))
-        fit = [cls.__name__ for cls in own if cls.__module__ == module_name and self._keeps_contract(cls)]
+        fit = [cls.__name__ for cls in own if cls.__module__ == module.__name__ and self._keeps_contract(cls)]
         hint = f"give {' or '.join(f'{path}:{each}' for each in fit)}" if fit else f"it has no {self.kind}"
         if name is None:
             raise UsageError(f"{path} must be given with a class in it", hint=hint)
@@ -156,6 +142,23 @@ class Registry(Generic[T]):
                 reason = f"{type(error).__name__}: {error}"
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
+
+
+def import_file(path: Path, what: str) -> types.ModuleType:
+    """Return the module that a file of the user's own is, which is imported once; `what` names it in errors."""
+    if not path.is_file():
+        raise UsageError(f"{what} cannot be loaded: there is no file {path}", hint="give its path as it is from here")
+    name = f"{_OF_FILES}{path.resolve()}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # it ends in .py
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
+            del sys.modules[name]
+            raise UsageError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
+    return sys.modules[name]
 
 
 def raising_plug(error: BaseException) -> str | None:

@@ -27,7 +27,7 @@ DATASHEETS = {
     "rtx-a6000": (48, 154.8e12, 0.768e12),
 }
 # Error correction of GDDR6 takes a sixteenth of the memory itself.
-CORRECTED = {"t4": (16, 65e12, 0.3e12), "l4": (24, 121e12, 0.3e12)}
+CORRECTED = {"t4": (16, 65e12, 0.32e12), "l4": (24, 121e12, 0.3e12)}
 NVLINK_ONE_WAY = {"v100-32": 150e9, "a100-80": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9, "gb300": 900e9}
 
 

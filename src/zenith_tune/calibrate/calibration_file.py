@@ -121,8 +121,12 @@ def _time(data: dict[str, Any]) -> TimeCalibration:
     )
 
 
+RETIRED = ("imbalance",)
+"""Coefficients of memory in files of earlier releases, all 1: routing is no coefficient but part of the job."""
+
+
 def _memory(data: dict[str, Any]) -> MemoryCoefficients:
-    plain = {name: value for name, value in data.items() if name != "log_errors"}
+    plain = {name: value for name, value in data.items() if name not in ("log_errors", *RETIRED)}
     values = _numbers(plain, MemoryCoefficients, least=-MAX_VALUE)
     if negative := sorted(name for name, value in values.items() if value < 0 and not name.startswith("log_")):
         raise ValueError(f"{', '.join(negative)} must be numbers from 0")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.calibrate.robust_fit import folds, robust_fit
 from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
-from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.job_spec import JobSpec, is_narrow
 from zenith_tune.estimate.calibration import NUM_QUANTILES, MemoryCoefficients
 from zenith_tune.estimate.memory import estimate_memory, fullest_stage
 from zenith_tune.estimate.workload import FloatArray, Workload
@@ -53,8 +53,7 @@ class MemoryRows:
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> Self:
         """Take the runs as they are; each must be `usable`."""
-        jobs = [(run, JobSpec(seq_len=run.seq_len or 1, framework=framework)) for run in runs]
-        workloads = [Workload.of(run.model, job) for run, job in jobs if run.model is not None]
+        workloads = [Workload.of(run.model, _job(run, framework)) for run in runs if run.model is not None]
         return cls(
             runs=list(runs),
             framework=framework,
@@ -90,6 +89,12 @@ class MemoryRows:
             stage = np.where(is_fullest, fullest_stage(*rows), stage)
         stage = np.where(np.isnan(self.probed_stage), stage, self.probed_stage)
         return estimate_memory(*rows, stage=stage).allocated_bytes
+
+
+def _job(run: MeasuredRun, framework: FrameworkSpec) -> JobSpec:
+    """Return the job of a run; recipes of NVIDIA keep weights in fp8, of Megatron Core's tests those called native."""
+    gathers_fp8 = run.source != "mcore_ci_golden" or "native_fp8" in run.model_name
+    return JobSpec(seq_len=run.seq_len or 1, framework=framework, precision=run.precision, gathers_fp8=gathers_fp8)
 
 
 def usable(run: MeasuredRun) -> bool:
@@ -212,8 +217,8 @@ def shortest_half(values: FloatArray) -> float:
 
 
 def is_low_precision(run: MeasuredRun) -> bool:
-    """Tell whether weights and activations are kept in 8 bits or fewer, of which the account knows nothing."""
-    return any(kind in run.precision for kind in ("fp8", "float8", "fp4"))
+    """Tell whether weights and activations may be kept in 8 bits or fewer, of which few runs tell how."""
+    return is_narrow(run.precision)
 
 
 def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:

@@ -29,10 +29,12 @@ from zenith_tune.cli.options import (
 from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.formats import FRAMEWORKS, refuse_framework
+from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
+from zenith_tune.presets.formats import FRAMEWORKS, ONE_EACH, refuse_framework
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
+    from zenith_tune.describe.framework_spec import FrameworkSpec
     from zenith_tune.describe.job_spec import JobSpec
     from zenith_tune.describe.model_spec import ModelSpec
     from zenith_tune.estimate.calibration import Calibration
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from zenith_tune.report.plan.text import PlanReport
 
 
+OWN_FRAMEWORK = "fsdp"
+"""What a module of the user's own is planned for where nothing else is given: it takes any module."""
 BOUNDED = ("tp", "pp", "cp", "mbs")
 
 
@@ -103,32 +107,48 @@ def read_request(options: Options) -> PlanRequest:
     from zenith_tune.describe.cluster_catalog import load_cluster
     from zenith_tune.describe.framework_spec import load_framework
     from zenith_tune.describe.job_spec import JobSpec
-    from zenith_tune.describe.model_catalog import load_model
     from zenith_tune.planner.what_if import parse_changes
 
     _refuse_contradictions(options)
     space = _space(options)
     if options["what_if"] is not None:
         parse_changes(options["what_if"])
-    framework = load_framework(options["framework"] or _framework(options["emit"]))
+    framework = load_framework(options["framework"] or _framework(options))
     if options["emit"] is not None:
         refuse_framework(options["emit"], framework.name)
-    model, cluster = load_model(options["model"]), load_cluster(options["cluster"])
+    cluster = load_cluster(options["cluster"])
+    model, seq_len = _own_module(framework, options) if options["module"] else _known_model(options)
     job = JobSpec(
-        seq_len=options["seq"],
+        seq_len=seq_len,
         framework=framework,
         precision=options["precision"],
         dispatcher=options["dispatcher"],
+        gathers_fp8=options["precision"] == "fp8",  # as --emit writes it
+        imbalance=options["imbalance"],
     )
     request = PlanRequest(
         model=model,
         cluster=cluster,
         job=job,
-        space=_narrowed(space, framework.name, options["emit"]),
+        space=_narrowed(_unsplit(space) if model.traced else space, framework.name, options["emit"]),
         layout=_layout(cluster, options),
         calibration=options["calibration"],
     )
     return _linked(request, options)
+
+
+def _known_model(options: Options) -> tuple[ModelSpec, int]:
+    from zenith_tune.describe.model_catalog import load_model
+
+    return load_model(options["model"]), options["seq"]
+
+
+def _own_module(framework: FrameworkSpec, options: Options) -> tuple[ModelSpec, int]:
+    """Return the model that a callable of the user's own builds, and the length of its sequences."""
+    from zenith_tune.presets.own_module import traced_model
+
+    precision = options["precision"]
+    return traced_model(options["module"], framework=framework, precision=precision, seq_len=options["seq"])
 
 
 def _linked(request: PlanRequest, options: Options) -> PlanRequest:
@@ -148,6 +168,8 @@ def _linked(request: PlanRequest, options: Options) -> PlanRequest:
 def _refuse_contradictions(options: Options) -> None:
     if options["output"] is not None and options["emit"] is None:
         raise UsageError("--output is where --emit writes", hint="give --emit too, or leave it out")
+    if options["module"] is not None and options["model"] is not None:
+        raise UsageError("--module and --model are both the model to plan for", hint="leave one of them out")
     if options["explain"] is None:
         return
     for name in ("pareto", "what_if", "pinned"):
@@ -173,8 +195,14 @@ def _narrowed(space: SearchSpace, framework: str, emit: str | None) -> SearchSpa
     return format_named(emit).narrowed(space, framework)
 
 
-def _framework(emit: str | None) -> str:
-    return FRAMEWORKS[emit][0] if emit is not None else "megatron"
+def _unsplit(space: SearchSpace) -> SearchSpace:
+    """Return the space in which nothing of a module is split but over data-parallel ranks."""
+    return replace(space, pinned={**ONE_EACH, **space.pinned})
+
+
+def _framework(options: Options) -> str:
+    known = FRAMEWORKS[options["emit"]] if options["emit"] is not None else ("megatron", OWN_FRAMEWORK)
+    return OWN_FRAMEWORK if options["module"] and OWN_FRAMEWORK in known else known[0]
 
 
 def _layout(cluster: ClusterSpec, options: Options) -> Layout | None:
@@ -187,6 +215,8 @@ def _layout(cluster: ClusterSpec, options: Options) -> Layout | None:
 
 OF_THE_JOB = ("model", "gbs", "seq")
 """What a plan must be given, unless a training command says it."""
+OF_A_MODULE = ("model", "seq")
+"""What of it a module says, or the inputs that come with it."""
 PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", "debug", "command")
 """What a plan with --probe takes; all else the command says."""
 
@@ -204,6 +234,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 
 @click.command(short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
 @click.option("--model", metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
+@click.option("--module", metavar="FILE.py:BUILD", help="A callable that returns your own nn.Module. Needs torch.")
 @click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
 @topology_option(": TP stays where NVLink joins its GPUs")
 @click.option("--gbs", type=BATCH, metavar="N", help="Global batch, in samples.")
@@ -212,6 +243,8 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
 @click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
               help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
+@click.option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE,
+              show_default=True, help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
 @click.option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
 @click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
 @click.option("--pareto", is_flag=True, help="Also show what no layout beats in time, memory and GPUs together.")
@@ -241,6 +274,7 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     \b
     zenithtune plan --model llama3-70b --cluster h100x64 --gbs 512 --seq 8192
     zenithtune plan --model ./config.json --cluster 8xH200 --gbs 64 --seq 4096 --emit megatron
+    zenithtune plan --module model.py:build --cluster h100x8 --gbs 64 --seq 2048
     zenithtune plan --cluster h200x64 --probe 3 -- bash train.sh
     """
     if options["probe"] is not None:
@@ -251,7 +285,7 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     if command:
         raise UsageError("a training command is what --probe runs", hint="give --probe K, or leave the command out")
     for name in OF_THE_JOB:
-        if options[name] is None:
+        if options[name] is None and not (options["module"] and name in OF_A_MODULE):
             raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
     request = read_request(options)
     return _explain(request, options) if request.layout is not None else _plan(request, options)

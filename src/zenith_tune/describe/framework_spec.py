@@ -99,6 +99,10 @@ class FrameworkSpec:
     """Bytes per hidden unit of the input that full recomputation keeps of a layer."""
     table_bytes: float = 0.0
     """Bytes per position and unit of a head that each layer keeps whatever the micro-batch: cosines and sines."""
+    narrow_input_bytes: float = 0.0
+    """Bytes per unit by which the kept input of a product is smaller where products are of 8 bits or fewer."""
+    narrow_weight_bytes: float = 0.0
+    """Bytes per parameter of a matrix of the quantised copies that are cached there beside weights in bf16."""
     variant: str = ""
     """The entry for another version of the framework; measured runs may be of either and do not say of which."""
     saved: LayerBytes = field(default_factory=LayerBytes)

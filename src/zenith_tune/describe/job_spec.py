@@ -12,6 +12,18 @@ DISPATCHERS = ("alltoall", "flex")
 """How tokens reach experts on other ranks: NCCL's all-to-all, or kernels that send a token to a node once (DeepEP)."""
 
 
+NARROW = ("fp8", "float8", "fp4")
+
+
+def is_narrow(precision: str) -> bool:
+    """Tell whether products are of 8 bits or fewer.
+
+    >>> is_narrow("FP8-MX"), is_narrow("nvfp4"), is_narrow("bf16")
+    (True, True, False)
+    """
+    return any(kind in precision.lower() for kind in NARROW)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Hold what every layout of one job shares; the global batch is a column of the layouts."""
@@ -22,6 +34,10 @@ class JobSpec:
     """bf16, fp16, fp32, or the low-precision recipes fp8..., mxfp8, nvfp4."""
     dispatcher: str = "alltoall"
     """One of DISPATCHERS; says nothing of a model without experts."""
+    gathers_fp8: bool = False
+    """Whether weights are kept in fp8 where the optimizer is sharded (--fp8-param-gather), and in nothing beside it."""
+    imbalance: float = 0.0
+    """Standard deviation of the loads of experts over their mean; 0 is balanced routing, with which studies measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from zenith_tune.describe.framework_spec import FrameworkSpec, LayerBytes
 from zenith_tune.estimate.calibration import MemoryCoefficients
+from zenith_tune.estimate.routing import busiest_rank
 from zenith_tune.estimate.stage import Stage
 from zenith_tune.estimate.state_memory import StateMemory
 from zenith_tune.estimate.workload import FloatArray, Number, Workload
@@ -57,17 +58,18 @@ class _Layer:
     mlp: FloatArray
 
 
-def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec, imbalance: float) -> ActivationMemory:
+def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> ActivationMemory:
     """Return the activations of a stage by moment."""
     f, layouts = framework, stage.layouts
-    kept = _seen(workload, stage, _layer(workload, stage, f, f.saved, imbalance))
-    work = _layer(workload, stage, f, f.working, imbalance)
+    recomputed, chunk = _recomputed(stage)
+    busiest = _busiest(workload, stage, recomputed, chunk)[0]
+    kept = _seen(workload, stage, _layer(workload, stage, f, f.saved, busiest))
+    work = _layer(workload, stage, f, f.working, busiest)
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
     whole = kept.attention + kept.core + kept.mlp
     selected, returned = _selected(f, kept, whole)
     layer = np.where(selective, selected, whole)
     checkpoint = f.checkpoint_bytes * workload.hidden * stage.tokens / stage.sequence_split
-    recomputed, chunk = _recomputed(stage)
     tables = _table(workload, stage, f)
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
@@ -89,11 +91,12 @@ def _selected(f: FrameworkSpec, kept: _Layer, whole: FloatArray) -> tuple[FloatA
     return kept.attention + kept.core_inputs + kept.mlp, kept.core
 
 
-def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, imbalance: float) -> _Layer:
+def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, busiest: Number) -> _Layer:
     """Return the bytes of one layer at so many bytes per width."""
     flash = stage.layouts.flash_attention
     per_rank = stage.tokens / stage.tp
-    hidden = (per.attention_hidden / stage.sequence_split + per.whole) * w.hidden * stage.tokens
+    less: Number = w.narrow * f.narrow_input_bytes if per is f.saved else 0.0
+    hidden = ((per.attention_hidden - less) / stage.sequence_split + per.whole) * w.hidden * stage.tokens
     scores = np.where(flash, per.heads * w.num_heads, per.scores * w.num_heads * w.seq_len) * per_rank
     inputs = (per.query * w.query_size + per.key_value * w.kv_size) * per_rank
     if f.expands_key_values and per is f.saved:
@@ -101,8 +104,8 @@ def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, imbalan
     else:
         expanded = inputs
     normed = per.qk_norm * w.qk_norm * (w.query_size + w.kv_size / 2.0)
-    attention = hidden + (per.value * w.value_size + normed) * per_rank
-    mlp = _mlp(w, stage, per, imbalance)
+    attention = hidden + ((per.value - less) * w.value_size + normed) * per_rank
+    mlp = _mlp(w, stage, per, busiest, less)
     return _Layer(attention=attention, core=expanded + scores, core_inputs=inputs, mlp=mlp)
 
 
@@ -131,19 +134,40 @@ def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, Floa
     return given * per_rank, np.where(grouped, repeated, given) * per_rank
 
 
-def _mlp(w: Workload, stage: Stage, per: LayerBytes, imbalance: float) -> FloatArray:
-    """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts."""
+def _mlp(w: Workload, stage: Stage, per: LayerBytes, busiest: Number, less: Number) -> FloatArray:
+    """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts.
+
+    `less` is by how many bytes inputs of products are smaller; a router reads the output of the norm as it is.
+    """
     layouts = stage.layouts
-    ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated)
+    ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated) - less
     hidden = per.mlp_hidden * w.hidden / stage.sequence_split
-    dense: Number = ffn * w.ffn_hidden / stage.tp
-    routed = per.expert_hidden * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
-    # A rank that has all experts gets its own tokens, whichever they go to; one of several at most those of all.
-    busiest = np.minimum(imbalance, layouts.ep)
+    dense: Number = ffn * w.ffn_hidden / stage.tp - less * w.hidden / stage.sequence_split
+    routed = (per.expert_hidden - less) * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
     experts = (w.top_k * busiest * routed + per.router * w.num_experts) / stage.sequence_split
     experts = experts + ffn * w.shared_ffn_hidden / stage.tp
     share = stage.moe_layers / np.maximum(stage.layers, 1.0)
     result: FloatArray = (hidden + (1.0 - share) * dense + share * experts) * stage.tokens
+    return result
+
+
+def _busiest(
+    w: Workload, stage: Stage, recomputed: FloatArray, chunk: FloatArray
+) -> tuple[Number, Number, FloatArray | float]:
+    """Return the busiest rank's load over the mean, its spread, and the layers with experts that are kept at once."""
+    if not np.any(w.imbalance):
+        return 1.0, 0.0, 1.0
+    share = stage.moe_layers / np.maximum(stage.layers, 1.0)
+    layers = np.maximum((stage.layers - recomputed + chunk) * share, 1.0)
+    return *busiest_rank(w, stage.layouts, layers), layers
+
+
+def routed_spread(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
+    """Return the standard deviation of what the busiest rank keeps of routed tokens."""
+    _, spread, layers = _busiest(w, stage, *_recomputed(stage))
+    ffn = f.saved.ffn_gated * w.gated + f.saved.ffn_plain * (1.0 - w.gated)
+    token = w.top_k * (f.saved.expert_hidden * w.hidden * stage.layouts.etp + ffn * w.moe_ffn_hidden)
+    result: FloatArray = spread * token * stage.tokens / stage.sequence_split * layers * stage.in_flight
     return result
 
 
@@ -224,7 +248,7 @@ def buffers(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
 def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> list[Parts]:
     """Return what each moment holds beside what stays."""
     head = head_memory(w, stage, f)
-    acts = activation_memory(w, stage, f, c.imbalance)
+    acts = activation_memory(w, stage, f)
     full = stage.layouts.recompute >= RECOMPUTE_UNIFORM
     mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens * stage.in_flight)
     saved = c.activations * acts.saved + mask

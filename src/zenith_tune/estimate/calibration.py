@@ -133,8 +133,6 @@ class MemoryCoefficients:
     logits: float = 1.0
     fixed_bytes: float = 70.0 * MIB
     """Workspaces of the matrix library and small buffers, inside the allocator."""
-    imbalance: float = 1.0
-    """Tokens on the busiest expert-parallel rank over the mean; at most what all ranks have together."""
     reserve: float = 0.05
     """What the allocator holds beyond the peak, as a share of activations and temporaries."""
     context_bytes: float = 2.0 * GIB

@@ -18,6 +18,7 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.calibration import TimeCoefficients
 from zenith_tune.estimate.collectives import all_reduce_time, all_to_all_time, gather_time, send_time
 from zenith_tune.estimate.compute import tokens_per_rank
+from zenith_tune.estimate.routing import busiest_rank
 from zenith_tune.estimate.workload import FloatArray, Machine, Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
@@ -72,7 +73,8 @@ def expert_exchange_time(
     if not np.any(w.num_moe_layers):
         return np.zeros(len(layouts))
     ep, etp = layouts.ep.astype(np.float64), layouts.etp.astype(np.float64)
-    routed = w.top_k * tokens_per_rank(w, layouts) / layouts.tp * w.hidden * BF16
+    busiest, _ = busiest_rank(w, layouts)  # that receives the most going out, and sends the most coming back
+    routed = w.top_k * tokens_per_rank(w, layouts) / layouts.tp * w.hidden * BF16 * busiest
     near = ranks_nearby(ep, etp, machine)
     share = np.where(w.fused_dispatch, c.slow_efficiency, ALL_TO_ALL)
     exchange = all_to_all_time(routed, ep, near, machine, c, share)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zenith_tune.estimate.calibration import TimeCoefficients
+from zenith_tune.estimate.routing import busiest_rank
 from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
@@ -75,9 +76,10 @@ def _expert_time(
     memory: FloatArray | float,
     c: TimeCoefficients,
 ) -> FloatArray:
-    """Return the time of the routed and shared experts; routing is taken to be balanced."""
+    """Return the time of the routed and shared experts, for the rest of which waits the busiest rank."""
     w, tp = workload, layouts.tp.astype(np.float64)
-    routed = w.top_k * tokens / tp
+    busiest, _ = busiest_rank(w, layouts)
+    routed = w.top_k * tokens / tp * busiest
     local = w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
     narrow = 1 + c.expert_narrowness * layouts.etp / np.maximum(w.moe_ffn_hidden, 1.0)
     # The product of one expert is summed up while the weights of the next are read.

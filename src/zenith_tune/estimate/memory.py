@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.describe.framework_spec import FrameworkSpec
-from zenith_tune.estimate.activation_memory import CHANGING, Parts, buffers, moments
+from zenith_tune.estimate.activation_memory import CHANGING, Parts, buffers, moments, routed_spread
 from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.stage import Stage, first_moe_rank, is_mixed
 from zenith_tune.estimate.state_memory import state_memory
@@ -39,11 +39,13 @@ class MemoryEstimate:
     device_bytes: FloatArray
     """What the device must hold: with the allocator's reserve, the CUDA context and communication buffers."""
     parts: Parts
+    routed_spread: FloatArray | float = 0.0
+    """Standard deviation of what the busiest expert-parallel rank keeps, over the loads that it may have."""
 
     @property
     def unsure_bytes(self) -> FloatArray:
-        """Standard deviation of what no run measured: the reserve by its own size, the context by CONTEXT_SPREAD."""
-        result: FloatArray = np.hypot(self.parts["reserve"], CONTEXT_SPREAD)
+        """Standard deviation of what no run measured: reserve by its size, context by CONTEXT_SPREAD, and routing."""
+        result: FloatArray = np.hypot(np.hypot(self.parts["reserve"], CONTEXT_SPREAD), self.routed_spread)
         return result
 
 
@@ -60,14 +62,18 @@ def estimate_memory(
     """
     if stage is None:
         stage = fullest_stage(workload, layouts, framework, coefficients)
-    parts = _parts(workload, layouts, framework, coefficients, stage)
+    at = Stage.of(workload, layouts, framework, stage)
+    parts = _parts(workload, at, framework, coefficients)
+    routed = coefficients.activations * routed_spread(workload, at, framework) if np.any(workload.imbalance) else 0.0
     if coefficients.log_middle:
         parts = {name: part * np.exp(coefficients.log_middle) for name, part in parts.items()}
     allocated = _total(parts)
     parts["reserve"] = coefficients.reserve * _total({name: parts[name] for name in _TEMPORARY})
     parts["context"] = np.full(len(layouts), coefficients.context_bytes)
     device = allocated + parts["reserve"] + parts["context"]
-    return MemoryEstimate(stage=stage, allocated_bytes=allocated, device_bytes=device, parts=parts)
+    return MemoryEstimate(
+        stage=stage, allocated_bytes=allocated, device_bytes=device, parts=parts, routed_spread=routed
+    )
 
 
 def fullest_stage(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
@@ -117,9 +123,8 @@ def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeffici
     return result
 
 
-def _parts(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, rank: FloatArray) -> Parts:
+def _parts(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients) -> Parts:
     """Return the bytes by cause at the fullest moment of one stage."""
-    stage = Stage.of(w, layouts, f, rank)
     state = state_memory(w, stage, f)
     found = moments(w, stage, f, c, state)
     best = np.stack(np.broadcast_arrays(*(_total(moment) for moment in found))).argmax(axis=0)

@@ -99,7 +99,7 @@ def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> 
     updated = np.where(layouts.zero >= 1, sharded, whole)
     gathered = f.weight_bytes * sharded + _gathered(stage, params)
     return StateMemory(
-        weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole),
+        weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole + _cached(workload, stage, f, params)),
         gradients=f.gradient_bytes * np.where(layouts.zero >= 2, sharded, whole),
         optimizer=f.optimizer_bytes * updated,
         step=f.step_bytes * updated + np.where(layouts.zero >= 1, f.sync_bytes * whole, 0.0),
@@ -107,6 +107,15 @@ def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> 
         layer_casts=f.cast_bytes * (params.matrices + experts),
         head_casts=f.cast_bytes * params.head,
     )
+
+
+def _cached(w: Workload, stage: Stage, f: FrameworkSpec, params: StageParams) -> FloatArray | float:
+    """Return quantised copies of the weights, which a sharded optimizer may do without."""
+    if not np.any(w.narrow):
+        return 0.0
+    share = w.narrow * (1.0 - w.gathers_fp8 * (stage.layouts.zero >= 1))
+    result: FloatArray = f.narrow_weight_bytes * share * (params.matrices + params.experts)
+    return result
 
 
 def _gathered(stage: Stage, params: StageParams) -> FloatArray:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import num_nvlinks
-from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.job_spec import JobSpec, is_narrow
 from zenith_tune.describe.model_spec import ModelSpec
 
 Number = float | npt.NDArray[np.float64]
@@ -66,6 +66,12 @@ class Workload:
     saved_other_bytes: Number = 0.0
     fused_dispatch: Number = 0.0
     """1 where kernels of their own take tokens to their experts (DeepEP), 0 where a plain all-to-all does."""
+    narrow: Number = 0.0
+    """1 where products are of 8 bits or fewer, else 0."""
+    gathers_fp8: Number = 0.0
+    """As in JobSpec."""
+    imbalance: Number = 0.0
+    """As in JobSpec; 0 of a dense model."""
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
@@ -77,6 +83,9 @@ class Workload:
             "tied": model.tied_embeddings,
             "position_params": model.num_positions * model.hidden,
             "fused_dispatch": job.dispatcher == "flex",
+            "narrow": is_narrow(job.precision),
+            "gathers_fp8": job.gathers_fp8,
+            "imbalance": job.imbalance if model.num_experts else 0.0,
         }
         values |= {field.name: getattr(model, field.name) for field in fields(cls) if field.name not in values}
         return cls(**{name: float(value) for name, value in values.items()})

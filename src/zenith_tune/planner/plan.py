@@ -48,8 +48,10 @@ class PlannedLayout:
     memory_bytes: float
     memory_interval_bytes: tuple[float, float]
     """The interval that holds the peak memory with 90%."""
-    imbalanced_bytes: float | None
-    """Peak memory where the busiest expert-parallel rank has IMBALANCE times the mean tokens; None without such."""
+    balanced_bytes: float | None
+    """Peak memory with balanced routing; None where the figures are of that."""
+    busiest_load: float
+    """Expected tokens on the busiest expert-parallel rank of a layer over the mean; 1 with balanced routing."""
     memory_parts: dict[str, float]
     capacity_bytes: float
     oom_probability: float
@@ -128,6 +130,19 @@ DISPATCH = {
     "flex": "experts exchange tokens by fused kernels (DeepEP), or by an all-to-all that is overlapped with computing",
 }
 """What each dispatcher is planned as."""
+UNEVEN = "loads of experts have a standard deviation of {:.0%} of their mean, and layers wait for the busiest rank"
+"""How tokens are taken to be routed."""
+TRACED = (
+    "the module's blocks are whole on every GPU (no tensor, pipeline, context or expert parallelism: only a config "
+    "names what they would split), and take the time of their parameters' products"
+)
+"""What is planned of a model whose blocks were seen, not described."""
+NARROW = {
+    True: "in {} inputs of products are kept in 8 bits and gradients in fp32; weights are kept as --fp8-param-gather "
+    "does with fp8, else in bf16 with cached copies of 2 bytes a parameter",
+    False: "memory with {} is counted as that of bf16",
+}
+"""What is planned below 16 bits, by whether the framework keeps its activations so."""
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions in which activations are kept as they are counted."""
 
@@ -162,8 +177,12 @@ class Plan:
         found = []
         if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
             found.append(DISPATCH[self.job.dispatcher])
+        if self.job.imbalance and any(planned.busiest_load > 1 for planned in self.best):
+            found.append(f"{UNEVEN.format(self.job.imbalance)} (--imbalance)")
+        if self.model.traced is not None:
+            found.append(TRACED)
         if self.job.precision not in WIDE:
-            found.append(f"memory with {self.job.precision} is counted as that of bf16 with gradients in fp32")
+            found.append(NARROW[bool(self.job.framework.narrow_input_bytes)].format(self.job.precision))
         return tuple(found)
 
     @property

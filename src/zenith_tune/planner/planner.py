@@ -18,6 +18,7 @@ from zenith_tune.estimate.calibration import Calibration
 from zenith_tune.estimate.memory import estimate_memory
 from zenith_tune.estimate.memory_risk import memory_quantiles
 from zenith_tune.estimate.model_flops import flops_per_token
+from zenith_tune.estimate.routing import busiest_rank
 from zenith_tune.estimate.step import estimate, time_with_room
 from zenith_tune.estimate.workload import Estimate, FloatArray, Workload
 from zenith_tune.layouts.candidates import Candidates
@@ -29,7 +30,6 @@ from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_with_first, tied_within
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps, stage_memory
 from zenith_tune.planner.infeasible import DeadEnd
-from zenith_tune.planner.limits import IMBALANCE
 from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
@@ -217,16 +217,19 @@ class Planner:
         estimates = self.estimate(layouts)
         spread = estimates.memory_spread
         memory = memory_quantiles(estimates.memory_bytes, INTERVAL, self.calibration.memory, spread=spread)
-        skewed = self._imbalanced(layouts)
-        return [self._planned(layouts, estimates, memory, skewed, row) for row in range(len(layouts))]
+        routing = self._routing(layouts)
+        return [self._planned(layouts, estimates, memory, routing, row) for row in range(len(layouts))]
 
-    def _imbalanced(self, layouts: LayoutBatch) -> list[float | None]:
-        """Return the memory where routing is not balanced, of layouts that have expert parallelism."""
-        if not self.model.num_experts:
-            return [None] * len(layouts)
-        coefficients = replace(self.calibration.memory, imbalance=IMBALANCE)
-        found = estimate_memory(Workload.of(self.model, self.job), layouts, self.job.framework, coefficients)
-        return [float(size) if ep > 1 else None for size, ep in zip(found.device_bytes, layouts.ep, strict=True)]
+    def _routing(self, layouts: LayoutBatch) -> list[tuple[float, float | None]]:
+        """Return the load of the busiest expert-parallel rank, and the memory if all had the same."""
+        workload = Workload.of(self.model, self.job)
+        if not workload.imbalance:
+            return [(1.0, None)] * len(layouts)
+        equal = replace(workload, imbalance=0.0)
+        found = estimate_memory(equal, layouts, self.job.framework, self.calibration.memory).device_bytes
+        loads = np.broadcast_to(busiest_rank(workload, layouts)[0], len(layouts))
+        rows = zip(loads, found, layouts.ep, strict=True)
+        return [(float(load), float(size)) if ep > 1 else (1.0, None) for load, size, ep in rows]
 
     def estimate(self, layouts: LayoutBatch) -> Estimate:
         """Estimate memory and time of a batch."""
@@ -284,7 +287,12 @@ class Planner:
         return self.evaluate(neighbours(self.model, self.job, layout, space))
 
     def _planned(
-        self, layouts: LayoutBatch, found: Estimate, memory: FloatArray, skewed: list[float | None], row: int
+        self,
+        layouts: LayoutBatch,
+        found: Estimate,
+        memory: FloatArray,
+        routing: list[tuple[float, float | None]],
+        row: int,
     ) -> PlannedLayout:
         layout = layout_at(layouts, row)
         step_s = float(found.step_s[row])
@@ -301,7 +309,8 @@ class Planner:
             time_parts={name: float(part[row]) for name, part in found.time_parts.items()},
             memory_bytes=float(found.memory_bytes[row]),
             memory_interval_bytes=(float(memory[0, row]), float(memory[1, row])),
-            imbalanced_bytes=skewed[row],
+            busiest_load=routing[row][0],
+            balanced_bytes=routing[row][1],
             memory_parts={name: float(part[row]) for name, part in found.memory_parts.items()},
             capacity_bytes=float(self.cluster.gpu.memory_bytes),
             oom_probability=float(found.oom_probability[row]),

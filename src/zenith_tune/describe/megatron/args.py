@@ -98,6 +98,7 @@ def job_from_args(args: MegatronArgs) -> JobSpec:
         framework=load_framework(LOCAL if is_local(args) else "megatron"),
         precision=precision_from_args(args),
         dispatcher="flex" if args.text("--moe-token-dispatcher-type") == "flex" else "alltoall",
+        gathers_fp8=args.has("--fp8-param-gather"),
     )
 
 

@@ -114,8 +114,8 @@ class KeptBytes:
         """Count a tensor that is kept, once for all that share its memory; weights and their copies are not counted."""
         with contextlib.suppress(*FAULTS):
             storage = saved.untyped_storage()
-            if not is_weight(saved) and storage.data_ptr() not in self.seen:
-                self.seen.add(storage.data_ptr())
+            if not is_weight(saved) and storage._cdata not in self.seen:  # a fake tensor's has no address of data
+                self.seen.add(storage._cdata)
                 if self.depth:
                     self.inside += storage.nbytes()
                 else:
@@ -208,10 +208,11 @@ def repeated_blocks(module: Any) -> list[Any]:
 
 
 def head_width(module: Any) -> int:
-    """Return the width of the last linear layer: the words or classes that a model tells apart."""
+    """Return the width of the last linear layer outside of blocks: the words or classes that a model tells apart."""
     import torch
 
-    linear = [each for each in module.modules() if isinstance(each, torch.nn.Linear)]
+    inside = {each for block in repeated_blocks(module) for each in block.modules()}
+    linear = [each for each in module.modules() if isinstance(each, torch.nn.Linear) and each not in inside]
     return int(linear[-1].out_features) if linear else 0
 
 

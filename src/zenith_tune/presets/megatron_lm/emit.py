@@ -197,7 +197,10 @@ def _precision(target: Target) -> Options:
     precision = target.job.precision
     if precision == "fp32":
         return {}
-    return {"fp16" if precision == "fp16" else "bf16": True, **low_precision(precision)}
+    return {
+        "fp16" if precision == "fp16" else "bf16": True,
+        **low_precision(precision, is_sharded=target.layout.zero > 0),
+    }
 
 
 def _notes(target: Target) -> tuple[str, ...]:
@@ -225,7 +228,8 @@ def swift_options(target: Target) -> Options:
         "recompute_granularity": "none",
     }
     precision = target.job.precision
-    types: Options = {"torch_dtype": TORCH_TYPES.get(precision, "bfloat16"), **low_precision(precision)}
+    narrow = low_precision(precision, is_sharded=target.layout.zero > 0)
+    types: Options = {"torch_dtype": TORCH_TYPES.get(precision, "bfloat16"), **narrow}
     return {**said, **options, "max_length": target.job.seq_len, **types}
 
 

@@ -198,13 +198,19 @@ def megatron_options(target: Target) -> Options:
     return {**options, **attention, **_experts(target), **_overlap(layout)}
 
 
-def low_precision(precision: str) -> Options:
-    """Return the options of matrix work below 16 bits, which go beside those of bf16."""
+def low_precision(precision: str, *, is_sharded: bool) -> Options:
+    """Return the options of matrix work below 16 bits, which go beside those of bf16.
+
+    A sharded optimizer gathers its weights in fp8, so that no copies of them are cached beside those in bf16; mxfp8's
+    are not, for which Megatron-LM asks more than this one option.
+    """
     if "fp4" in precision:
         return {"fp4_format": "e2m1"}
     if "fp8" not in precision:
         return {}
-    return {"fp8_format": "hybrid", "fp8_recipe": "mxfp8" if precision == "mxfp8" else "tensorwise"}
+    if precision == "mxfp8":
+        return {"fp8_format": "hybrid", "fp8_recipe": "mxfp8"}
+    return {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", **({"fp8_param_gather": True} if is_sharded else {})}
 
 
 def layout_notes(target: Target, option: str) -> list[str]:

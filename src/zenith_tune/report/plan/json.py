@@ -11,7 +11,6 @@ from zenith_tune import __version__
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.explanation import Explanation, Step
-from zenith_tune.planner.limits import IMBALANCE
 from zenith_tune.planner.plan import NearMiss, Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.what_if import WhatIf
@@ -64,9 +63,10 @@ def planned_object(planned: PlannedLayout) -> Json:
 
 
 def _imbalanced(planned: PlannedLayout) -> Json:
-    if planned.imbalanced_bytes is None:
+    if planned.balanced_bytes is None:
         return {}
-    return {"imbalanced_routing": {"busiest_over_mean": IMBALANCE, "memory_bytes": planned.imbalanced_bytes}}
+    loads = {"busiest_over_mean": planned.busiest_load, "memory_bytes": planned.memory_bytes}
+    return {"imbalanced_routing": {**loads, "balanced_memory_bytes": planned.balanced_bytes}}
 
 
 def layout_object(layout: Layout) -> Json:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.explanation import LEAST_GAIN, Explanation, StageMemory, Step
-from zenith_tune.planner.limits import IMBALANCE
 from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, changes
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.presets.emission import Emission
@@ -192,10 +191,12 @@ class PlanReport:
         step = f"{format_seconds(low)} to {format_seconds(high)}"
         memory = f"{format_bytes(least)} to {format_bytes(most)} of {format_bytes(planned.capacity_bytes)}"
         self._say(f"{planned.name}: 90% of such runs take {step} a step and {memory}")
-        if planned.imbalanced_bytes is not None:
-            sizes = f"{format_bytes(planned.memory_bytes)}, and {format_bytes(planned.imbalanced_bytes)}"
-            busiest = f"the busiest expert-parallel rank has {IMBALANCE:g} times the mean tokens"
-            self._say(f"with balanced routing it needs {sizes} where {busiest}")
+        if planned.balanced_bytes is not None:
+            needs = f"it needs {format_bytes(planned.memory_bytes)}, and {format_bytes(planned.balanced_bytes)}"
+            busiest = (
+                f"the busiest expert-parallel rank of a layer has {planned.busiest_load:.2f} times the mean tokens"
+            )
+            self._say(f"{busiest}: {needs} with balanced routing")
         self._show(time_table(planned))
         self._console.print()
         self._show(stage_table(stages) if len(stages) > 1 else memory_table(planned))
