@@ -383,7 +383,7 @@ def _make_preset(
     name = preset or recognised_preset(command)
     cls = PresetRegistry.get(name)
     # Typed, so that a resumed study may write n_gpus=08 for 8.
-    known = typed(cls, args, f"preset {name}")
+    known = typed(cls, {**cls.arguments_in(command), **args}, f"preset {name}")
     return name, known, construct(cls, known, f"preset {name}")
 
 

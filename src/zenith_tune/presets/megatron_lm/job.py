@@ -205,8 +205,17 @@ def without_layout(command: str) -> str:
     >>> without_layout("bash run.sh")
     'LAYOUT= bash run.sh'
     """
-    is_said = LAYOUT_VARIABLE in ParsedCommand.of(command).assignments()
-    return command if is_said else f"{LAYOUT_VARIABLE}= {command}"
+    if _SAYS_LAYOUT.search(command):
+        return command
+    # In front of several commands it would count for the first alone.
+    return (
+        f"export {LAYOUT_VARIABLE}=; {command}"
+        if ParsedCommand.of(command).needs_shell
+        else f"{LAYOUT_VARIABLE}= {command}"
+    )
+
+
+_SAYS_LAYOUT = re.compile(rf"\b{LAYOUT_VARIABLE}=")
 
 
 def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:

@@ -14,6 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.megatron_lm.command import (
     measured_command,
@@ -42,6 +43,7 @@ from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
@@ -262,6 +264,10 @@ class MegatronLmPreset(TuningPreset):
     def trial_command(self, command: str) -> str:
         """Return the command as it is measured, where options can be added to it."""
         return measured_command(command, self._space().job)
+
+    def resources(self, command: str) -> Resources:
+        job = self._space(command).job
+        return run_resources(command, job.run, job.start.num_gpus)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""
