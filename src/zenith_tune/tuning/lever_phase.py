@@ -7,6 +7,7 @@ what was kept, levers that need one that was kept, and what does not fit without
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ LEAST_SHARE = 0.002
 """A lever that is expected to save less is not set."""
 FULL = 0.97
 """Of the memory that may be used: levers that take more are not tried on a layout that takes so much."""
+RESERVED_SHARE = 4
+"""One of so many trials is left to levers by the search for a layout."""
 WHY = "levers on trial {}"
 
 
@@ -56,8 +59,10 @@ class LeverPhase:
             return
         shares = predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
-        self._note_unallowed([lever for lever in levers if lever.numerics], shares)
-        allowed = sorted((lever for lever in levers if not lever.numerics), key=lambda lever: -gain_of(lever, shares))
+        self._note_unallowed([lever for lever in levers if lever.is_on_request], shares)
+        allowed = sorted(
+            (lever for lever in levers if not lever.is_on_request), key=lambda lever: -gain_of(lever, shares)
+        )
         worth = [lever for lever in allowed if is_of_use(lever, shares)]
         if not worth:
             return
@@ -150,7 +155,27 @@ class LeverPhase:
     def _note_unallowed(self, levers: Sequence[Lever], shares: Mapping[str, float] | None) -> None:
         for lever in (each for each in levers if gain_of(each, shares) >= LEAST_GAIN):
             gain = f", which is expected to save {gain_of(lever, shares):.0%} of a step" if shares else ""
-            self._note(f"not tried, because it changes the numerics: {lever.label}{gain}; give --allow {lever.name}")
+            why = "it changes the numerics" if lever.numerics else "the framework calls it unstable"
+            self._note(f"not tried, because {why}: {lever.label}{gain}; give --allow {lever.name}")
+
+
+def reserved_trials(config: StudyConfig) -> int:
+    """Return how many of `--n-trials` the search for a layout leaves: a quarter, but no more than there are levers."""
+    preset, num_trials = config.preset, config.limits.n_trials
+    point = _any_point(config) if num_trials is not None and preset.lever_space() else None
+    if num_trials is None or point is None:
+        return 0
+    levers, shares = preset.levers(config.command, point), predicted_shares(config, point)
+    num_levers = sum(is_of_use(lever, shares) and not lever.is_on_request for lever in levers)
+    return min(num_trials // RESERVED_SHARE, num_levers)
+
+
+def _any_point(config: StudyConfig) -> Params | None:
+    """Return the user's own point, or any other where the command is none."""
+    with contextlib.suppress(UsageError):  # a command with placeholders
+        if (own := config.preset.own_point(config.command)) is not None:
+            return own
+    return next(iter(config.preset.points()), None)
 
 
 def _who(trial: Trial) -> str:

@@ -35,7 +35,7 @@ from zenith_tune.presets.megatron_lm.job import (
     unread_job,
 )
 from zenith_tune.presets.megatron_lm.levers.declaration import Situation
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, levers_for, logged_levers
+from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
@@ -197,13 +197,13 @@ class MegatronLmPreset(TuningPreset):
 
     def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
         space = self._space(command)
-        return ((space.layouts(table), table) for table in space.tables())
+        return ((space.planned_layouts(table), table) for table in space.tables())
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space().layout(params)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return self._space(command).layout(params)
+        return self._space(command).planned_layout(params)
 
     def subject(self, command: str) -> PlanSubject:
         return subject_of(self._space(command).job, self.cluster, self.topology)
@@ -227,8 +227,10 @@ class MegatronLmPreset(TuningPreset):
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         space = self._space()
         plain = {name: value for name, value in params.items() if name in space.choices}
+        replaced = lever_options(space.job, params)
         switches = wanted_switches(space.job, space.layout(params), plain)
-        dumped = dumped_options(switches, tp=int(params["tp"]))
+        kept = {option: value for option, value in switches.items() if option not in replaced}
+        dumped = dumped_options(kept, tp=int(params["tp"]))
         return dumped_sizes(params) | dumped | logged_levers(space.job, params)
 
     def decisive(self) -> tuple[str, ...]:
