@@ -253,3 +253,40 @@ def test_levers_on_request_are_named_unless_the_user_chose(
     assert {lever.name for lever in offered if lever.is_on_request} == named
     note = " ".join(choice.note(DECLARED, {"plain", "fp8", "new"}))
     assert {name for name in ("plain", "fp8", "new") if name in note} == tried | (named if tried else set())
+
+
+def test_the_verdict_says_what_each_phase_and_each_group_gave(tmp_path: Path) -> None:
+    levers = [Lever(name="a"), Lever(name="b"), Lever(name="fp8", numerics=True, is_allowed=True, is_alone=True)]
+    _, _, witness = studied(tmp_path, {"a": 1.1, "b": 1.05, "fp8": 1.25}, levers)
+    assert witness.end is not None and witness.end.verdict is not None
+    verdict = witness.end.verdict
+    assert verdict.layout_speedup == pytest.approx(6.0) and verdict.lever_speedup == pytest.approx(1.155 * 1.25)
+    gains = [(gain.levers, gain.numerics, pytest.approx(gain.speedup)) for gain in verdict.lever_gains]
+    assert gains == [(("a", "b"), False, 1.155), (("fp8",), True, 1.25)]
+    for word in ("fp8 1.25x", "a + b"):
+        assert word in verdict.sentence
+
+
+def test_what_levers_gave_is_known_though_the_budget_ends_their_phase(tmp_path: Path) -> None:
+    gives = {"a": 1.1, "b": 1.1, "c": 1.2}
+    levers = [Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="c", is_alone=True)]
+    witness = Witness()
+    preset = WithLevers(gives, levers, tuple(range(1, 10)))
+    tune(tmp_path, "sh -c 'echo value: 0.5'", preset, listener=witness, confirm=False).optimize(n_trials=8)
+    assert witness.end is not None and witness.end.verdict is not None
+    assert [gain.levers for gain in witness.end.verdict.lever_gains] == [("a",), ("b",)]
+    assert witness.end.verdict.lever_speedup == pytest.approx(1.21)
+
+
+def test_levers_on_request_have_a_trial_of_their_own() -> None:
+    (plain, fp8, _) = LeverChoice.of("default", "fp8", DECLARED).offered(DECLARED, None)
+    assert fp8.is_alone and fp8.numerics and not fp8.is_on_request and not plain.is_alone
+
+
+@pytest.mark.parametrize("gives", [0.9, None])
+def test_what_was_asked_for_and_is_not_kept_is_named(tmp_path: Path, gives: float | None) -> None:
+    levers = [Lever(name="a"), Lever(name="fp8", numerics=True, is_allowed=True, is_alone=True)]
+    tried, study, witness = studied(tmp_path, {"a": 1.1, "fp8": gives}, levers)
+    assert names(tried) == [{"a"}, {"a", "fp8"}] and [gain.levers for gain in study.lever_gains] == [("a",)]
+    (note,) = (note for note in witness.notes if "fp8" in note)
+    assert ("-10.0%" in note) == (gives is not None)

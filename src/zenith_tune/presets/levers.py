@@ -39,13 +39,14 @@ class Lever:
     """Whether what the model learns may change: such a lever is tried only where it is allowed by name."""
     is_unstable: bool = False
     """Whether the framework itself calls it unfinished: the same holds."""
+    is_allowed: bool = False
     source: str = ""
     """Whose figures its effect is taken from."""
 
     @property
     def is_on_request(self) -> bool:
-        """Tell whether it is tried only where it is allowed by name."""
-        return self.numerics or self.is_unstable
+        """Tell whether it is not tried because nobody has allowed it."""
+        return (self.numerics or self.is_unstable) and not self.is_allowed
 
     @property
     def is_for_memory(self) -> bool:
@@ -189,12 +190,15 @@ class LeverChoice:
         )
 
     def offered(self, declared: Iterable[LeverDeclaration[At]], at: At) -> list[Lever]:
-        """Return those that may be tried, and those on request that are named because they are not."""
+        """Return those that may be tried, and those on request that are named because they are not.
+
+        What was allowed has a trial of its own: the report says what it gives.
+        """
         known = self.plain | self.allowed
         wanted = [each for each in declared if each.name in known or (each.is_on_request and self.names_unallowed)]
         levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
         return [
-            replace(lever, numerics=False, is_unstable=False) if lever.name in self.allowed else lever
+            replace(lever, is_allowed=True, is_alone=True) if lever.name in self.allowed else lever
             for lever in levers
         ]
 

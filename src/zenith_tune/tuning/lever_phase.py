@@ -15,7 +15,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.parameters import Params
-from zenith_tune.study.study import LEAST_GAIN
+from zenith_tune.study.study import LEAST_GAIN, LeverGain
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.session import StudySession
@@ -74,7 +74,6 @@ class LeverPhase:
             self._note(f"levers: none of {', '.join(lever.label for lever in worth)} is faster")
             return
         gain = study.direction.gain(kept.trial.value or 0.0, over=fastest.value or 1.0)
-        study.lever_speedup = 1 + gain
         names = ", ".join(lever.label for lever in kept.levers)
         self._note(f"levers: {names}: {gain:+.1%} over {_who(fastest)}")
 
@@ -111,13 +110,23 @@ class LeverPhase:
     def _tried(self, kept: Kept, group: list[Lever], point: Params, shares: Mapping[str, float] | None) -> Kept | None:
         """Return the levers with a group among them, where they prove faster with it."""
         replaced = [other for other in kept.levers if any(other.name == lever.name for lever in group)]
-        gain = sum(gain_of(lever, shares) for lever in group) - sum(gain_of(other, shares) for other in replaced)
-        if not group or not self._pays(kept.trial, gain):
+        expected = sum(gain_of(lever, shares) for lever in group) - sum(gain_of(other, shares) for other in replaced)
+        if not group or not self._pays(kept.trial, expected):
             return None
         levers = [*(other for other in kept.levers if other not in replaced), *group]
         values = {lever.name: lever.value for lever in levers}
         trial = self._evaluate.run({**point, **values}, WHY.format(kept.trial.number))
-        return Kept(trial=trial, levers=tuple(levers)) if self._is_better(trial, kept.trial) else None
+        if not self._is_better(trial, kept.trial):
+            self._note_allowed(group, trial, kept.trial)
+            return None
+        study = self._session.study
+        gain = LeverGain(
+            levers=tuple(lever.label for lever in group),
+            speedup=1 + study.direction.gain(trial.value or 0.0, over=kept.trial.value or 1.0),
+            numerics=any(lever.numerics for lever in group),
+        )
+        study.add_lever_gain(trial, gain)  # at once, because the budget may end the phase
+        return Kept(trial=trial, levers=tuple(levers))
 
     def _fastest_layout(self) -> Trial | None:
         """Return the fastest run without levers: a resumed study may have tried some already."""
@@ -151,6 +160,15 @@ class LeverPhase:
         if limit is None or best.peak_memory_bytes is None or more <= 0:
             return True
         return best.peak_memory_bytes * (1 + more) < FULL * limit
+
+    def _note_allowed(self, group: Sequence[Lever], trial: Trial, best: Trial) -> None:
+        """Say what a lever gave that the user has asked for, where it is not kept."""
+        for lever in (each for each in group if each.is_allowed):
+            study = self._session.study
+            gain = study.direction.gain(trial.value or 0.0, over=best.value or 1.0)
+            over = "" if study.may_be_best(trial) else " and takes more memory than the limit"
+            what = f"gives {gain:+.1%} over {_who(best)}{over}" if trial.ok else f"fails: {trial.cause}"
+            self._note(f"levers: {lever.label} is not kept: it {what}")
 
     def _note_unallowed(self, levers: Sequence[Lever], shares: Mapping[str, float] | None) -> None:
         for lever in (each for each in levers if gain_of(each, shares) >= LEAST_GAIN):

@@ -1,7 +1,7 @@
 """Levers that free memory: they are tried beside what does not fit without them.
 
-torch's FSDP2 is, by Megatron's own help, not in a stable stage yet: it is tried on request. Releases before 0.12 ask for
-CUDA_DEVICE_MAX_CONNECTIONS=1 always, and FSDP2 for another value.
+torch's FSDP2 is, by Megatron's own help, not in a stable stage yet: it is tried on request. Releases before 0.12 always
+ask for CUDA_DEVICE_MAX_CONNECTIONS=1, and FSDP2 for another value.
 """
 
 from __future__ import annotations
