@@ -261,8 +261,8 @@ def test_the_verdict_says_what_each_phase_and_each_group_gave(tmp_path: Path) ->
     assert witness.end is not None and witness.end.verdict is not None
     verdict = witness.end.verdict
     assert verdict.layout_speedup == pytest.approx(6.0) and verdict.lever_speedup == pytest.approx(1.155 * 1.25)
-    gains = [(gain.levers, gain.numerics, pytest.approx(gain.speedup)) for gain in verdict.lever_gains]
-    assert gains == [(("a", "b"), False, 1.155), (("fp8",), True, 1.25)]
+    assert [(gain.levers, gain.numerics) for gain in verdict.lever_gains] == [(("a", "b"), False), (("fp8",), True)]
+    assert [gain.speedup for gain in verdict.lever_gains] == pytest.approx([1.155, 1.25])
     for word in ("fp8 1.25x", "a + b"):
         assert word in verdict.sentence
 
