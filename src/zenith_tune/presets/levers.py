@@ -198,8 +198,7 @@ class LeverChoice:
         wanted = [each for each in declared if each.name in known or (each.is_on_request and self.names_unallowed)]
         levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
         return [
-            replace(lever, is_allowed=True, is_alone=True) if lever.name in self.allowed else lever
-            for lever in levers
+            replace(lever, is_allowed=True, is_alone=True) if lever.name in self.allowed else lever for lever in levers
         ]
 
     def note(self, declared: Declared, near: Collection[str]) -> list[str]:
