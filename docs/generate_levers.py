@@ -55,7 +55,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _row(lever: LeverDeclaration[Any], *written: str) -> tuple[str, ...]:
-    name = f"`{lever.label}`" + (" (numerics)" if lever.numerics else "")
+    name = f"`{lever.label}`" + (" (numerics)" if lever.numerics else " (unstable)" if lever.is_unstable else "")
     return (name, *written, _time(lever), _memory(lever), lever.source)
 
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
+from zenith_tune.errors import (
+    ConsecutiveDuplicateLimitExceeded,
+    ConsecutivePruneLimitExceeded,
+    LayoutTrialsExhausted,
+    OptionsWithoutEffect,
+    StudyLimitReached,
+    UsageError,
+)
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
@@ -27,7 +34,7 @@ from zenith_tune.tuning.config import Limits, StudyConfig
 from zenith_tune.tuning.confirmation import Confirmation
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.tuning.interruption import Interruption, why_stopped
-from zenith_tune.tuning.lever_phase import LeverPhase
+from zenith_tune.tuning.lever_phase import LeverPhase, reserved_trials
 from zenith_tune.tuning.place import StudyPlace, check_text
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.tuning.session import StudySession
@@ -35,6 +42,8 @@ from zenith_tune.tuning.watch import Timeouts
 from zenith_tune.units import count, format_seconds
 
 _EARLY_STOP = EarlyStop()
+LAYOUTS_END = (ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, LayoutTrialsExhausted)
+"""What ends the search for a layout, after which levers are tried."""
 
 
 class PresetTuner:
@@ -252,8 +261,14 @@ class PresetTuner:
             scheduler.continue_with(config)
             if config.runs_baseline and (line := _estimate(session, plan)) is not None:
                 self.listener.noted(line)
-            strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
-            why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
+            try:
+                with scheduler.leaving(reserved_trials(config)):
+                    strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
+                    scheduler.settle()
+                why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
+            except LAYOUTS_END as limit:
+                why = str(limit)
+                scheduler.settle()
             LeverPhase(session, scheduler, self.listener.noted).run()
         except StudyLimitReached as limit:
             why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)
@@ -383,7 +398,7 @@ def _make_preset(
     name = preset or recognised_preset(command)
     cls = PresetRegistry.get(name)
     # Typed, so that a resumed study may write n_gpus=08 for 8.
-    known = typed(cls, args, f"preset {name}")
+    known = typed(cls, {**cls.arguments_in(command), **args}, f"preset {name}")
     return name, known, construct(cls, known, f"preset {name}")
 
 

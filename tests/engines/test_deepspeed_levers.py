@@ -17,7 +17,7 @@ from tests.requirements import need_module
 from zenith_tune.presets.deepspeed.command import FILE_NAME
 from zenith_tune.presets.deepspeed.levers.offered import LEVERS
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
-from zenith_tune.presets.levers import Lever, goes_with, numeric_names
+from zenith_tune.presets.levers import Lever, goes_with, names_on_request
 from zenith_tune.study.parameters import Params
 
 pytestmark = pytest.mark.usefixtures("deepspeed")
@@ -64,7 +64,7 @@ def random_job(chance: random.Random, folder: Path) -> tuple[DeepSpeedPreset, st
     known: dict[str, Any] = (
         {"model": "llama-3-8b", "seq": 2048, "cluster": f"h100x{4 * nodes}"} if chance.random() < 0.5 else {}
     )
-    preset = DeepSpeedPreset(allow="+".join(numeric_names(LEVERS)), search="mbs", **known)
+    preset = DeepSpeedPreset(allow="+".join(names_on_request(LEVERS)), search="mbs", **known)
     preset.bind(command)
     return preset, command, 4 * nodes
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import pytest
 
 from tests.layouts.specs import LLAMA_405B, MODELS, job
@@ -14,6 +17,7 @@ from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.emission import Target
 from zenith_tune.presets.formats import FORMATS, FRAMEWORKS, format_named
+from zenith_tune.tuner import PresetTuner
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -79,3 +83,32 @@ def test_an_unknown_format_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"'megatron'.*accelerate, deepspeed, megatron, ms-swift"):
         format_named("megatorn")
     assert set(FORMATS) == {"megatron", "ms-swift", "deepspeed", "accelerate"}
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "command", "preset"),
+    [
+        ("megatron", "megatron", "bash {}", "megatron-lm"),
+        ("ms-swift", "megatron", "bash {}", "megatron"),
+        ("deepspeed", "deepspeed", "deepspeed --num_gpus 8 train.py --deepspeed_config {}", "deepspeed"),
+        ("accelerate", "megatron", "accelerate launch --config_file {} train.py", "accelerate"),
+        ("accelerate", "deepspeed", "accelerate launch --config_file {} train.py", "accelerate"),
+        ("accelerate", "fsdp", "accelerate launch --config_file {} train.py", "accelerate"),
+    ],
+)
+def test_what_is_written_is_tuned_with_no_further_option(
+    name: str, framework: str, command: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    emission = format_named(name).emit(target(framework=framework, cluster="h100x8", zero=1, global_batch=64))
+    Path(emission.file_name).write_text(emission.text)
+    Path("train.py").touch()
+    tuner = PresetTuner(command.format(emission.file_name))
+    assert tuner.config.preset_name == preset
+    assert tuner.config.num_gpus == 8
+    if preset != "accelerate":  # whose file does not say the batch
+        assert all(
+            layout.global_batch == 64
+            for point in itertools.islice(tuner.preset.points(), 3)
+            if (layout := tuner.preset.layout(point)) is not None
+        )

@@ -12,7 +12,7 @@ from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.evaluators.failures.failures import FailureKind
-from zenith_tune.presets.levers import Lever, chosen_levers
+from zenith_tune.presets.levers import Lever, LeverChoice, LeverDeclaration, chosen_levers
 from zenith_tune.record.reader import recorded_choices
 from zenith_tune.study.budget import Budget, Training
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
@@ -178,3 +178,115 @@ def test_levers_without_effect_fail_their_own_trials_and_not_the_study(tmp_path:
     failed = [trial for trial in witness.trials if trial.failure == FailureKind.NO_EFFECT]
     assert len(failed) >= 3 and witness.end is not None and witness.end.study.is_sound
     assert witness.end.study.best is not None and witness.end.study.best.params == {"x": 3, "works": True}
+
+
+def all_tried(witness: Witness) -> list[Params]:
+    return [dict(trial.params) for trial in witness.trials if trial.params]
+
+
+@pytest.mark.parametrize(("num_trials", "num_layouts"), [(1, 1), (3, 3), (4, 3), (8, 6), (9, 7)])
+def test_a_quarter_of_the_trials_is_left_to_levers(tmp_path: Path, num_trials: int, num_layouts: int) -> None:
+    witness = Witness()
+    preset = WithLevers({"a": 0.9, "b": 0.9}, [Lever(name="a"), Lever(name="b")], tuple(range(12, 0, -1)))
+    tuner = tune(tmp_path, "sh -c 'echo value: 0.5'", preset, listener=witness, confirm=False)
+    tuner.optimize(n_trials=num_trials)
+    tried = all_tried(witness)
+    assert [len(point) for point in tried[:num_layouts]] == [1] * num_layouts
+    assert all(len(point) > 1 for point in tried[num_layouts:])
+    assert len(tried) == num_trials, "two levers take up to three trials"
+
+
+def test_trials_are_not_left_to_levers_that_nobody_wants(tmp_path: Path) -> None:
+    witness = Witness()
+    preset = WithLevers({"fp8": 2.0}, [Lever(name="fp8", numerics=True)], tuple(range(1, 13)))
+    tune(tmp_path, "sh -c 'echo value: 0.5'", preset, listener=witness, confirm=False).optimize(n_trials=8)
+    assert len(all_tried(witness)) == 8
+
+
+def test_a_resumed_study_leaves_the_same_trials_to_levers(tmp_path: Path) -> None:
+    levers, choices = [Lever(name="a"), Lever(name="b")], tuple(range(1, 13))
+    for again in (False, True):
+        witness = Witness()
+        preset = WithLevers({"a": 1.1, "b": 1.1}, levers, choices)
+        tune(tmp_path, "sh -c 'echo value: 0.5'", preset, listener=witness, confirm=False, resume=again).optimize(8)
+        assert len(all_tried(witness)) == (0 if again else 7), "six layouts, and both levers in one trial"
+        assert witness.end is not None and witness.end.study.best is not None
+        assert witness.end.study.best.params.keys() == {"x", "a", "b"}
+
+
+def test_levers_are_tried_where_the_search_ends_by_points_that_it_had_before(tmp_path: Path) -> None:
+    witness = Witness()
+    preset = WithLevers({"a": 1.1}, [Lever(name="a")], (1, 2, 3))
+    tune(tmp_path, "sh -c 'echo value: 0.5'", preset, strategy="random", listener=witness, confirm=False).optimize()
+    assert witness.end is not None and witness.end.study.best is not None
+    assert witness.end.study.best.params == {"x": 3, "a": True}
+
+
+def test_what_is_called_unstable_is_tried_on_request_alone(tmp_path: Path) -> None:
+    tried, _, witness = studied(tmp_path, {"new": 2.0}, [Lever(name="new", is_unstable=True)])
+    assert not tried and any("--allow new" in note for note in witness.notes)
+
+
+DECLARED: tuple[LeverDeclaration[None], ...] = (
+    LeverDeclaration(name="plain", saves={"dp": 0.5}, source=""),
+    LeverDeclaration(name="fp8", saves={"dp": 0.5}, numerics=True, source=""),
+    LeverDeclaration(name="new", saves={"dp": 0.5}, is_unstable=True, source=""),
+)
+
+
+@pytest.mark.parametrize(
+    ("levers", "allow", "tried", "named"),
+    [
+        ("default", "none", {"plain"}, {"fp8", "new"}),
+        ("default", "fp8", {"plain", "fp8"}, {"new"}),
+        ("plain", "none", {"plain"}, set()),
+        ("none", "none", set(), set()),
+        ("none", "fp8+new", {"fp8", "new"}, set()),
+    ],
+)
+def test_levers_on_request_are_named_unless_the_user_chose(
+    levers: str, allow: str, tried: set[str], named: set[str]
+) -> None:
+    choice = LeverChoice.of(levers, allow, DECLARED)
+    offered = choice.offered(DECLARED, None)
+    assert {lever.name for lever in offered if not lever.is_on_request} == tried
+    assert {lever.name for lever in offered if lever.is_on_request} == named
+    note = " ".join(choice.note(DECLARED, {"plain", "fp8", "new"}))
+    assert {name for name in ("plain", "fp8", "new") if name in note} == tried | (named if tried else set())
+
+
+def test_the_verdict_says_what_each_phase_and_each_group_gave(tmp_path: Path) -> None:
+    levers = [Lever(name="a"), Lever(name="b"), Lever(name="fp8", numerics=True, is_allowed=True, is_alone=True)]
+    _, _, witness = studied(tmp_path, {"a": 1.1, "b": 1.05, "fp8": 1.25}, levers)
+    assert witness.end is not None and witness.end.verdict is not None
+    verdict = witness.end.verdict
+    assert verdict.layout_speedup == pytest.approx(6.0) and verdict.lever_speedup == pytest.approx(1.155 * 1.25)
+    assert [(gain.levers, gain.numerics) for gain in verdict.lever_gains] == [(("a", "b"), False), (("fp8",), True)]
+    assert [gain.speedup for gain in verdict.lever_gains] == pytest.approx([1.155, 1.25])
+    for word in ("fp8 1.25x", "a + b"):
+        assert word in verdict.sentence
+
+
+def test_what_levers_gave_is_known_though_the_budget_ends_their_phase(tmp_path: Path) -> None:
+    gives = {"a": 1.1, "b": 1.1, "c": 1.2}
+    levers = [Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="c", is_alone=True)]
+    witness = Witness()
+    preset = WithLevers(gives, levers, tuple(range(1, 10)))
+    tune(tmp_path, "sh -c 'echo value: 0.5'", preset, listener=witness, confirm=False).optimize(n_trials=8)
+    assert witness.end is not None and witness.end.verdict is not None
+    assert [gain.levers for gain in witness.end.verdict.lever_gains] == [("a",), ("b",)]
+    assert witness.end.verdict.lever_speedup == pytest.approx(1.21)
+
+
+def test_levers_on_request_have_a_trial_of_their_own() -> None:
+    (plain, fp8, _) = LeverChoice.of("default", "fp8", DECLARED).offered(DECLARED, None)
+    assert fp8.is_alone and fp8.numerics and not fp8.is_on_request and not plain.is_alone
+
+
+@pytest.mark.parametrize("gives", [0.9, None])
+def test_what_was_asked_for_and_is_not_kept_is_named(tmp_path: Path, gives: float | None) -> None:
+    levers = [Lever(name="a"), Lever(name="fp8", numerics=True, is_allowed=True, is_alone=True)]
+    tried, study, witness = studied(tmp_path, {"a": 1.1, "fp8": gives}, levers)
+    assert names(tried) == [{"a"}, {"a", "fp8"}] and [gain.levers for gain in study.lever_gains] == [("a",)]
+    (note,) = (note for note in witness.notes if "fp8" in note)
+    assert ("-10.0%" in note) == (gives is not None)

@@ -19,9 +19,9 @@ from zenith_tune.presets.base import ImplicitDefault, PresetRegistry, TuningPres
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.megatron.command import runs_ms_swift
 from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron.swift import CHUNKS, layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron.swift import layout_in, megatron_subject, with_recompute
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
-from zenith_tune.presets.megatron_lm.options import OPTIONS, PER_CHUNK, VIRTUAL
+from zenith_tune.presets.megatron_lm.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.presets.megatron_lm.space import MegatronLmSpace, SearchLimits
 from zenith_tune.registry import construct, typed

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -105,6 +105,11 @@ class TuningPreset(ABC):
     def recognises(cls, command: str) -> bool:
         """Tell whether `command` is one that this preset is made for."""
         return False
+
+    @classmethod
+    def arguments_in(cls, command: str) -> dict[str, Any]:
+        """Return the arguments of the constructor that `command` itself tells; those of the user win."""
+        return {}
 
     def bind(self, command: str) -> None:  # noqa: B027 - most presets need nothing of it
         """Read what `command` itself says of the job, once and before anything else is asked of the preset."""

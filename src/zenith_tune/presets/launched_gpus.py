@@ -176,3 +176,11 @@ def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
     if started is None or started % nodes:
         return Resources(nodes=nodes)
     return Resources(nodes=nodes, gpus_per_node=started // nodes)
+
+
+def run_resources(command: str, run: ProgramRun | None, num_gpus: int) -> Resources:
+    """Return the same of a command whose script may have the launcher: the nodes are those that it starts there."""
+    found = launched_resources(command, num_gpus)
+    said = last_option(run.launcher, *_NODES) if run is not None else None
+    nodes = _count((said or "").partition(":")[0])
+    return found.given(nodes=nodes) if nodes and found.nodes == 1 and num_gpus % nodes == 0 else found

@@ -37,8 +37,16 @@ class Lever:
     """Whether it has a trial of its own: it needs what a machine may lack, and would fail the others with it."""
     numerics: bool = False
     """Whether what the model learns may change: such a lever is tried only where it is allowed by name."""
+    is_unstable: bool = False
+    """Whether the framework itself calls it unfinished: the same holds."""
+    is_allowed: bool = False
     source: str = ""
     """Whose figures its effect is taken from."""
+
+    @property
+    def is_on_request(self) -> bool:
+        """Tell whether it is not tried because nobody has allowed it."""
+        return (self.numerics or self.is_unstable) and not self.is_allowed
 
     @property
     def is_for_memory(self) -> bool:
@@ -99,7 +107,13 @@ class LeverDeclaration(Generic[At]):
     """Other levers that must be on, each with how to tell that the command has it anyway."""
     is_alone: bool = False
     numerics: bool = False
+    is_unstable: bool = False
     source: str
+
+    @property
+    def is_on_request(self) -> bool:
+        """Tell whether it is tried only where it is allowed by name."""
+        return self.numerics or self.is_unstable
 
     @property
     def label(self) -> str:
@@ -120,6 +134,7 @@ class LeverDeclaration(Generic[At]):
             needs=frozenset(name for name, is_met in self.needs.items() if not is_met(at)),
             is_alone=self.is_alone,
             numerics=self.numerics,
+            is_unstable=self.is_unstable,
             source=self.source,
         )
 
@@ -133,13 +148,13 @@ Declared = Sequence[LeverDeclaration[Any]]
 
 
 def plain_names(declared: Declared) -> tuple[str, ...]:
-    """Return the names of the levers that leave the numerics alone, each once."""
-    return tuple(dict.fromkeys(lever.name for lever in declared if not lever.numerics))
+    """Return the names of the levers that are tried without being asked for, each once."""
+    return tuple(dict.fromkeys(lever.name for lever in declared if not lever.is_on_request))
 
 
-def numeric_names(declared: Declared) -> tuple[str, ...]:
-    """Return the names of the levers that change the numerics, each once."""
-    return tuple(dict.fromkeys(lever.name for lever in declared if lever.numerics))
+def names_on_request(declared: Declared) -> tuple[str, ...]:
+    """Return the names of the levers that are tried where they are allowed alone, each once."""
+    return tuple(dict.fromkeys(lever.name for lever in declared if lever.is_on_request))
 
 
 def lever_parameters(declared: Declared, searched: Collection[str]) -> dict[str, CategoricalParameter]:
@@ -161,30 +176,40 @@ class LeverChoice:
 
     plain: frozenset[str]
     allowed: frozenset[str]
-    """Those that change the numerics and may do so."""
+    """Those on request that may be tried."""
+    names_unallowed: bool
+    """Whether the others on request are named too: not where the user wants no levers, or these alone."""
 
     @classmethod
     def of(cls, levers: str, allow: str, declared: Declared) -> Self:
         """Return what the arguments `levers` and `allow` of a preset name."""
         return cls(
             plain=chosen_levers(levers, plain_names(declared), "lever"),
-            allowed=chosen_levers(allow, numeric_names(declared), "--allow name", words=()),
+            allowed=chosen_levers(allow, names_on_request(declared), "--allow name", words=()),
+            names_unallowed=ALL in (name.strip() for name in levers.split("+")),
         )
 
     def offered(self, declared: Iterable[LeverDeclaration[At]], at: At) -> list[Lever]:
-        """Return those that may be tried; those that change the numerics are named even where they are not allowed."""
-        wanted = [each for each in declared if each.numerics or each.name in self.plain]
+        """Return those that may be tried, and those on request that are named because they are not.
+
+        What was allowed has a trial of its own: the report says what it gives.
+        """
+        known = self.plain | self.allowed
+        wanted = [each for each in declared if each.name in known or (each.is_on_request and self.names_unallowed)]
         levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
-        return [replace(lever, numerics=lever.numerics and lever.name not in self.allowed) for lever in levers]
+        return [
+            replace(lever, is_allowed=True, is_alone=True) if lever.name in self.allowed else lever for lever in levers
+        ]
 
     def note(self, declared: Declared, near: Collection[str]) -> list[str]:
         """Return which of the levers in `near` may be tried, in a line."""
-        names = (*plain_names(declared), *numeric_names(declared))
+        on_request = names_on_request(declared)
+        names = (*plain_names(declared), *on_request)
         tried = [name for name in names if name in near and name in self.plain | self.allowed]
-        unallowed = [name for name in numeric_names(declared) if name in near and name not in self.allowed]
+        unallowed = [name for name in on_request if name in near and name not in self.allowed]
         if not tried:
             return []
-        more = f"; {', '.join(unallowed)} with --allow" if unallowed else ""
+        more = f"; {', '.join(unallowed)} with --allow" if unallowed and self.names_unallowed else ""
         return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
 
 

@@ -21,6 +21,7 @@ from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.presets.launched_gpus import WORLD_SIZE, pretrain_gpus
 from zenith_tune.presets.megatron_lm.command import measured_command, written_command
 from zenith_tune.presets.megatron_lm.job import (
+    FULL_SHARDING,
     MegatronJob,
     MegatronLmOverrides,
     find_pretrain_run,
@@ -86,6 +87,9 @@ class ProbeJob:
         job = read_job(plain, replace(given, n_gpus=num_gpus))
         if not job.features.has(FAKE_GROUPS):
             raise UsageError(job.features.lack("a probe", FAKE_GROUPS), hint="probe with a newer tree")
+        if option := job.args.first(*FULL_SHARDING):
+            problem = f"a probe counts data parallelism with and without the distributed optimizer, but got {option}"
+            raise UsageError(problem, hint="take it out for the probe")
         if job.args.text(DISPATCHER) == "flex":
             problem = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
             raise UsageError(problem, hint=f"give {DISPATCHER} alltoall for the probe")

@@ -15,6 +15,7 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.events import StudyListener
+from zenith_tune.tuning.lever_phase import reserved_trials
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.units import count
 
@@ -57,7 +58,8 @@ def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> Non
     evaluation = TrialScheduler(config, pretend, study, listener, recorded={})
     why = f"strategy {config.strategy_name} came to its end"
     try:
-        config.strategy.optimize(evaluation, config.preset.get_search_space(), config.evaluator.direction)
+        with evaluation.leaving(reserved_trials(config)):
+            config.strategy.optimize(evaluation, config.preset.get_search_space(), config.evaluator.direction)
     except StudyLimitReached as limit:
         why = str(limit)
     listener.dry_run_ended(len(study.trials), study.num_pruned, why)

@@ -7,6 +7,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial import RERUN, Outcome, Trial
@@ -19,6 +20,16 @@ SURE = 2.0
 """Standard errors by which a run must be faster to be so."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverGain:
+    """Hold what levers gave that were turned on at once."""
+
+    levers: tuple[str, ...]
+    speedup: float
+    numerics: bool = False
+    """Whether they may change what the model learns."""
 
 
 class Study:
@@ -51,10 +62,28 @@ class Study:
         """Of a trial: levers come on top."""
         self.is_sound = True
         """Whether its runs differ by what was tuned; not where options proved to be without effect."""
-        self.lever_speedup: float | None = None
-        """Of the levers that were kept, over the layout alone."""
+        self._lever_gains: dict[str, LeverGain] = {}
+        """Of the levers that proved faster, each group over the run before it, by the run that has all up to it."""
         self.num_pruned = 0
         self.num_repeated = 0
+
+    def add_lever_gain(self, trial: Trial, gain: LeverGain) -> None:
+        """Take in what levers gave in a trial, over the best that there was before it."""
+        self._lever_gains[trial.identity] = gain
+
+    @property
+    def lever_gains(self) -> tuple[LeverGain, ...]:
+        """Return what the levers of the best trial gave, the first over its layout alone."""
+        identity = "" if self.best is None else self.best.identity.removesuffix(RERUN)
+        if identity not in self._lever_gains:
+            return ()
+        runs = list(self._lever_gains)
+        return tuple(self._lever_gains[run] for run in runs[: runs.index(identity) + 1])
+
+    @property
+    def lever_speedup(self) -> float | None:
+        """Return what they gave in all; None where it has none."""
+        return math.prod(gain.speedup for gain in self.lever_gains) if self.lever_gains else None
 
     def add(self, trial: Trial) -> None:
         """Take in a finished trial."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
-from zenith_tune.study.study import MIN_DIFFERENCE, Study
+from zenith_tune.study.study import MIN_DIFFERENCE, LeverGain, Study
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
 
@@ -40,6 +40,10 @@ class Verdict:
     """The interval that holds it with 90%."""
     lever_speedup: float | None = None
     """What of it the levers on the best layout gave; None where none was kept."""
+    layout_speedup: float | None = None
+    """What of it the layout gave, where levers gave the rest."""
+    lever_gains: tuple[LeverGain, ...] = ()
+    """What levers gave that were turned on at once, in their order."""
     is_confirmed: bool = False
     """Whether both ran again at the end."""
     ties: tuple[int, ...] = ()
@@ -126,8 +130,9 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     ties = tuple(study.number_of(trial) for trial in _ties(study, half))
     safer = _safer(study, memory_share, capacity_bytes)
     is_faster = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
+    levers = study.lever_speedup
     parts = (
-        _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)) + _levers(study),
+        _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)) + _phases(study, 1 + gain),
         f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         _memory(memory_share, safer),
     )
@@ -136,7 +141,9 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         speedup=1 + gain,
         low=(1 + gain) * (1 - half),
         high=(1 + gain) * (1 + half),
-        lever_speedup=study.lever_speedup,
+        lever_speedup=levers,
+        layout_speedup=None if levers is None else (1 + gain) / levers,
+        lever_gains=study.lever_gains,
         is_confirmed=is_confirmed,
         ties=ties,
         memory_share=memory_share,
@@ -221,8 +228,15 @@ def _speed(speedup: float, half: float, *, is_confirmed: bool, word: str) -> str
     return f"{speedup:.2f}x {word} ({low:.2f} to {high:.2f}, {how})"
 
 
-def _levers(study: Study) -> str:
-    return "" if study.lever_speedup is None else f", of which levers give {study.lever_speedup:.2f}x"
+def _phases(study: Study, speedup: float) -> str:
+    """Say what the layout gave and what levers did, each group by itself."""
+    if (levers := study.lever_speedup) is None:
+        return ""
+    each = (
+        f"{' + '.join(gain.levers)} {gain.speedup:.2f}x{' with other numerics' * gain.numerics}"
+        for gain in study.lever_gains
+    )
+    return f", of which the layout gives {speedup / levers:.2f}x and levers {levers:.2f}x ({', '.join(each)})"
 
 
 def _memory(share: float | None, safer: Safer | None) -> str:

@@ -7,6 +7,7 @@ what was kept, levers that need one that was kept, and what does not fit without
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.parameters import Params
-from zenith_tune.study.study import LEAST_GAIN
+from zenith_tune.study.study import LEAST_GAIN, LeverGain
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.session import StudySession
@@ -23,6 +24,8 @@ LEAST_SHARE = 0.002
 """A lever that is expected to save less is not set."""
 FULL = 0.97
 """Of the memory that may be used: levers that take more are not tried on a layout that takes so much."""
+RESERVED_SHARE = 4
+"""One of so many trials is left to levers by the search for a layout."""
 WHY = "levers on trial {}"
 
 
@@ -56,8 +59,10 @@ class LeverPhase:
             return
         shares = predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
-        self._note_unallowed([lever for lever in levers if lever.numerics], shares)
-        allowed = sorted((lever for lever in levers if not lever.numerics), key=lambda lever: -gain_of(lever, shares))
+        self._note_unallowed([lever for lever in levers if lever.is_on_request], shares)
+        allowed = sorted(
+            (lever for lever in levers if not lever.is_on_request), key=lambda lever: -gain_of(lever, shares)
+        )
         worth = [lever for lever in allowed if is_of_use(lever, shares)]
         if not worth:
             return
@@ -69,7 +74,6 @@ class LeverPhase:
             self._note(f"levers: none of {', '.join(lever.label for lever in worth)} is faster")
             return
         gain = study.direction.gain(kept.trial.value or 0.0, over=fastest.value or 1.0)
-        study.lever_speedup = 1 + gain
         names = ", ".join(lever.label for lever in kept.levers)
         self._note(f"levers: {names}: {gain:+.1%} over {_who(fastest)}")
 
@@ -106,13 +110,23 @@ class LeverPhase:
     def _tried(self, kept: Kept, group: list[Lever], point: Params, shares: Mapping[str, float] | None) -> Kept | None:
         """Return the levers with a group among them, where they prove faster with it."""
         replaced = [other for other in kept.levers if any(other.name == lever.name for lever in group)]
-        gain = sum(gain_of(lever, shares) for lever in group) - sum(gain_of(other, shares) for other in replaced)
-        if not group or not self._pays(kept.trial, gain):
+        expected = sum(gain_of(lever, shares) for lever in group) - sum(gain_of(other, shares) for other in replaced)
+        if not group or not self._pays(kept.trial, expected):
             return None
         levers = [*(other for other in kept.levers if other not in replaced), *group]
         values = {lever.name: lever.value for lever in levers}
         trial = self._evaluate.run({**point, **values}, WHY.format(kept.trial.number))
-        return Kept(trial=trial, levers=tuple(levers)) if self._is_better(trial, kept.trial) else None
+        if not self._is_better(trial, kept.trial):
+            self._note_allowed(group, trial, kept.trial)
+            return None
+        study = self._session.study
+        gain = LeverGain(
+            levers=tuple(lever.label for lever in group),
+            speedup=1 + study.direction.gain(trial.value or 0.0, over=kept.trial.value or 1.0),
+            numerics=any(lever.numerics for lever in group),
+        )
+        study.add_lever_gain(trial, gain)  # at once, because the budget may end the phase
+        return Kept(trial=trial, levers=tuple(levers))
 
     def _fastest_layout(self) -> Trial | None:
         """Return the fastest run without levers: a resumed study may have tried some already."""
@@ -147,10 +161,39 @@ class LeverPhase:
             return True
         return best.peak_memory_bytes * (1 + more) < FULL * limit
 
+    def _note_allowed(self, group: Sequence[Lever], trial: Trial, best: Trial) -> None:
+        """Say what a lever gave that the user has asked for, where it is not kept."""
+        for lever in (each for each in group if each.is_allowed):
+            study = self._session.study
+            gain = study.direction.gain(trial.value or 0.0, over=best.value or 1.0)
+            over = "" if study.may_be_best(trial) else " and takes more memory than the limit"
+            what = f"gives {gain:+.1%} over {_who(best)}{over}" if trial.ok else f"fails: {trial.cause}"
+            self._note(f"levers: {lever.label} is not kept: it {what}")
+
     def _note_unallowed(self, levers: Sequence[Lever], shares: Mapping[str, float] | None) -> None:
         for lever in (each for each in levers if gain_of(each, shares) >= LEAST_GAIN):
             gain = f", which is expected to save {gain_of(lever, shares):.0%} of a step" if shares else ""
-            self._note(f"not tried, because it changes the numerics: {lever.label}{gain}; give --allow {lever.name}")
+            why = "it changes the numerics" if lever.numerics else "the framework calls it unstable"
+            self._note(f"not tried, because {why}: {lever.label}{gain}; give --allow {lever.name}")
+
+
+def reserved_trials(config: StudyConfig) -> int:
+    """Return how many of `--n-trials` the search for a layout leaves: a quarter, but no more than there are levers."""
+    preset, num_trials = config.preset, config.limits.n_trials
+    point = _any_point(config) if num_trials is not None and preset.lever_space() else None
+    if num_trials is None or point is None:
+        return 0
+    levers, shares = preset.levers(config.command, point), predicted_shares(config, point)
+    num_levers = sum(is_of_use(lever, shares) and not lever.is_on_request for lever in levers)
+    return min(num_trials // RESERVED_SHARE, num_levers)
+
+
+def _any_point(config: StudyConfig) -> Params | None:
+    """Return the user's own point, or any other where the command is none."""
+    with contextlib.suppress(UsageError):  # a command with placeholders
+        if (own := config.preset.own_point(config.command)) is not None:
+            return own
+    return next(iter(config.preset.points()), None)
 
 
 def _who(trial: Trial) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 from zenith_tune.errors import (
     ConsecutiveDuplicateLimitExceeded,
     ConsecutivePruneLimitExceeded,
+    LayoutTrialsExhausted,
     TrialExhausted,
     UsageError,
     ZenithTuneError,
@@ -67,6 +68,7 @@ class TrialScheduler:
         self._listener = listener
         self._recorded = dict(recorded)
         self._answered: dict[str, Future[Trial]] = {}
+        self._num_reserved = 0
         self._num_counted = sum(not trial.is_rerun for trial in recorded.values())
         self._duplicates = 0
         self._prunes = 0
@@ -100,16 +102,31 @@ class TrialScheduler:
         with self._lock:
             return self._num_busy < self._num_slots
 
-    def drain(self) -> None:
+    @contextlib.contextmanager
+    def leaving(self, num_trials: int) -> Iterator[None]:
+        """Leave so many trials of the budget to what comes afterwards."""
+        self._num_reserved = num_trials
+        try:
+            yield
+        finally:
+            self._num_reserved = 0
+
+    def settle(self) -> None:
         """Wait for everything that was submitted; raises the first error that came of it."""
         errors = []
         for future in list(self._answered.values()):  # what another tuner runs may yet have to run here
             await_first([future])
             with contextlib.suppress(CancelledError):
                 errors.append(future.exception())
-        self._pool.shutdown(wait=True)
         for error in filter(None, errors):
             raise error
+
+    def drain(self) -> None:
+        """Wait in the same way, after which nothing can be submitted."""
+        try:
+            self.settle()
+        finally:
+            self._pool.shutdown(wait=True)
 
     def close(self) -> None:
         """Drop what was submitted and did not start; whoever asks afterwards hears that the study is over."""
@@ -138,7 +155,7 @@ class TrialScheduler:
             self._prunes = self._duplicates = 0
             if self._others is None:
                 self._take_from_budget()
-            elif (theirs := self._others.ask(identity, self._limits.n_trials)) is not None:
+            elif (theirs := self._ask_others(self._others, identity)) is not None:
                 future = self._answered[identity] = Future()
                 self._pass_on(theirs, future, point, identity)
                 return future
@@ -232,10 +249,26 @@ class TrialScheduler:
         again.set_result(trial)
 
     def _take_from_budget(self) -> None:
-        limit = self._limits.n_trials
-        if limit is not None and self._num_counted >= limit:
-            raise TrialExhausted(f"the budget of {limit} trials is spent")
+        if self._limit is not None and self._num_counted >= self._limit:
+            raise self._exhausted()
         self._num_counted += 1
+
+    def _ask_others(self, others: OtherTuners, identity: str) -> Future[Trial | None] | None:
+        try:
+            return others.ask(identity, self._limit)
+        except TrialExhausted:
+            raise self._exhausted() from None
+
+    @property
+    def _limit(self) -> int | None:
+        num_trials = self._limits.n_trials
+        return None if num_trials is None else num_trials - self._num_reserved
+
+    def _exhausted(self) -> TrialExhausted:
+        spent = f"the budget of {self._limits.n_trials} trials is spent"
+        if self._num_reserved:
+            return LayoutTrialsExhausted(f"{spent} but for {self._num_reserved} that are left to levers")
+        return TrialExhausted(spent)
 
     def _give_back(self, identity: str) -> None:
         """Forget a trial that the strategy cancelled before it started."""

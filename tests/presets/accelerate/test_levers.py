@@ -105,9 +105,9 @@ def test_other_backends_have_none(tmp_path: Path) -> None:
 
 def test_numerics_and_unknown_names_are_refused(tmp_path: Path) -> None:
     third = DEEPSPEED.replace("zero_stage: 2", "zero_stage: 3")
-    assert offered(job(tmp_path, "DEEPSPEED", third))["zero_quantized_weights"].numerics
+    assert offered(job(tmp_path, "DEEPSPEED", third))["zero_quantized_weights"].is_on_request
     allowed = job(tmp_path, "DEEPSPEED", third, allow="zero_quantized_weights")
-    assert not offered(allowed)["zero_quantized_weights"].numerics
+    assert not offered(allowed)["zero_quantized_weights"].is_on_request
     for arguments in ({"allow": "compile"}, {"levers": "zero_quantized_weights"}, {"levers": "overlap"}):
         with pytest.raises(UnknownNameError):
             AcceleratePreset(**arguments)  # type: ignore[arg-type]

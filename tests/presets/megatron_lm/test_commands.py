@@ -191,9 +191,10 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 12
             ("--args model=llama3-8b", "config.json"),
         ),
         (
-            f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --micro-batch-size 1 --use-torch-fsdp2",
+            f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --micro-batch-size 1 "
+            "--tensor-parallel-num-weight-shards 2",
             {},
-            ("--use-torch-fsdp2",),
+            ("--tensor-parallel-num-weight-shards",),
             ("--preset megatron",),
         ),
         (

@@ -63,13 +63,14 @@ def test_the_script_is_read_as_the_layout_that_it_was_written_for(emitted: str) 
     assert preset.layout(own) == parse_layout(layout, num_gpus=8, global_batch=64)
 
 
-def test_every_option_of_a_trial_reaches_megatron_and_none_of_the_old_layout_is_left(emitted: str) -> None:
+@pytest.mark.parametrize("command", ["bash run.sh", "cd . && bash run.sh 2>&1 | tee log.txt"])
+def test_every_option_of_a_trial_reaches_megatron_and_no_old_one_is_left(emitted: str, command: str) -> None:
     preset = MegatronLmPreset(cluster="h200x8")
-    preset.bind("bash run.sh")
+    preset.bind(command)
     for point in list(preset.points())[::37]:
-        command = preset.apply_parameters("bash run.sh", point)
-        assert preset.apply_parameters(command, point) == command
-        (run,) = find_runs(command, lambda words, at: words[at].endswith("pretrain_gpt.py")).runs
+        edited = preset.apply_parameters(command, point)
+        assert preset.apply_parameters(edited, point) == edited
+        (run,) = find_runs(edited, lambda words, at: words[at].endswith("pretrain_gpt.py")).runs
         line = ParsedCommand.from_argv(["pretrain_gpt.py", *(word for word in run.arguments if word != "$DATA")])
         assert line.get("--tensor-model-parallel-size") == str(point["tp"])
         assert line.has("--recompute-granularity") == (point["recompute"] != "none")

@@ -36,7 +36,22 @@ from zenith_tune.presets.megatron.swift import (
     tokens_notes,
     with_underscores,
 )
-from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, SEQUENCE_PARALLEL, Wanted, dumped_sizes
+from zenith_tune.presets.megatron.swift_run import (
+    find_swift_run,
+    has_layout_variable,
+    in_full,
+    swift_arguments,
+    swift_resources,
+)
+from zenith_tune.presets.megatron_lm.job import without_layout
+from zenith_tune.presets.megatron_lm.options import (
+    CUSTOM_SPLITS,
+    OPTIONS,
+    RECOMPUTE,
+    SEQUENCE_PARALLEL,
+    Wanted,
+    dumped_sizes,
+)
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
@@ -111,20 +126,30 @@ class MegatronPreset(TuningPreset):
         rules = _rules(self.model_config, num_layers, num_query_groups, folding=folding)
         self.space = MegatronSpace(n_gpus=n_gpus, gbs=gbs, mbs_max=mbs_max, vp_max=vp_max, rules=rules)
         self.facts = rules.facts
-        self._command = ""
+        self._command = self._full_text = ""
+        self._has_layout_variable = False
 
     @classmethod
     def recognises(cls, command: str) -> bool:
-        """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer."""
-        return runs_megatron(command) and "pretrain_mimo.py" not in command  # which preset mimo reads
+        """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer.
+
+        Megatron-SWIFT is found in a script as well.
+        """
+        full = in_full(command)
+        return runs_megatron(full) and "pretrain_mimo.py" not in full  # which preset mimo reads
+
+    @classmethod
+    def arguments_in(cls, command: str) -> dict[str, Any]:
+        return swift_arguments(command)
 
     def bind(self, command: str) -> None:
-        self._command = command
+        self._command, self._full_text = command, in_full(command)
+        self._has_layout_variable = has_layout_variable(command)
         if self.facts.num_experts is None and describes_dense_model(command):
             self.facts = replace(self.facts, num_experts=0)
             self.space = replace(self.space, rules=replace(self.space.rules, facts=self.facts))
         if filled := placeholder_names(command, self.get_search_space()):
-            own = {**UNSAID, "mbs": 1, "recompute_granularity": "full", **own_values(command)}
+            own = {**UNSAID, "mbs": 1, "recompute_granularity": "full", **own_values(self._full_text)}
             fixed = {name: own[name] for name in self.get_search_space() if name not in filled}
             self.space = replace(self.space, fixed=fixed)
         if self.vp_max == 1:
@@ -170,30 +195,38 @@ class MegatronPreset(TuningPreset):
 
     def _planned(self, command: str, *, tp: Any, ep: Any) -> tuple[bool, Any]:
         """Return whether the optimizer is sharded, and where trials have sequence parallelism."""
-        sharded, sp = switched_on(command)
+        sharded, sp = switched_on(self._fixed(command))
         adds = self.folding and self._adds_sequence_parallel(command, tp=tp, ep=ep)
         return sharded, (tp > 1) & (adds | sp)
 
     def subject(self, command: str) -> PlanSubject:
-        return megatron_subject(command, model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq)
+        return megatron_subject(
+            self._full(command), model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq
+        )
 
     def points(self) -> Iterator[Params]:
         return self.space.points()
 
     def own_point(self, command: str) -> Params | None:
-        own, space = own_values(command), self.get_search_space()
+        full, space = self._full(command), self.get_search_space()
+        own = own_values(full)
         if own.get("gbs") != self.gbs or placeholder_names(command, self.placeholder_names()):
             return None
         if own.get("recompute_granularity") == "selective" and self.folding:
             own |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # as the one name of it has them
         if self.model_config is not None and not self.model_config.is_vision_language:
             own.setdefault("vit_gradient_checkpointing", "true")
-        if not any(map(ParsedCommand.of(command).has, INTERLEAVING)):
+        line = ParsedCommand.of(full)
+        if not any(map(line.has, INTERLEAVING)):
             own["vp"] = 1
+        elif self._has_layout_variable and "vp" not in space:
+            return None  # trials are without
+        if self._has_layout_variable and any(map(line.has, CUSTOM_SPLITS)):
+            return None
         if any(name not in own or not parameter.contains(own[name]) for name, parameter in space.items()):
             return None
         point = {name: own[name] for name in space}
-        has_sp = switched_on(command)[1]
+        has_sp = switched_on(full)[1]
         adds_sp = self.folding and self._adds_sequence_parallel(command, tp=point["tp"], ep=point["ep"])
         return None if adds_sp and not has_sp else point
 
@@ -202,29 +235,40 @@ class MegatronPreset(TuningPreset):
         values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
         if placeholder_names(command, params):  # the user's own template, which may have no place for other options
             return fill_placeholders(command, values)[0]
+        full = self._fixed(command)
         if not self.folding:
-            return edit_command(command, values, {})
-        is_swift, interleaved = runs_ms_swift(command), self._interleaving(command, params)
+            return self._without_layout(edit_command(command, values, {}))
+        is_swift, interleaved = runs_ms_swift(full), self._interleaving(command, params)
         wanted: Wanted = {SELECTIVE_FLAG: None, **interleaved}
         if params.get("recompute_granularity") == "selective":
             wanted |= dict.fromkeys(ONLY_WITH_FULL)
-        if runs_pretrain_script(command):
+        if runs_pretrain_script(full):
             wanted[OPTIONS["vit_gradient_checkpointing"]] = None
         if self._adds_sequence_parallel(command, tp=int(params["tp"]), ep=int(params["ep"])):
             wanted[SEQUENCE_PARALLEL] = "true" if is_swift else True
         edited = edit_command(command, values, wanted)
-        if not is_swift:
-            return edited
-        return with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
+        if is_swift:
+            edited = with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
+        return self._without_layout(edited)
+
+    def _full(self, command: str) -> str:
+        return self._full_text if command == self._command else in_full(command)
+
+    def _fixed(self, command: str) -> str:
+        """Return what a command runs without the layout that its script has by itself."""
+        return in_full(without_layout(command)) if self._has_layout_variable else self._full(command)
+
+    def _without_layout(self, command: str) -> str:
+        return without_layout(command) if self._has_layout_variable else command
 
     def trial_command(self, command: str) -> str:
         """Return the command with a line of the log for every iteration; a template may have no place for options."""
-        option = log_option(command)
+        option = log_option(self._full(command))
         is_template = bool(placeholder_names(self._command, self.placeholder_names()))
         if option is None or (is_template and not ParsedCommand.of(command).has(option)):
             return command
         edited = ParsedCommand.of(command).set({option: 1}).text
-        return with_underscores(edited, command, [option]) if runs_ms_swift(command) else edited
+        return with_underscores(edited, command, [option]) if runs_ms_swift(self._full(command)) else edited
 
     def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
         if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
@@ -233,7 +277,8 @@ class MegatronPreset(TuningPreset):
         return interleaving(layout, num_layers=num_layers, major=self._swift_major(command))
 
     def _swift_major(self, command: str) -> int | None:
-        return swift_version(command).major if runs_ms_swift(command) else None
+        full = self._full(command)
+        return swift_version(full).major if runs_ms_swift(full) else None
 
     def _adds_sequence_parallel(self, command: str, *, tp: Any, ep: Any) -> Any:
         """Tell whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
@@ -242,11 +287,13 @@ class MegatronPreset(TuningPreset):
         it is set unless the command says no. Megatron-LM's own scripts may run without such norms: there it stays as it
         is in the command.
         """
-        always = self.facts.num_experts or (runs_ms_swift(command) and not says_false(command, SEQUENCE_PARALLEL))
+        full = self._fixed(command)
+        always = self.facts.num_experts or (runs_ms_swift(full) and not says_false(full, SEQUENCE_PARALLEL))
         return (tp > 1) & ((ep > 1) | bool(always))
 
     def resources(self, command: str) -> Resources:
-        return launched_resources(command, self.n_gpus)
+        found, run = launched_resources(command, self.n_gpus), find_swift_run(command)
+        return found if run is None or found.nodes > 1 else found.given(nodes=swift_resources(run).nodes)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or as it is by default, goes without saying."""
@@ -269,15 +316,16 @@ class MegatronPreset(TuningPreset):
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
-        return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._command))
+        return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._full_text))
 
     def notes(self, command: str) -> list[str]:
-        notes = [*batch_notes(command, self.gbs), *tokens_notes(command)]
+        full = self._full(command)
+        notes = [*batch_notes(full, self.gbs), *tokens_notes(full)]
         if self.facts.num_experts == 0 and self.n_gpus > 1:
             who = self.model_config.source if self.model_config is not None else "the model of your command"
             notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
-        if self.vp_max > 1 and runs_ms_swift(command):
-            version = swift_version(command)
+        if self.vp_max > 1 and runs_ms_swift(full):
+            version = swift_version(full)
             notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
         if self.folding:
             return notes
@@ -286,7 +334,7 @@ class MegatronPreset(TuningPreset):
                 f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: documented is "
                 "DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses it"
             )
-        if runs_pretrain_script(command):
+        if runs_pretrain_script(full):
             notes.append(
                 "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, and selective recomputation with a "
                 "method, which the documented rules set: folding=true leaves both out"

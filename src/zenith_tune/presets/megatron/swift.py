@@ -13,6 +13,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron.command import runs_ms_swift, runs_pretrain_script
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
 from zenith_tune.presets.megatron_lm.options import (
+    CHUNKS,
     LOG_INTERVAL,
     PER_CHUNK,
     SEQUENCE_PARALLEL,
@@ -31,7 +32,6 @@ RENAMED = {
     "--max-epochs": "--num-train-epochs",
 }
 """Options of version 3, each with its name in version 4."""
-CHUNKS = "--virtual-pipeline-model-parallel-size"
 INTERLEAVING = (CHUNKS, PER_CHUNK, VIRTUAL)
 """Every option by which a pipeline is interleaved: ms-swift 4's, version 3's and Megatron-LM's."""
 

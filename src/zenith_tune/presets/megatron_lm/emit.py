@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.presets.megatron_lm.options import (
+    CHUNKS,
     LAYOUT_VARIABLE,
     OPTIONS,
     PIPELINE,
@@ -127,7 +128,7 @@ NEWER_THAN_HOPPER = ("b200", "b300", "gb200", "gb300")
 LOCAL = "megatron-local"
 
 
-REPLACED = frozenset((*OPTIONS.values(), *PIPELINE, *RECOMPUTE, SEQUENCE_PARALLEL))
+REPLACED = frozenset((*OPTIONS.values(), *PIPELINE, CHUNKS, *RECOMPUTE, SEQUENCE_PARALLEL))
 """What a trial gives itself, or must be able to take away."""
 MOCK_DATA = "--mock-data --tokenizer-type NullTokenizer --train-iters 30 --lr 1e-4 --eval-iters 0"
 DATA_OPTIONS = ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path")
@@ -146,31 +147,40 @@ def model_flags(target: Target) -> list[str]:
 
 
 def emit_megatron(target: Target) -> Emission:
-    """Return a script; what follows its name on the command line goes to Megatron too: data and schedule.
-
-    Of two values Megatron takes the last, and what must be taken away stands in a variable: a study can tune it.
-    """
+    """Return a script; what follows its name on the command line goes to Megatron too: data and schedule."""
     flags = megatron_flags(target)
     setup = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one_connection(target) else []
-    setup += _variables([flag for flag in flags if flag.split()[0] in REPLACED])
+    setup += [_layout_variable(flags), *_data_variable()]
     launch = f"torchrun --nproc-per-node {target.gpus_per_node} --nnodes {target.num_nodes}"
     if target.num_nodes > 1:
         launch += ' --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"'
     start = f'{launch} "${{PRETRAIN:-pretrain_gpt.py}}"'
-    fixed = [flag for flag in flags if flag.split()[0] not in REPLACED]
-    lines = [start, *model_flags(target), *fixed, f'${LAYOUT_VARIABLE} $DATA "$@"']
+    lines = [start, *model_flags(target), *_fixed(flags), f'${LAYOUT_VARIABLE} $DATA "$@"']
     return Emission(file_name="run_megatron.sh", text=_script(target, lines, setup), notes=_notes(target))
 
 
-def _variables(layout: Sequence[str]) -> list[str]:
-    """Return what a trial, or a user, puts something else in the place of: the layout, and data where none is given."""
-    words = " ".join(word for flag in layout for word in shlex.split(flag))
+def _is_replaced(flag: str) -> bool:
+    return flag.split()[0].replace("_", "-") in REPLACED
+
+
+def _fixed(flags: Sequence[str]) -> list[str]:
+    """Return what a trial leaves as it is."""
+    return [flag for flag in flags if not _is_replaced(flag)]
+
+
+def _layout_variable(flags: Sequence[str]) -> str:
+    """Return the variable that a trial, or a user, empties to give a layout of its own.
+
+    Of two values the last counts, but what a layout must not have could not be taken away from outside.
+    """
+    words = " ".join(word for flag in flags if _is_replaced(flag) for word in shlex.split(flag))
+    return f'{LAYOUT_VARIABLE}=${{{LAYOUT_VARIABLE}-"{words}"}}'
+
+
+def _data_variable() -> list[str]:
+    """Return mock data and a schedule, for a script that is given none."""
     patterns = " | ".join(f'*" {option} "*' for option in DATA_OPTIONS)
-    return [
-        f'{LAYOUT_VARIABLE}=${{{LAYOUT_VARIABLE}-"{words}"}}',
-        f'DATA=${{DATA-"{MOCK_DATA}"}}',
-        f'case " $* " in {patterns}) DATA= ;; esac',
-    ]
+    return [f'DATA=${{DATA-"{MOCK_DATA}"}}', f'case " $* " in {patterns}) DATA= ;; esac']
 
 
 def _script(target: Target, lines: Sequence[str], setup: Sequence[str] = ()) -> str:
@@ -242,8 +252,11 @@ def swift_flags(target: Target) -> list[str]:
 def emit_ms_swift(target: Target) -> Emission:
     """Return a script; what follows its name on the command line goes to ms-swift too: model, data and schedule."""
     env = f"NPROC_PER_NODE={target.gpus_per_node} NNODES={target.num_nodes}"
-    text = _script(target, [f'{env} megatron sft "$@"', *swift_flags(target)])
+    flags = swift_flags(target)
+    lines = [f"{env} megatron sft", *_fixed(flags), f'${LAYOUT_VARIABLE} "$@"']
+    text = _script(target, lines, [_layout_variable(flags)])
     notes = ["give the model, the data and the schedule as arguments of the script"]
+    notes.append("tune it by: zenithtune optimize -- bash run.sh, with the same arguments behind it")
     notes += layout_notes(target, "--mtp_num_layers")
     if target.num_nodes > 1:
         notes.append("start it on every node with NODE_RANK, MASTER_ADDR and MASTER_PORT set")

@@ -39,12 +39,13 @@ MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
 """The same script as a module, behind -m."""
 OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
 """Scripts for what is no decoder-only transformer, whose shape is not known here."""
-OTHER_SHARDING = (
-    "--use-megatron-fsdp",
-    "--use-torch-fsdp2",
-    "--use-custom-fsdp",
-    "--tensor-parallel-num-weight-shards",
-)
+MEGATRON_FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
+"""By the releases' names, the newer first."""
+TORCH_FSDP = "--use-torch-fsdp2"
+FULL_SHARDING = (*MEGATRON_FSDP, TORCH_FSDP)
+WEIGHT_SHARDS = "--tensor-parallel-num-weight-shards"
+FULLY_SHARDED = 3
+"""The stage of ZeRO that fully sharded data parallelism is planned as."""
 BALANCED, AS_IS = ROUTINGS = ("balanced", "as-is")
 """How tokens go to experts while something is measured: to all alike, or where the command's own router sends them."""
 MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
@@ -125,9 +126,16 @@ class MegatronJob:
         return (tp > 1) & (self.job.seq_len % (tp * cp) == 0) & self.can_sequence_parallel
 
     @property
+    def is_fully_sharded(self) -> bool:
+        """Tell whether the command shards weights and gradients too."""
+        return self.args.first(*FULL_SHARDING) is not None
+
+    @property
     def can_shard(self) -> bool:
         """Tell whether the distributed optimizer goes: it takes Adam alone, and loads no state of another optimizer."""
         args = self.args
+        if self.is_fully_sharded:
+            return False
         loads_state = args.has("--load") and args.first("--no-load-optim", "--finetune") is None
         return args.text("--optimizer") in (None, "adam") and not loads_state and not args.has("--freeze-all-layers")
 
@@ -182,9 +190,11 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         problem = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
         raise UsageError(problem, hint="take --preset megatron")
     args = MegatronArgs.of(run.arguments)
-    if option := args.first(*OTHER_SHARDING):
-        problem = f"{PRESET} knows data parallelism with and without the distributed optimizer"
-        raise UsageError(f"{problem}, but the command has {option}", hint="take it out, or take --preset megatron")
+    if args.has(WEIGHT_SHARDS):
+        problem = f"{PRESET} knows data parallelism, sharded or not"
+        raise UsageError(
+            f"{problem}, but the command has {WEIGHT_SHARDS}", hint="take it out, or take --preset megatron"
+        )
     model, job = _model(args, given), job_from_args(args)
     start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
     found = MegatronJob(
@@ -205,8 +215,17 @@ def without_layout(command: str) -> str:
     >>> without_layout("bash run.sh")
     'LAYOUT= bash run.sh'
     """
-    is_said = LAYOUT_VARIABLE in ParsedCommand.of(command).assignments()
-    return command if is_said else f"{LAYOUT_VARIABLE}= {command}"
+    if _SAYS_LAYOUT.search(command):
+        return command
+    # In front of several commands it would count for the first alone.
+    return (
+        f"export {LAYOUT_VARIABLE}=; {command}"
+        if ParsedCommand.of(command).needs_shell
+        else f"{LAYOUT_VARIABLE}= {command}"
+    )
+
+
+_SAYS_LAYOUT = re.compile(rf"\b{LAYOUT_VARIABLE}=")
 
 
 def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:

@@ -36,6 +36,8 @@ LAYOUT = "--pipeline-model-parallel-layout"
 ACCOUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 CUSTOM_SPLITS = (LAYOUT, "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", *ACCOUNT)
 VIRTUAL, PER_CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
+CHUNKS = "--virtual-pipeline-model-parallel-size"
+"""The first of both by ms-swift's name."""
 PIPELINE = (VIRTUAL, PER_CHUNK, *CUSTOM_SPLITS)
 RECOMPUTE = (
     OPTIONS["recompute_granularity"],

@@ -14,6 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.megatron_lm.command import (
     measured_command,
@@ -34,7 +35,7 @@ from zenith_tune.presets.megatron_lm.job import (
     unread_job,
 )
 from zenith_tune.presets.megatron_lm.levers.declaration import Situation
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, levers_for, logged_levers
+from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
@@ -42,6 +43,7 @@ from zenith_tune.presets.megatron_lm.version import version_note
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
@@ -195,13 +197,13 @@ class MegatronLmPreset(TuningPreset):
 
     def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
         space = self._space(command)
-        return ((space.layouts(table), table) for table in space.tables())
+        return ((space.planned_layouts(table), table) for table in space.tables())
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space().layout(params)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return self._space(command).layout(params)
+        return self._space(command).planned_layout(params)
 
     def subject(self, command: str) -> PlanSubject:
         return subject_of(self._space(command).job, self.cluster, self.topology)
@@ -225,8 +227,10 @@ class MegatronLmPreset(TuningPreset):
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         space = self._space()
         plain = {name: value for name, value in params.items() if name in space.choices}
+        replaced = lever_options(space.job, params)
         switches = wanted_switches(space.job, space.layout(params), plain)
-        dumped = dumped_options(switches, tp=int(params["tp"]))
+        kept = {option: value for option, value in switches.items() if option not in replaced}
+        dumped = dumped_options(kept, tp=int(params["tp"]))
         return dumped_sizes(params) | dumped | logged_levers(space.job, params)
 
     def decisive(self) -> tuple[str, ...]:
@@ -262,6 +266,10 @@ class MegatronLmPreset(TuningPreset):
     def trial_command(self, command: str) -> str:
         """Return the command as it is measured, where options can be added to it."""
         return measured_command(command, self._space().job)
+
+    def resources(self, command: str) -> Resources:
+        job = self._space(command).job
+        return run_resources(command, job.run, job.start.num_gpus)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""

@@ -15,7 +15,7 @@ from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, layers_per_chunk
 from zenith_tune.layouts.rules import FULL, RULES, WHOLE_QUERY_GROUPS, JobFacts, LayoutRule, implies, rule_of
-from zenith_tune.presets.megatron_lm.job import MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm.job import FULL_SHARDING, MegatronJob, recompute_name
 from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP
 from zenith_tune.presets.megatron_lm.version import (
     ACCOUNTED,
@@ -204,6 +204,14 @@ def _is_full(at: Any) -> Any:
     return at.recompute_is(FULL)
 
 
+def _is_uncut(at: Any, start: Layout) -> Any:
+    """Tell whether no size is one that the command does not have itself."""
+    uncut: Any = True
+    for size in ("tp", "pp", "cp", "ep"):
+        uncut = ((getattr(at, size) == 1) | (getattr(at, size) == getattr(start, size))) & uncut
+    return uncut
+
+
 WITH_STEP, OFFLOADING = "--overlap-param-gather-with-optimizer-step", "--cpu-offloading-num-layers"
 _GRAPHS = (("--enable-cuda-graph", ()), ("--external-cuda-graph", ()), ("--cuda-graph-impl", ("local",)))
 SWITCHES: tuple[Switch, ...] = (
@@ -229,6 +237,14 @@ SWITCHES: tuple[Switch, ...] = (
         option="--use-tp-pp-dp-mapping",
         need="dp equal to edp where pp is above 1",
         holds=lambda at, start: (at.pp == 1) | (at.dp == at.edp),
+    ),
+    *(
+        Switch(option=option, need=need, holds=holds)
+        for option in FULL_SHARDING
+        for need, holds in (
+            ("tp, pp, cp and ep 1, or as they are", _is_uncut),
+            ("the distributed optimizer as it is", lambda at, start: at.zero == start.zero),
+        )
     ),
     Switch(option=EP_OVERLAP, need="ep above 1", holds=lambda at, start: at.ep > 1),
     Switch(option=EP_OVERLAP, need="vp above 1 where pp is", holds=lambda at, start: (at.pp == 1) | (at.vp > 1)),

@@ -18,7 +18,7 @@ from zenith_tune.layouts.layout import Layout, divisors, parse_values
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
 from zenith_tune.layouts.rules import LayoutRule, first_reason, legal
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, MegatronJob, recompute_name
+from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, FULLY_SHARDED, MegatronJob, recompute_name
 from zenith_tune.presets.megatron_lm.options import ROUTED
 from zenith_tune.presets.megatron_lm.overlap import SELECTIVE, module_of, module_values, overlap_values
 from zenith_tune.presets.megatron_lm.rules import (
@@ -138,6 +138,11 @@ class MegatronLmSpace:
             return layout
         return replace(layout, sequence_parallel=self.job.sequence_parallel(tp=layout.tp, cp=layout.cp))
 
+    def planned_layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return that layout with how it is sharded in all; the rules know the optimizer's sharding alone."""
+        layout = self.layout(params)
+        return replace(layout, zero=FULLY_SHARDED) if self.job.is_fully_sharded else layout
+
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point breaks the first rule that it breaks, or None."""
         more = [self._own_rules, *self._overlap_rules.values(), self._recompute_rules, *self._tried_rules.values()]
@@ -170,6 +175,11 @@ class MegatronLmSpace:
 
         kinds = {str(kind): self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
         return layouts_of(table, self._start, recompute=kinds, sequence_parallel=self.job.sequence_parallel)
+
+    def planned_layouts(self, table: PointTable) -> LayoutBatch:
+        """Return the same with how they are sharded in all."""
+        layouts = self.layouts(table)
+        return replace(layouts, zero=layouts.zero * 0 + FULLY_SHARDED) if self.job.is_fully_sharded else layouts
 
     def _stages(self) -> Iterator[tuple[str, list[LayoutRule]]]:
         """Yield every parameter with the rules that can be checked once its value is chosen."""

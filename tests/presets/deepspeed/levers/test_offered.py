@@ -12,7 +12,7 @@ from zenith_tune.errors import UnknownNameError
 from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.presets.deepspeed.levers.offered import LEVERS
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
-from zenith_tune.presets.levers import Lever, numeric_names, plain_names
+from zenith_tune.presets.levers import Lever, names_on_request, plain_names
 from zenith_tune.study.parameters import Value
 
 PARTS = {"dp", "overhead", "optimizer"}
@@ -33,14 +33,14 @@ def offered(preset: DeepSpeedPreset, **values: Value) -> dict[str, Lever]:
 
 
 def test_declarations_are_whole() -> None:
-    names = {*plain_names(LEVERS), *numeric_names(LEVERS)}
+    names = {*plain_names(LEVERS), *names_on_request(LEVERS)}
     for lever in LEVERS:
         assert lever.source and lever.sets and lever.stages, lever.name
         assert lever.saves.keys() <= PARTS and lever.excludes | lever.needs.keys() <= names, lever.name
         assert lever.saves or lever.effect, "it must be of some use"
     declared = [(lever.name, lever.value) for lever in LEVERS]
     assert len(set(declared)) == len(declared)
-    assert {*numeric_names(LEVERS)} == {
+    assert {*names_on_request(LEVERS)} == {
         *("zero_quantized_weights", "zero_quantized_gradients", "communication_data_type")
     }
 
@@ -116,7 +116,7 @@ def test_an_offloaded_optimizer_is_left_to_the_gpu_in_part(tmp_path: Path) -> No
 
 def test_numerics_are_changed_only_where_that_is_allowed(tmp_path: Path) -> None:
     def numerics(preset: DeepSpeedPreset) -> set[str]:
-        return {label for label, lever in offered(preset).items() if lever.numerics}
+        return {label for label, lever in offered(preset).items() if lever.is_on_request}
 
     third = {"stage": 3}
     assert numerics(job(tmp_path, third)) == {"zero_quantized_weights", "zero_quantized_gradients"}

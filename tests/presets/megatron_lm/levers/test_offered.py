@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.evaluators.failures.no_effect import disagreement
-from zenith_tune.presets.levers import Lever, numeric_names
+from zenith_tune.presets.levers import Lever, names_on_request
 from zenith_tune.presets.megatron_lm.levers.modules import module_cost
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
@@ -127,6 +127,54 @@ def test_fsdp_is_offered_where_the_command_leaves_connections_free(tmp_path: Pat
     assert "fsdp" not in Studied(tmp_path / "save", f"{DENSE} --save here --save-interval 10").levers()
 
 
+@pytest.mark.parametrize("release", ["0.12", "0.20"])
+def test_the_best_command_with_fsdp_is_tuned_again(tmp_path: Path, release: str) -> None:
+    first = Studied(tmp_path / "first", DENSE, release)
+    assert "fsdp" in first.levers()
+    best = first.written(fsdp=True)
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(best)
+    own = preset.own_point(best)
+    assert own is not None and preset.explain(own) is None
+    assert preset.planned_layout(best, own).zero == 3 and preset.layout(own).zero == 1
+    points = list(preset.points())
+    assert points and all(point["tp"] == point["pp"] == 1 for point in points)
+    for point in points[:3]:
+        assert preset.apply_parameters(best, point).count("fsdp") == best.count("fsdp"), "it stays"
+    levers = {lever.name for lever in preset.levers(best, own)}
+    assert "overlap" in levers and not levers & {"fsdp", "torch_fsdp2", "bucket_size", "cuda_graphs", "bf16_grads"}
+    less = {preset.planned_layout(best, point).zero for point in points}
+    assert less == {3} and all((batch.zero == 3).all() for batch, _ in preset.tables(best) or ())
+
+
+def test_torchs_fsdp_takes_the_distributed_optimizer_away(tmp_path: Path) -> None:
+    studied = Studied(tmp_path / "new", f"{DENSE} --overlap-grad-reduce --overlap-param-gather")
+    assert studied.levers()["torch_fsdp2"].is_on_request
+    best = studied.written(torch_fsdp2=True)
+    assert "--use-torch-fsdp2" in best and "--use-distributed-optimizer" not in best
+    assert "--overlap-param-gather" not in best
+    dumped = studied.preset.logged_as({**studied.own, "torch_fsdp2": True})
+    assert dumped["use_torch_fsdp2"] is True and dumped["use_distributed_optimizer"] is False
+    for name, model in {"old": "0.11", "fp16": "0.20"}.items():
+        text = DENSE.replace("--bf16", "--fp16") if name == "fp16" else DENSE
+        assert "torch_fsdp2" not in Studied(tmp_path / name, text, model).levers()
+    assert "torch_fsdp2" not in Studied(tmp_path / "saves", f"{DENSE} --save here --save-interval 5").levers()
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(best)
+    own = preset.own_point(best)
+    assert own is not None and "zero" not in own and preset.planned_layout(best, own).zero == 3
+    assert not {lever.name for lever in preset.levers(best, own)} & {"fsdp", "torch_fsdp2", "overlap"}
+
+
+def test_a_log_must_not_say_what_a_lever_takes_away(tmp_path: Path) -> None:
+    full = f"{DENSE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    studied = Studied(tmp_path, full)
+    assert studied.preset.logged_as(studied.own)["recompute_method"] == "uniform"
+    dumped = studied.preset.logged_as({**studied.own, "modules": "mlp"})
+    assert dumped["recompute_granularity"] == "selective" and "recompute_method" not in dumped
+    assert "recompute_method" not in studied.preset.logged_as({**studied.own, "modules": "none"})
+
+
 def test_low_precision_follows_the_gpu(tmp_path: Path) -> None:
     def numerics(name: str, gpu: str) -> set[str]:
         return {label for label, lever in Studied(tmp_path / name, DENSE, gpu=gpu).levers().items() if lever.numerics}
@@ -134,7 +182,7 @@ def test_low_precision_follows_the_gpu(tmp_path: Path) -> None:
     assert {"fp8=tensorwise", "bf16_grads", "bf16_moments"} == numerics("hopper", "h100")
     assert {"fp8=mxfp8", "fp4", "bf16_grads", "bf16_moments"} == numerics("blackwell", "gb200")
     assert {"bf16_grads", "bf16_moments"} == numerics("ampere", "a100")
-    assert {*numeric_names(LEVERS)} == {"fp8", "fp4", "bf16_grads", "bf16_moments"}
+    assert {*names_on_request(LEVERS)} == {"fp8", "fp4", "bf16_grads", "bf16_moments", "torch_fsdp2"}
 
 
 def test_a_switch_that_megatron_would_turn_off_again_is_not_offered(tmp_path: Path) -> None:

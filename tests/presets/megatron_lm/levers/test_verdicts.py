@@ -24,10 +24,13 @@ from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Params
 
+NO_FUSION = "--no-gradient-accumulation-fusion"
 OFF = (
     "--no-bias-swiglu-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion "
     "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --accumulate-allreduce-grads-in-fp32"
 )
+FSDP = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --data-parallel-sharding-strategy optim_grads_params"
+CUSTOM_FSDP = FSDP.replace("--use-megatron-fsdp --ckpt-format fsdp_dtensor", f"--use-custom-fsdp {NO_FUSION}")
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 MODELS = {
     **SHAPES,
@@ -40,6 +43,8 @@ MODELS = {
     "llama8b-unfused": f"{SHAPES['llama8b']} --attention-backend unfused",
     "shared": f"{SHAPES['moe48']} --moe-shared-expert-intermediate-size 768",
     "llama8b-own": f"{SHAPES['llama8b']} --overlap-grad-reduce {FULL}",
+    "llama8b-sharded-free": f"{SHAPES['llama8b']} {FSDP}",
+    "llama8b-torch-free": f"{SHAPES['llama8b']} --use-torch-fsdp2 {NO_FUSION}",
 }
 """Those that end in -free do not set CUDA_DEVICE_MAX_CONNECTIONS."""
 JOBS = {8: (32, 4096), 16: (48, 2048), 64: (256, 8192), 128: (512, 4096)}
@@ -65,14 +70,17 @@ def command(release: str, model: str, gpus: int, tree: Path) -> str:
     """Return the command that was judged."""
     batch, sequence = JOBS[gpus]
     shape = MODELS[model] + (" --no-rope-fusion" if model == "latent" and release in UNFUSED_LATENT else "")
+    if release in ("0.12", "0.13"):
+        shape = shape.replace(FSDP, CUSTOM_FSDP)
     if release == "0.9":
         shape = re.sub(r" --moe-ffn-hidden-size \d+", "", shape)
     is_free = model.endswith("-free") and release not in ALWAYS_ONE_CONNECTION
+    sharding = "" if "--use-torch-fsdp2" in shape else "--use-distributed-optimizer "
     connections = "" if is_free else "CUDA_DEVICE_MAX_CONNECTIONS=1 "
     return (
         f"{connections}torchrun --nproc-per-node 8 --nnodes {gpus // 8} {tree}/pretrain_gpt.py {shape} "
         f"--seq-length {sequence} --max-position-embeddings {sequence} --micro-batch-size 1 "
-        f"--global-batch-size {batch} --bf16 --lr 1e-4 --use-distributed-optimizer --tokenizer-type NullTokenizer "
+        f"--global-batch-size {batch} --bf16 --lr 1e-4 {sharding}--tokenizer-type NullTokenizer "
         "--vocab-size 32000 --train-iters 10"
     )
 

@@ -73,6 +73,11 @@ class MegatronLever(LeverDeclaration[Situation]):
     dumped: Mapping[str, Value] = field(default_factory=dict)
     """What Megatron's dump of its arguments says where the lever is on, if not the names of its options."""
 
+    @property
+    def switch(self) -> str:
+        """The option that turns it on."""
+        return next(iter(self.sets))
+
     def is_on(self, job: MegatronJob) -> bool:
         """Tell whether the command has it already."""
         args = job.args

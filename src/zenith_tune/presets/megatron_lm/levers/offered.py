@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.presets.levers import numeric_names, plain_names, set_levers
-from zenith_tune.presets.megatron_lm.job import OTHER_SHARDING, MegatronJob
+from zenith_tune.presets.levers import names_on_request, plain_names, set_levers
+from zenith_tune.presets.megatron_lm.job import MegatronJob
 from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.levers.kernels import HOST_LEVERS, KERNEL_LEVERS
-from zenith_tune.presets.megatron_lm.levers.memory import MEMORY_LEVERS
+from zenith_tune.presets.megatron_lm.levers.memory import FULL_SHARDING_LEVERS, MEMORY_LEVERS
 from zenith_tune.presets.megatron_lm.levers.modules import METHOD, MODULE_LEVERS, NUM_LAYERS
 from zenith_tune.presets.megatron_lm.levers.numerics import NUMERIC_LEVERS
 from zenith_tune.presets.megatron_lm.levers.traffic import DATA_LEVERS, EXPERT_LEVERS
@@ -25,16 +25,20 @@ LEVERS: tuple[MegatronLever, ...] = (
     *MEMORY_LEVERS,
     *NUMERIC_LEVERS,
 )
-NAMES = (*plain_names(LEVERS), *numeric_names(LEVERS))
+NAMES = (*plain_names(LEVERS), *names_on_request(LEVERS))
 VALUED = (OPTIONS["recompute_granularity"], METHOD, NUM_LAYERS)
 """Options that levers take away with their values; the others are switches."""
 
 
 def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
-    """Return the levers that can be turned on for a layout; none under another way of sharding."""
-    if at.job.args.first(*OTHER_SHARDING):
-        return []
-    return [lever for lever in LEVERS if lever.is_for(at) and _is_writable(lever, at.job, line)]
+    """Return the levers that can be turned on for a layout, beside the full sharding that the command may have."""
+    own = [lever for lever in FULL_SHARDING_LEVERS if at.job.args.has(lever.switch)]
+    beside = [lever for lever in LEVERS if all(_goes_with(lever, other) for other in own)]
+    return [lever for lever in beside if lever.is_for(at) and _is_writable(lever, at.job, line)]
+
+
+def _goes_with(lever: MegatronLever, other: MegatronLever) -> bool:
+    return lever.name != other.name and lever.name not in other.excludes and other.name not in lever.excludes
 
 
 def _is_writable(lever: MegatronLever, job: MegatronJob, line: ParsedCommand) -> bool:
