@@ -42,8 +42,14 @@ def wait_for_part(output: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize(("command", "name"), [("merge", "one.safetensors"), ("merge", "one.bin"), ("reshard", "new")])
+@pytest.mark.parametrize(
+    ("command", "name", "signum"),
+    [
+        ("merge", "one.safetensors", signal.SIGINT),
+        ("merge", "one.bin", signal.SIGTERM),
+        ("reshard", "new", signal.SIGHUP),
+    ],
+)
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, command: str, name: str, signum: signal.Signals) -> None:
     if name.endswith(".bin"):
         need_torch()
