@@ -82,21 +82,26 @@ class TrainerRun(AccelerateRun):
     """Hold what a log tells, with the Trainer in it."""
 
     trainer: LiveTrainer | None = None
+    trains_otherwise: bool = False
+    """Whether an optimizer made steps without a Trainer, at which the hook ended the program."""
 
     @classmethod
     def read(cls, log: str) -> Self:
         """Read the lines of both hooks; of several Trainers the last counts."""
         run = AccelerateRun.read(log)
-        found = [trainer for event in hook_events(log) if (trainer := LiveTrainer.of(event)) is not None]
+        events = hook_events(log)
+        found = [trainer for event in events if (trainer := LiveTrainer.of(event)) is not None]
         trainer = found[-1] if found else None
         held: dict[str, Any] = {each.name: getattr(run, each.name) for each in fields(run)}
-        return cls(**{**held, "steps": [_counted(step, trainer) for step in run.steps]}, trainer=trainer)
+        held["steps"] = [_counted(step, trainer) for step in run.steps]
+        trains_otherwise = any(event.get("event") == "no_trainer" for event in events)
+        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise)
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line why this is not the Trainer that was asked for."""
         if self.trainer is None:
-            seen = "a model that Accelerate prepared, but" if self.reports else "neither a model of Accelerate nor"
-            return f"the program showed {seen} no Trainer of transformers that trains: {NO_TRAINER_HINT}"
+            seen = " and was ended after its first optimizer steps" if self.trains_otherwise else ""
+            return f"the program made no Trainer of transformers that trains{seen}: {NO_TRAINER_HINT}"
         if (num := self.trainer.gpus_of_process) > 1:
             problem = f"the Trainer runs {num} GPUs in one process by torch's DataParallel, which is slow"
             return f"{problem}: start the script by torchrun --nproc-per-node {num}, or set CUDA_VISIBLE_DEVICES=0"

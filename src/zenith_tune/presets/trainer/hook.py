@@ -71,10 +71,13 @@ class Arguments:
 
 
 class TrainerWatch:
-    """Tell what a Trainer was made with, and end the program when it has trained."""
+    """Tell what a Trainer was made with, and end the program when it has trained, or trains without one."""
 
-    def __init__(self, reported: list[str], packages: list[str]) -> None:
+    def __init__(self, reported: list[str], packages: list[str], most_steps: int) -> None:
         self.reported, self.packages = reported, packages
+        self.is_training = False
+        self.steps_left = most_steps
+        """So many steps an optimizer may make without a Trainer."""
         self.read_from = ""
         """What HfArgumentParser read the arguments from: "options" or "file"."""
 
@@ -109,11 +112,23 @@ class TrainerWatch:
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
                 tell({"event": "trainer", **self.described(this)})
+            self.is_training = True
             train(this)  # from the beginning: a checkpoint may be past the last step already
             # What is left is to evaluate, save and push.
             raise SystemExit(0)
 
         trainer.train = watched
+
+    def install_optimizers(self, module: Any) -> None:
+        """Count the steps that optimizers make."""
+        module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped())
+
+    def stepped(self) -> None:
+        """End a program that trains without a Trainer: it may do so for days, and nobody would learn from it."""
+        self.steps_left -= not self.is_training
+        if self.steps_left < 0:
+            tell({"event": "no_trainer"})
+            raise SystemExit(0)
 
     def described(self, trainer: Any) -> dict[str, Any]:
         """Return the arguments that are asked for, the world, and what is installed."""
@@ -158,7 +173,8 @@ def start(settings: dict[str, Any], folder: str) -> None:
     }
     watch("transformers.training_args", Arguments(values).install)
     if "report" in settings:
-        trial = TrainerWatch(settings["report"], settings["packages"])
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"])
+        watch("torch.optim.optimizer", trial.install_optimizers)
         watch("transformers.hf_argparser", trial.install_parser)
         watch("transformers.trainer", trial.install_trainer)
         importlib.import_module("zenithtune_accelerate_hook").start()  # the copy beside this one

@@ -26,6 +26,7 @@ from zenith_tune.presets.trainer.evaluator import LiveTrainer, TrainerRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import count
 
 DEFAULTS: dict[str, Value] = {MICRO_BATCH: 8, ACCUMULATION: 1, CHECKPOINTING: False}
 """Those of TrainingArguments."""
@@ -176,7 +177,7 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
         wrapper=wrapper if wrapper in WRAPPER_NAMES else None,
         samples=run.samples,
         passes=run.usual_passes or None,
-        precision=run.precision or job.precision,
+        precision=run.precision if run.precision in ("bf16", "fp16", "fp8") else "fp32",
         seq_len=job.seq_len or run.seq_len,
         gpu=run.model.gpu if run.model else None,
     )
@@ -185,7 +186,7 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
 def live_notes(job: TrainerJob) -> list[str]:
     """Return what was learnt of the job, one line each."""
     assert job.trainer is not None, "of a job that ran"
-    batch = f"micro-batch {job.micro_batch}, {job.accumulation} accumulated, {job.num_processes} processes"
+    batch = f"micro-batch {job.micro_batch}, {job.accumulation} accumulated, {count(job.num_processes, 'rank')}"
     notes = [f"{job.trainer.kind}: global batch {job.global_batch} ({batch}), which every trial keeps"]
     if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
         notes.append(
