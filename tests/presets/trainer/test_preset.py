@@ -87,6 +87,16 @@ def test_the_best_command_by_options_needs_nothing_of_ours(tmp_path: Path) -> No
     assert preset.result_files(SMALL) == {}
 
 
+def test_a_command_that_is_best_as_it_is_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text('{"per_device_train_batch_size": 4}')
+    for command, read_from in {OPTIONS: "options", f"{IN_PYTHON} {path}": "file", IN_PYTHON: ""}.items():
+        preset = live(command, read_from=read_from)
+        point = preset.own_point(command)
+        assert point is not None
+        assert (preset.result_command(command, point, tmp_path), preset.result_files(point)) == (command, {})
+
+
 def test_a_file_is_changed_in_a_copy(tmp_path: Path) -> None:
     own = {"output_dir": "out", "per_device_train_batch_size": 8, "lora_r": 4}
     path = tmp_path / "args.yaml"

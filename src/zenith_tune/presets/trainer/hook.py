@@ -27,6 +27,8 @@ HERE = "{here}"
 """In a value, the folder of the JSON."""
 FIELD = "per_device_train_batch_size"
 """A field by which constructors of TrainingArguments are known."""
+PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
+"""What has an HfArgumentParser: TRL a copy of its own."""
 NEEDS_EVALUATION = "EarlyStoppingCallback"
 
 
@@ -175,7 +177,8 @@ def start(settings: dict[str, Any], folder: str) -> None:
     if "report" in settings:
         trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"])
         watch("torch.optim.optimizer", trial.install_optimizers)
-        watch("transformers.hf_argparser", trial.install_parser)
+        for module in PARSERS:
+            watch(module, trial.install_parser)
         watch("transformers.trainer", trial.install_trainer)
         importlib.import_module("zenithtune_accelerate_hook").start()  # the copy beside this one
 

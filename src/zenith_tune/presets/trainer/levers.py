@@ -1,6 +1,6 @@
 """Levers of a Trainer: arguments beside the batch and checkpointing, which are tried on the point that won.
 
-Names are those of TrainingArguments in transformers 5.22 and of TRL 1.10. Packing is not among them: it puts several
+Names are those of TrainingArguments in transformers 5.22 and of TRL 1.16. Packing is not among them: it puts several
 samples into one, so that neither the batch nor samples per second stay what they were.
 """
 

@@ -193,8 +193,7 @@ class TrainerPreset(TuningPreset):
         return watched(self._written(command, params))
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        by_hook = self._space.job.carried(self._space.written(params), Carrier.HOOK)
-        return {**self._trial_hook(by_hook), **self._argument_file(params)}
+        return {**self._trial_hook(self._carried(params, Carrier.HOOK)), **self._argument_file(params)}
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with the hook."""
@@ -206,31 +205,30 @@ class TrainerPreset(TuningPreset):
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
         """Return the command that trains with a point's arguments, without the hook of a trial."""
         text = self._written(command, params)
-        if self._set_by_hook(params):
+        if self._carried(params, Carrier.HOOK):
             text = hooked(text, f"{{trial_folder}}/{FILE_STEM}")
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return what the best command needs beside it: its file, or the folder that sets arguments."""
-        by_hook = self._set_by_hook(params)
+        by_hook = self._carried(params, Carrier.HOOK)
         files = {f"{FILE_STEM}/{name}.py": TRIAL_HOOK[f"{HOOK_FOLDER}/{name}.py"] for name in RESULT_HOOK if by_hook}
         settings = {f"{FILE_STEM}/{hook.FILE_NAME}": _json({"set": by_hook})} if by_hook else {}
         return {**files, **settings, **self._argument_file(params)}
 
-    def _set_by_hook(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the arguments of the best point that only the hook sets, and are not the script's own."""
-        job = self._space.job
-        by_hook = job.carried(self._space.written(params), Carrier.HOOK)
-        return {name: value for name, value in by_hook.items() if job.arguments.get(name) != value}
+    def _carried(self, params: Mapping[str, Value], carrier: Carrier) -> dict[str, Value]:
+        return self._space.job.carried(self._space.written(params), carrier)
 
     def _written(self, command: str, params: Mapping[str, Value]) -> str:
-        job, values = self._space.job, self._space.written(params)
-        text = with_options(command, job.carried(values, Carrier.OPTION))
-        return with_file(text, f"{{trial_folder}}/{job.file.trial_name}") if job.file else text
+        text = with_options(command, self._carried(params, Carrier.OPTION))
+        for name in self._argument_file(params):
+            text = with_file(text, f"{{trial_folder}}/{name}")
+        return text
 
     def _argument_file(self, params: Mapping[str, Value]) -> dict[str, str]:
-        job = self._space.job
-        return {job.file.trial_name: job.file.having(self._space.written(params))} if job.file else {}
+        """Return the changed copy of the job's file; none where nothing is changed."""
+        file, changes = self._space.job.file, self._carried(params, Carrier.FILE)
+        return {file.trial_name: file.having(changes)} if file and changes else {}
 
     def _trial_hook(self, values: Mapping[str, Value]) -> dict[str, str]:
         settings = {

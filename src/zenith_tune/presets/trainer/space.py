@@ -72,11 +72,12 @@ class TrainerSpace:
         return found | lever_arguments({name: value for name, value in params.items() if name not in self.axes})
 
     def written(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the arguments that are written for a point: those of the batch, and what is not so anyway."""
+        """Return the arguments that are written for a point: those that the command has, and what is not so anyway."""
         job = self.job
-        own = {name: job.arguments.get(name) for name in job.arguments}
+        # Before a run the batch may be another than the text says.
+        unsure = () if job.trainer else (MICRO_BATCH, ACCUMULATION)
         return {
             name: value
             for name, value in self.arguments(params).items()
-            if name in (MICRO_BATCH, ACCUMULATION) or name in job.options or own.get(name) != value
+            if name in job.options or name in unsure or job.arguments.get(name) != value
         }
