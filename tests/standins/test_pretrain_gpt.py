@@ -63,7 +63,7 @@ def test_no_trial_of_a_study_is_refused(zenithtune: Tune, tmp_path: Path, model:
     script = placed(tmp_path, version)
     # A wide random sample meets more corners than the few trials that guided tuning wants.
     done = zenithtune(
-        *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x8", "--strategy", "random"),
+        *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x8,levers=none", "--strategy", "random"),
         *("--strategy-args", "seed=1", "--n-trials", "10", "--no-confirm", "--json", "--"),
         *("env", "WORLD_SIZE=8", sys.executable, str(script), "--standin-version", version, *model.split()),
         timeout=500,

@@ -114,6 +114,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
         "regex": "zenith_tune.evaluators.regex",
         "megatron": "zenith_tune.presets.megatron.evaluator",
         "accelerate": "zenith_tune.presets.accelerate.evaluator",
+        "trainer": "zenith_tune.presets.trainer.evaluator",
         "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
     },
     contract=TuningEvaluator,

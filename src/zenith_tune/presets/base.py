@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 
 def recognised_preset(command: str) -> str:
-    """Return the name of the first preset that recognises the command."""
+    """Return the name of the first preset that recognises the command, or else of one that a run of it may prove."""
     for name, cls in PresetRegistry.each_loadable():
         if cls.recognises(command):
+            return name
+    for name, cls in PresetRegistry.each_loadable():
+        if cls.may_be_for(command):
             return name
     known = ", ".join(PresetRegistry.names())
     raise UsageError(
@@ -110,6 +113,11 @@ class TuningPreset(ABC):
     def arguments_in(cls, command: str) -> dict[str, Any]:
         """Return the arguments of the constructor that `command` itself tells; those of the user win."""
         return {}
+
+    @classmethod
+    def may_be_for(cls, command: str) -> bool:
+        """Tell whether a run of `command` could show that it is for this preset, where its text does not."""
+        return False
 
     def bind(self, command: str) -> None:  # noqa: B027 - most presets need nothing of it
         """Read what `command` itself says of the job, once and before anything else is asked of the preset."""
@@ -273,6 +281,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
         "mimo": "zenith_tune.presets.mimo.preset",
         "space": "zenith_tune.presets.space",
+        "trainer": "zenith_tune.presets.trainer.preset",
     },
     contract=TuningPreset,
 )

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster, names_one_node
 from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 
@@ -44,6 +45,17 @@ def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
     from zenith_tune.planner.what_if import resized
 
     return resized(cluster, num_gpus)
+
+
+def seen_cluster(named: str | None, num_gpus: int, topology: str | None, live_gpu: str | None) -> ClusterSpec:
+    """Return the cluster; where none is named and this machine has no GPUs, those that their command ran on."""
+    try:
+        return job_cluster(named, num_gpus, topology)
+    except UsageError:
+        gpu = match_gpu(live_gpu) if live_gpu and named is None else None
+        if gpu is None:
+            raise
+        return job_cluster(f"{gpu}x{num_gpus}", num_gpus, topology)
 
 
 def job_model(name: str | None) -> ModelSpec:

@@ -25,7 +25,7 @@ from zenith_tune.shell.options import (
     spelling_of,
     splices_in_source,
 )
-from zenith_tune.shell.rank_launcher import RankLauncher
+from zenith_tune.shell.rank_launcher import RankLauncher, StartedProgram
 from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands, splices_through
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
@@ -236,6 +236,11 @@ class ParsedCommand:
     def launcher(self) -> RankLauncher | None:
         """Return the launcher that starts the ranks, or None where there is none that can be seen."""
         return RankLauncher.find(self._text, self.found_target)
+
+    @property
+    def started(self) -> StartedProgram:
+        """Return the launcher, or what runs the training program without one, for variables to be set."""
+        return self.launcher or StartedProgram.of(self._text, self.target)
 
     @cached_property
     def _found(self) -> Target | CommandError:

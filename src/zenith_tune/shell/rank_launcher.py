@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from zenith_tune.shell.launcher_catalog import LAUNCHERS
+from zenith_tune.shell.launcher_catalog import LAUNCHERS, SHELLS
 from zenith_tune.shell.launchers import ASSIGNMENT, PYTHON, program_name
 from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.options import Splice, apply_splices, canonical, deletion, looks_like_option
@@ -34,7 +34,59 @@ class LauncherOption(NamedTuple):
     words: tuple[Word, ...]
 
 
-class RankLauncher:
+class StartedProgram:
+    """Set variables for a program inside a command: a launcher, or what runs without one.
+
+    >>> from zenith_tune.shell import ParsedCommand
+    >>> ParsedCommand.of("srun python train.py").started.with_path("PYTHONPATH", "lib")
+    'srun env PYTHONPATH=lib${PYTHONPATH:+:$PYTHONPATH} python train.py'
+    """
+
+    def __init__(self, command: str, target: Target, start: int) -> None:
+        self._command, self._target, self._start = command, target, start
+
+    @classmethod
+    def of(cls, command: str, target: Target) -> StartedProgram:
+        """Return the interpreter or the shell that runs what trains, or else the first program of the command."""
+        names = [program_name(word) or "" for word in target.words[: target.first]]
+        known = [at for at, name in enumerate(names) if PYTHON.fullmatch(name) or name in SHELLS]
+        return cls(command, target, known[-1] if known else 0)
+
+    def with_path(self, name: str, folder: str) -> str:
+        """Return the command with a folder in front of a variable such as PYTHONPATH, whatever that holds."""
+        own = self._assignment(name)
+        if own is None:
+            return self._edited(self._variables({name: f"{folder}${{{name}:+:${name}}}"}))
+        at = own.start + len(name) + 1
+        return self._edited([Splice(at, at, f"{folder}:")])
+
+    def _variables(self, values: Mapping[str, str]) -> list[Splice]:
+        """Set variables for the program; one that the command sets already gets the new value."""
+        own = {name: word for name in values if (word := self._assignment(name)) is not None}
+        splices = [Splice(word.start, word.end, f"{name}={values[name]}") for name, word in own.items()]
+        new = "".join(f"{name}={value} " for name, value in values.items() if name not in own)
+        at = self._target.words[self._start].start
+        return [*splices, Splice(at, at, f"{'' if self._is_behind_env else 'env '}{new}")] if new else splices
+
+    @property
+    def _is_behind_env(self) -> bool:
+        words = list(self._target.words[: self._start])
+        while words and ASSIGNMENT.match(words[-1].value):
+            words.pop()
+        return bool(words) and program_name(words[-1]) == "env"
+
+    def _assignment(self, name: str) -> Word | None:
+        """Return the word that sets a variable for the program: in front of its command, or behind `env`."""
+        words = self._target.words
+        command = next(each for each in self._target.commands if each.words == words)
+        setting = [*command.assignments, *words[: self._start]]
+        return next((word for word in setting if word.value.startswith(f"{name}=")), None)
+
+    def _edited(self, splices: Sequence[Splice]) -> str:
+        return apply_splices(self._command, splices_through(self._target.layers, splices))
+
+
+class RankLauncher(StartedProgram):
     """Read and set the options of the launcher, which stand in front of the script; the script's own are left alone.
 
     >>> from zenith_tune.shell import ParsedCommand
@@ -46,9 +98,9 @@ class RankLauncher:
     """
 
     def __init__(self, command: str, target: Target, kind: str, start: int, first: int) -> None:
+        super().__init__(command, target, start)
         self.kind = kind
-        self._command, self._target = command, target
-        self._start, self._first = start, first
+        self._first = first
         self.options = tuple(_options(target.words[first : target.first - 1], LAUNCHERS[kind].flags))
 
     @classmethod
@@ -83,39 +135,6 @@ class RankLauncher:
         at = self._target.words[self._first - 1].end
         splices = [*(deletion(self._target.text, word) for word in words), Splice(at, at, added)]
         return self._edited([*splices, *self._variables(variables or {})])
-
-    def with_path(self, name: str, folder: str) -> str:
-        """Return the command with a folder in front of a variable such as PYTHONPATH, whatever that holds."""
-        own = self._assignment(name)
-        if own is None:
-            return self._edited(self._variables({name: f"{folder}${{{name}:+:${name}}}"}))
-        at = own.start + len(name) + 1
-        return self._edited([Splice(at, at, f"{folder}:")])
-
-    def _variables(self, values: Mapping[str, str]) -> list[Splice]:
-        """Set variables for the launcher; one that the command sets already gets the new value."""
-        own = {name: word for name in values if (word := self._assignment(name)) is not None}
-        splices = [Splice(word.start, word.end, f"{name}={values[name]}") for name, word in own.items()]
-        new = "".join(f"{name}={value} " for name, value in values.items() if name not in own)
-        at = self._target.words[self._start].start
-        return [*splices, Splice(at, at, f"{'' if self._is_behind_env else 'env '}{new}")] if new else splices
-
-    @property
-    def _is_behind_env(self) -> bool:
-        words = list(self._target.words[: self._start])
-        while words and ASSIGNMENT.match(words[-1].value):
-            words.pop()
-        return bool(words) and program_name(words[-1]) == "env"
-
-    def _assignment(self, name: str) -> Word | None:
-        """Return the word that sets a variable for the launcher: in front of its command, or behind `env`."""
-        words = self._target.words
-        command = next(each for each in self._target.commands if each.words == words)
-        setting = [*command.assignments, *words[: self._start]]
-        return next((word for word in setting if word.value.startswith(f"{name}=")), None)
-
-    def _edited(self, splices: Sequence[Splice]) -> str:
-        return apply_splices(self._command, splices_through(self._target.layers, splices))
 
 
 def last_option(words: Sequence[str], *names: str) -> str | None:

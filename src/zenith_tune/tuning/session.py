@@ -271,7 +271,9 @@ class StudySession:
             export(self.study, self.config.header, self.config.place.folder, self.best_command(), self._search)
             if (params := self._best_params()) is not None:
                 for name, text in self._preset.result_files(params).items():
-                    write_atomically(self.config.place.folder.path / name, text, is_private=True)
+                    path = self.config.place.folder.path / name
+                    path.parent.mkdir(exist_ok=True)
+                    write_atomically(path, text, is_private=True)
 
     def best_command(self) -> str | None:
         """Return the command of the fastest run, or the one that needs nothing but what is left for it."""

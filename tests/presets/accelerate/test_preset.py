@@ -142,7 +142,8 @@ def test_the_baseline_is_the_users_own_command_with_the_hook(tmp_path: Path) -> 
     assert preset.baseline_command(text) == text.replace(
         "accelerate launch", "env PYTHONPATH={trial_folder}/hook${PYTHONPATH:+:$PYTHONPATH} accelerate launch"
     )
-    assert set(preset.baseline_files()) == {"hook/sitecustomize.py", "hook/zenithtune_model_hook.py"}
+    names = ("sitecustomize", "zenithtune_import_hook", "zenithtune_model_hook")
+    assert set(preset.baseline_files()) == {f"hook/{name}.py" for name in names}
 
 
 def test_without_an_option_for_the_batch_only_the_rest_is_tuned(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class AccelerateRun:
         reports: dict[str, Mapping[str, Any]] = {}
         steps: dict[int, Step] = {}
         peak, model = 0, None
-        for event in _events(log):
+        for event in hook_events(log):
             if event.get("event") == "prepared" and type(event.get("processes")) is int:
                 process = str(event.get("process"))
                 if (
@@ -239,7 +239,8 @@ class AccelerateRun:
         return f"{problem}: train under accelerator.accumulate(model)"
 
 
-def _events(log: str) -> list[dict[str, Any]]:
+def hook_events(log: str) -> list[dict[str, Any]]:
+    """Return what the hooks of a trial wrote into its log."""
     found = []
     for line in lines_of(log):
         _, prefix, text = line.partition(PREFIX)
@@ -317,12 +318,16 @@ class AccelerateEvaluator(TuningEvaluator):
         self.asked: Asked = self._asked_by_arguments
         """What a trial's own settings must have been; a preset knows more of that than these arguments say."""
 
-    def with_objective(self, name: str) -> AccelerateEvaluator:
+    def with_objective(self, name: str) -> Self:
         """Return the evaluator of the same job that reads another objective."""
-        other = AccelerateEvaluator(name, self.gbs, self.n_gpus, self.wrapper, self.check)
+        other = type(self)(name, self.gbs, self.n_gpus, self.wrapper, self.check)
         if self.asked != self._asked_by_arguments:
             other.asked = self.asked
         return other
+
+    def read(self, log: str) -> AccelerateRun:
+        """Return what a log tells of the run."""
+        return AccelerateRun.read(log)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
         """Return the objective's value, or raise ValueError with a one-line cause."""
@@ -330,7 +335,7 @@ class AccelerateEvaluator(TuningEvaluator):
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""
-        run = AccelerateRun.read(stdout)
+        run = self.read(stdout)
         params = metadata.get("parameters") or {}
         if (cause := _flaw(stdout)) is not None:
             raise ValueError(cause)
@@ -355,7 +360,7 @@ class AccelerateEvaluator(TuningEvaluator):
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady steps so far; None while there are none, or where they are worth nothing."""
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
-        run, params = AccelerateRun.read(whole_lines), metadata.get("parameters") or {}
+        run, params = self.read(whole_lines), metadata.get("parameters") or {}
         is_faulty = _flaw(whole_lines) or self._fault(run, params)
         if not run.seconds or is_faulty:
             return None

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.machinery
-import importlib.util
 import inspect
-import json
 import os
 import sys
 import time
 from typing import Any
 
-PREFIX = "zenithtune-accelerate: "
+try:  # the copy beside this one, in the user's process
+    from zenithtune_import_hook import PREFIX, run_shadowed, tell, watch  # type: ignore[import-not-found]
+except ImportError:
+    from zenith_tune.presets.import_hook import PREFIX, run_shadowed, tell, watch
+
+__all__ = ["PREFIX"]
 WRAPPERS = ("MegatronEngine", "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel")
 PLUGIN_FIELDS = {
     "deepspeed_plugin": ("zero_stage", "offload_optimizer_device", "offload_param_device"),
@@ -35,31 +37,6 @@ MEGATRON_ARGS = (
     "use_distributed_optimizer",
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "micro_batch_size", "global_batch_size"),
 )
-
-
-class WatchImports:
-    """Act as soon as a module is loaded, whoever imports it and when."""
-
-    def __init__(self, name: str, action: Any) -> None:
-        self.name, self.action = name, action
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as Python would have, and act after it is executed."""
-        if name != self.name:
-            return None
-        self.name = ""
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def load_and_act(module: Any) -> None:
-            load(module)
-            with contextlib.suppress(AttributeError):  # an Accelerate of another shape is left alone
-                self.action(module)
-
-        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
-        return spec
 
 
 class Watch:
@@ -249,20 +226,11 @@ def measured() -> dict[str, Any]:
     return {**found, "seconds": time.monotonic()}
 
 
-def tell(event: dict[str, Any]) -> None:
-    """Write one line in one piece, so that those of other ranks do not run into it."""
-    os.write(2, f"{PREFIX}{json.dumps(event)}\n".encode())
-
-
-def run_shadowed() -> None:
-    """Run the sitecustomize that this one stands in front of, as Python would have."""
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - the user's process should not load pathlib
-    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+def start() -> None:
+    """Watch from when Accelerate is loaded."""
+    watch("accelerate.accelerator", Watch().install)
 
 
 if __name__ == "sitecustomize":
-    sys.meta_path.insert(0, WatchImports("accelerate.accelerator", Watch().install))
-    run_shadowed()
+    start()
+    run_shadowed(__file__)

@@ -133,6 +133,15 @@ def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
     )
 
 
+def launched_backend(command: str) -> str | None:
+    """Return which backend an `accelerate launch` runs by its file and options; None where that is not known."""
+    try:
+        launch = Launch(command)
+        return _backend(_merged(launch), launch)[0]
+    except UsageError:
+        return None
+
+
 def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
     found = settings.whole("num_machines") or 1
     if num_gpus % found:

@@ -8,8 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.describe.cluster_spec import ClusterSpec
-from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
@@ -48,7 +46,8 @@ from zenith_tune.presets.deepspeed.job import refuse_sizes
 from zenith_tune.presets.deepspeed.levers.declaration import Release, logged_release
 from zenith_tune.presets.deepspeed.levers.offered import LEVERS
 from zenith_tune.presets.levers import NONE, Declared, Lever, LeverChoice, lever_parameters
-from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
+from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.trainer.command import is_trainer_command
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
@@ -77,24 +76,13 @@ def accelerate_subject(
     spec = JobSpec(seq_len=seq_len, framework=load_framework(backend.framework), precision=job.precision)
     known: dict[str, Any] = {
         "model": model,
-        "cluster": _job_cluster(job, cluster, topology),
+        "cluster": seen_cluster(cluster, job.num_gpus, topology, job.live_gpu),
         "job": spec,
     }
     if not isinstance(backend, DeepSpeedBackend):
         return PlanSubject(**known)
     config = job.ds_config or DsConfig(values={}, source=job.settings.source)
     return ZeroSubject(**known, config=config, num_ranks=backend.own_ranks)
-
-
-def _job_cluster(job: AccelerateJob, named: str | None, topology: str | None) -> ClusterSpec:
-    """Return the machines; where none are named and this one has no GPUs, those that the user's own command ran on."""
-    try:
-        return job_cluster(named, job.num_gpus, topology)
-    except UsageError:
-        gpu = match_gpu(job.live_gpu) if job.live_gpu and named is None else None
-        if gpu is None:
-            raise
-        return job_cluster(f"{gpu}x{job.num_gpus}", job.num_gpus, topology)
 
 
 def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str]:
@@ -216,9 +204,10 @@ class AcceleratePreset(TuningPreset):
 
     @classmethod
     def recognises(cls, command: str) -> bool:
-        """Tell whether `command` is an `accelerate launch`; where its script names a JSON, that is for `deepspeed`."""
+        """Tell whether `command` is an `accelerate launch`; `deepspeed` has scripts with a JSON, `trainer` Trainers."""
         named = find_config(command)
-        return starts_accelerate(command) and (named is None or not named.path.endswith(".json"))
+        is_json = named is not None and named.path.endswith(".json")
+        return starts_accelerate(command) and not is_json and not is_trainer_command(command)
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)

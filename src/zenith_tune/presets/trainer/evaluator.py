@@ -1,0 +1,172 @@
+"""The evaluator of Trainers: the steady speed of a Trainer that was made with the arguments that were asked for.
+
+The lines are those of the trial's hooks (presets/trainer/hook.py and presets/accelerate/hook.py). The Trainer's own
+figures are not read: they are cumulative since its start, and divide the steps that it meant to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
+from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
+from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, MICRO_BATCH
+from zenith_tune.study.parameters import Value
+
+NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTrainer:
+    """Hold what a Trainer said of itself when it began to train."""
+
+    kind: str
+    arguments: Mapping[str, Any]
+    """Fields of its TrainingArguments."""
+    world: int = 1
+    gpus_of_process: int = 0
+    """Above 1 it runs torch's DataParallel."""
+    read_from: str = ""
+    """What HfArgumentParser read them from: options, file, or nothing where the script sets them itself."""
+    is_checkpointing: bool = False
+    """Whether the script has turned gradient checkpointing on before the Trainer could."""
+    attention: str | None = None
+    packages: frozenset[str] = frozenset()
+    """Those of the optional ones that its interpreter has."""
+    compute: int = 0
+    """The GPU's compute capability times ten; 0 without a GPU."""
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Self | None:
+        """Read the hook's line."""
+        arguments, packages = event.get("arguments"), event.get("packages")
+        if event.get("event") != "trainer" or not isinstance(arguments, Mapping):
+            return None
+        return cls(
+            kind=str(event.get("class")),
+            arguments=arguments,
+            world=_count(event.get("world")) or 1,
+            gpus_of_process=_count(event.get("gpus_of_process")),
+            read_from=str(event.get("read_from") or ""),
+            is_checkpointing=event.get("checkpointing") is True,
+            attention=event["attention"] if isinstance(event.get("attention"), str) else None,
+            packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
+            compute=_count(event.get("compute")),
+        )
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples of a pass of one rank."""
+        return _count(self.arguments.get(MICRO_BATCH)) or None
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of an update of all ranks."""
+        accumulation = _count(self.arguments.get(ACCUMULATION)) or 1
+        return self.micro_batch * accumulation * self.world if self.micro_batch else None
+
+    def fault(self, asked: Mapping[str, Value]) -> str | None:
+        """Return in one line which argument did not arrive."""
+        held = {**self.arguments, ATTENTION: self.attention}
+        for name, wanted in asked.items():
+            if name in held and str(held[name]).lower() != str(wanted).lower():
+                problem = f"the Trainer was made with {name} {held[name]}, where {wanted} was asked for"
+                return f"{problem}: the script sets it after it has read its arguments"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRun(AccelerateRun):
+    """Hold what a log tells, with the Trainer in it."""
+
+    trainer: LiveTrainer | None = None
+    trains_otherwise: bool = False
+    """Whether an optimizer made steps without a Trainer, at which the hook ended the program."""
+
+    @classmethod
+    def read(cls, log: str) -> Self:
+        """Read the lines of both hooks; of several Trainers the last counts."""
+        run = AccelerateRun.read(log)
+        events = hook_events(log)
+        found = [trainer for event in events if (trainer := LiveTrainer.of(event)) is not None]
+        trainer = found[-1] if found else None
+        held: dict[str, Any] = {each.name: getattr(run, each.name) for each in fields(run)}
+        held["steps"] = [_counted(step, trainer) for step in run.steps]
+        trains_otherwise = any(event.get("event") == "no_trainer" for event in events)
+        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise)
+
+    def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
+        """Return in one line why this is not the Trainer that was asked for."""
+        if self.trainer is None:
+            seen = " and was ended after its first optimizer steps" if self.trains_otherwise else ""
+            return f"the program made no Trainer of transformers that trains{seen}: {NO_TRAINER_HINT}"
+        if (num := self.trainer.gpus_of_process) > 1:
+            problem = f"the Trainer runs {num} GPUs in one process by torch's DataParallel, which is slow"
+            return f"{problem}: start the script by torchrun --nproc-per-node {num}, or set CUDA_VISIBLE_DEVICES=0"
+        return self.trainer.fault(asked)
+
+
+def _counted(step: Step, trainer: LiveTrainer | None) -> Step:
+    """Return a step with its samples, also where the data is a stream that does not tell them."""
+    if step.samples is not None or trainer is None or trainer.micro_batch is None:
+        return step
+    return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+@EvaluatorRegistry.register("trainer")
+class TrainerEvaluator(AccelerateEvaluator):
+    """Read the steady speed of a Trainer from the lines of its trial's hooks.
+
+    `throughput` is samples per second, `latency` seconds per step. A Trainer of other than `n_gpus` processes has no
+    value, nor has one whose arguments are not those that were asked for, unless `check` is false.
+    """
+
+    def __init__(
+        self,
+        objective: str = "throughput",
+        gbs: int | None = None,
+        n_gpus: int | None = None,
+        wrapper: str = "DistributedDataParallel",
+        check: bool = True,
+    ) -> None:
+        super().__init__(objective, gbs, n_gpus, wrapper, check)
+        self.arguments: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda params: {}
+        """What a point asks of TrainingArguments."""
+
+    def with_objective(self, name: str) -> Self:
+        """Return the evaluator of the same job that reads another objective."""
+        other = super().with_objective(name)
+        other.arguments = self.arguments
+        return other
+
+    def read(self, log: str) -> TrainerRun:
+        """Return what a log tells of the run."""
+        return TrainerRun.read(log)
+
+    def describe(self) -> str:
+        """Say what is measured; the batch is that of the user's own command, whatever it turns out to be."""
+        return f"trainer {self.objective}{'' if self.check else ', whatever the job ran as'}, {self.direction}"
+
+    @property
+    def _unit(self) -> str:
+        return "s" if self.objective == "latency" else "samples/s"
+
+    def _batch(self, run: AccelerateRun, params: Mapping[str, Value]) -> int:
+        return run.samples or self.gbs or 1
+
+    def _fault(self, run: AccelerateRun, params: Mapping[str, Value]) -> str | None:
+        if not self.check:
+            return None
+        found = run.trainer_fault(self.arguments(params)) if isinstance(run, TrainerRun) else None
+        # How many ranks srun and the like start is known by the run alone.
+        is_told = bool(params) or self.asked(params).num_processes > 1 or not run.reports
+        return found or (super()._fault(run, params) if is_told else None)
+
+    def _from_other_lines(self, log: str, metadata: Mapping[str, Any]) -> Measurement:
+        raise ValueError("the log has no speed, because the Trainer made no two steps: give --args steps=20 or more")

@@ -1,0 +1,201 @@
+"""What a command, and then a run of it, say of a job that trains with a Trainer: processes, batch, arguments, model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.accelerate.evaluator import WRAPPER_NAMES
+from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.trainer.command import (
+    ACCUMULATION,
+    ATTENTION,
+    CHECKPOINTING,
+    MICRO_BATCH,
+    PRESET,
+    ArgumentFile,
+    argument_file,
+    is_trainer_command,
+    is_trl,
+    option_values,
+)
+from zenith_tune.presets.trainer.evaluator import LiveTrainer, TrainerRun
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.rank_launcher import last_option
+from zenith_tune.study.parameters import Value
+from zenith_tune.units import count
+
+DEFAULTS: dict[str, Value] = {MICRO_BATCH: 8, ACCUMULATION: 1, CHECKPOINTING: False}
+"""Those of TrainingArguments."""
+ALL_GPUS = ("gpu", "auto")
+"""What torchrun takes in place of a number."""
+
+
+class Carrier(StrEnum):
+    """Say by what an argument reaches the Trainer."""
+
+    OPTION = "option"
+    FILE = "file"
+    HOOK = "hook"
+    """The script sets it in Python, and the hook in its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOverrides:
+    """Hold what the user says beside the command; None leaves it to the command and its run."""
+
+    n_gpus: int | None = None
+    model: str | None = None
+    seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerJob:
+    """Hold one job; before a run of it only what its text says, with the defaults of TrainingArguments."""
+
+    num_processes: int
+    arguments: Mapping[str, Any]
+    options: frozenset[str] = frozenset()
+    """The names that the command has options for."""
+    reads_options: bool = False
+    """Whether the script reads any field of TrainingArguments from its command."""
+    file: ArgumentFile | None = None
+    is_trl: bool = False
+    trainer: LiveTrainer | None = None
+    """What the user's own command trained with; None before it has run."""
+    wrapper: str | None = None
+    """What it trained in, where that is one that is known."""
+    samples: int | None = None
+    """Of an update, as it was seen."""
+    passes: int | None = None
+    precision: str = "fp32"
+    seq_len: int | None = None
+    gpu: str | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of a pass of one rank."""
+        return self._whole(MICRO_BATCH)
+
+    @property
+    def accumulation(self) -> int:
+        """Passes of an update."""
+        return self._whole(ACCUMULATION)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an update, which no trial changes."""
+        return self.micro_batch * self.accumulation * self.num_processes
+
+    @property
+    def is_checkpointing(self) -> bool:
+        """Whether activations are recomputed, by an argument or by the script."""
+        return self.arguments.get(CHECKPOINTING) is True or self.checkpoints_itself
+
+    @property
+    def checkpoints_itself(self) -> bool:
+        """Whether the script has turned recomputation on by a call, which no argument turns off."""
+        return self.trainer is not None and self.trainer.is_checkpointing and not self.arguments.get(CHECKPOINTING)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ranks hold the whole model, as layouts are planned."""
+        return self.wrapper in (None, "DistributedDataParallel")
+
+    def takes(self, name: str) -> bool:
+        """Tell whether a name that is no field of TrainingArguments can be given."""
+        return self.is_trl or name in self.options or (self.file is not None and name in self.file.values)
+
+    def carrier(self, name: str) -> Carrier:
+        """Return by what an argument reaches the Trainer."""
+        if self.file is not None:
+            return Carrier.FILE
+        if name in self.options or (self.reads_options and (name != ATTENTION or self.is_trl)):
+            return Carrier.OPTION
+        return Carrier.HOOK
+
+    def carried(self, values: Mapping[str, Value], carrier: Carrier) -> dict[str, Value]:
+        """Return those of some values that reach the Trainer in one way."""
+        return {name: value for name, value in values.items() if self.carrier(name) is carrier}
+
+    def _whole(self, name: str) -> int:
+        value = self.arguments.get(name)
+        return value if type(value) is int and value > 0 else int(DEFAULTS[name])
+
+
+def read_job(command: str, given: TrainerOverrides) -> TrainerJob:
+    """Read a command; of one whose script has its arguments in Python only the processes are known."""
+    line, file = ParsedCommand.of(command), argument_file(command)
+    values = option_values(command)
+    names = (*values, ATTENTION)
+    return TrainerJob(
+        num_processes=_num_processes(command, given.n_gpus),
+        arguments={**DEFAULTS, **(file.values if file else values)},
+        options=frozenset(name for name in names if line.has(f"--{name}")),
+        reads_options=file is None and is_trainer_command(command),
+        file=file,
+        is_trl=is_trl(command),
+        seq_len=given.seq,
+    )
+
+
+def _num_processes(command: str, given: int | None) -> int:
+    line, started = ParsedCommand.of(command), started_gpus(command)
+    if given is not None and started is not None and given != started:
+        problem = f"n_gpus must be what the command starts, but got {given} and {started}"
+        raise UsageError(problem, hint="leave n_gpus out, or change the command")
+    if given or started:
+        return given or started or 1
+    asks_for_all = last_option(line.front, "--nproc-per-node") in ALL_GPUS
+    takes_all = is_trl(command) or (line.launcher is not None and line.launcher.kind != "torchrun")
+    if not asks_for_all and not takes_all:
+        return 1
+    found = machine_gpus()
+    if found is None and asks_for_all:
+        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+        raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
+    return found or 1
+
+
+def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
+    """Return the job as it ran."""
+    trainer = run.trainer
+    if trainer is None:
+        return job
+    wrapper = str(run.reports[0].get("wrapper")) if run.reports else None
+    # A script may read its options and its file by other means than HfArgumentParser.
+    return replace(
+        job,
+        num_processes=trainer.world,
+        arguments={**job.arguments, **trainer.arguments},
+        reads_options=trainer.read_from == "options",
+        file=job.file if trainer.read_from == "file" else None,
+        trainer=trainer,
+        wrapper=wrapper if wrapper in WRAPPER_NAMES else None,
+        samples=run.samples,
+        passes=run.usual_passes or None,
+        precision=run.precision if run.precision in ("bf16", "fp16", "fp8") else "fp32",
+        seq_len=job.seq_len or run.seq_len,
+        gpu=run.model.gpu if run.model else None,
+    )
+
+
+def live_notes(job: TrainerJob) -> list[str]:
+    """Return what was learnt of the job, one line each."""
+    assert job.trainer is not None, "of a job that ran"
+    batch = f"micro-batch {job.micro_batch}, {job.accumulation} accumulated, {count(job.num_processes, 'rank')}"
+    notes = [f"{job.trainer.kind}: global batch {job.global_batch} ({batch}), which every trial keeps"]
+    if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
+        notes.append(
+            "the script sets arguments itself: trials set theirs by a hook on PYTHONPATH, and best_command.sh by the"
+            " folder trainer_arguments beside it, whose arguments.json lists what to write into the script"
+        )
+    if job.checkpoints_itself:
+        notes.append("gradient checkpointing stays on, because the script turns it on by a call of its own")
+    if not job.is_plain:
+        name = WRAPPER_NAMES[str(job.wrapper)]
+        notes.append(f"the Trainer runs {name}: its own options stay as they are, and layouts are not planned")
+    return notes

@@ -1,0 +1,321 @@
+"""Training by the Trainer of transformers and the trainers of TRL: batch, gradient checkpointing, and its arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.describe.job_spec import JobSpec, PlanSubject
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.accelerate import hook as accelerate_hook
+from zenith_tune.presets.accelerate.command import HOOK_FOLDER
+from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
+from zenith_tune.presets.accelerate.evaluator import RunAsked
+from zenith_tune.presets.accelerate.live_model import model_notes
+from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
+from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.trainer import hook
+from zenith_tune.presets.trainer.command import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    FILE_STEM,
+    MICRO_BATCH,
+    PRESET,
+    hooked,
+    is_trainer_command,
+    starts_python,
+    watched,
+    with_file,
+    with_options,
+)
+from zenith_tune.presets.trainer.evaluator import TrainerEvaluator, TrainerRun
+from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
+from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
+from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.trial import Outcome, Trial
+
+FRAMEWORK = "hf-accelerate"
+"""What its jobs are planned as: plain data parallelism."""
+AUTO_BATCH = "auto_find_batch_size"
+MOST_STEPS = 10_000
+IN_TRIALS: dict[str, Any] = {
+    "output_dir": f"{hook.HERE}/output",
+    "resume_from_checkpoint": None,
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_strategy": "no",
+    "logging_first_step": False,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "push_to_hub": False,
+    AUTO_BATCH: False,
+}
+"""What the hook sets in every trial, and the best command is without; unknown names are left out there."""
+TRIAL_HOOK = hook_files(
+    {
+        "sitecustomize": Path(hook.__file__),
+        "zenithtune_accelerate_hook": Path(accelerate_hook.__file__),
+        **HOOK_SOURCES,
+    }
+)
+RESULT_HOOK = ("sitecustomize", "zenithtune_import_hook")
+"""The part of it that sets arguments."""
+
+
+@PresetRegistry.register("trainer")
+class TrainerPreset(TuningPreset):
+    """Tune a script that trains by Hugging Face's Trainer, or by one of TRL, however it is started.
+
+    The global batch stays what it is: accumulation follows the micro-batch. Each trial makes `steps` updates, without
+    logging, evaluation and saving, and fails where its Trainer was made with other arguments than were asked for,
+    unless `check` is false. `n_gpus`, `model` and `seq` say what neither the command nor its run tells; `cluster` is
+    this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each machine. `search` lists
+    the axes, with a plus between them. `levers` are the arguments that are tried on the best point: default, none, or
+    names with a plus between them; those that change the numerics where `allow` names them.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        cluster: str | None = None,
+        topology: str | None = None,
+        model: str | None = None,
+        seq: int | None = None,
+        search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
+        mbs_max: int = 1024,
+        steps: int = 20,
+        check: bool = True,
+    ) -> None:
+        refuse_sizes(n_gpus=n_gpus, seq=seq, mbs_max=mbs_max)
+        if not 3 <= steps <= MOST_STEPS:
+            raise UsageError(f"steps must be from 3 to {MOST_STEPS}, but got {steps}", hint="give steps=20")
+        self.cluster, self.topology, self.search = cluster, topology, search
+        self.mbs_max, self.steps, self.check = mbs_max, steps, check
+        self._levers = LeverChoice.of(levers, allow, LEVERS)
+        self._given = TrainerOverrides(n_gpus=n_gpus, model=model, seq=seq)
+        self._bound: TrainerSpace | None = None
+        self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
+        self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
+        self._too_large: dict[bool, int] = {}
+        """The least micro-batch that ran out of memory, with gradient checkpointing and without."""
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether options or file of `command` have fields of TrainingArguments."""
+        return is_trainer_command(command)
+
+    @classmethod
+    def may_be_for(cls, command: str) -> bool:
+        """Tell whether `command` runs a Python program, which may make a Trainer."""
+        return starts_python(command)
+
+    def bind(self, command: str) -> None:
+        self._model = LookedUp(self._named_model)
+        self._bind_job(read_job(command, self._given))
+
+    def _bind_job(self, job: TrainerJob) -> None:
+        self._bound = TrainerSpace.of(job, self.search, self.mbs_max)
+        self._subject = LookedUp(self._looked_up)
+
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn the arguments, the world, the model and what is installed from the Trainer that was made."""
+        job, run = self._space.job, TrainerRun.read(log)
+        if run.trainer is None:
+            if not job.reads_options and job.file is None:
+                problem = f"{PRESET} knows the arguments of a script that sets them itself after a run of it alone"
+                raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
+            return []
+        planned = self._subject.get()
+        if self._given.model is None and run.model is not None:
+            self._model = LookedUp(run.model.spec)
+        self._bind_job(live_job(job, run))
+        notes = live_notes(self._space.job)
+        notes += model_notes(run.model if self._given.model is None else None, planned, self._subject.get())
+        return [*notes, *self._lever_notes()]
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {name: CategoricalParameter(choices) for name, choices in self._space.axes.items()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        broken = self._space.explain(params)
+        failed = self._too_large.get(bool(params[RECOMPUTE]))
+        if broken is None and failed is not None and int(params[MBS]) > failed:
+            return f"micro-batch {failed} ran out of memory, and {params[MBS]} takes more"
+        return broken
+
+    def observe(self, trial: Trial) -> None:
+        point = trial.params or (self._space.own_point() if trial.is_baseline else {})
+        if trial.outcome is not Outcome.OOM or MBS not in point:
+            return
+        # What does not fit with checkpointing does not fit without.
+        for is_on in (bool(point[RECOMPUTE]), False):
+            size = int(point[MBS])
+            self._too_large[is_on] = min(size, self._too_large.get(is_on, size))
+
+    def decisive(self) -> tuple[str, ...]:
+        return (MBS, RECOMPUTE)
+
+    def lever_space(self) -> dict[str, Parameter]:
+        return {**lever_parameters(LEVERS, self._space.axes)}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
+        at = TrainerSituation(job=self._space.job, params=dict(params))
+        return self._levers.offered(levers_for(at), at)
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._space.layout(params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return self._subject.required()
+
+    def own_point(self, command: str) -> Params | None:
+        job = self._space.job
+        is_known = job.trainer is not None or job.reads_options or job.file is not None
+        return self._space.own_point() if is_known else None
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the arguments of a point, and with the hook."""
+        return watched(self._written(command, params))
+
+    def files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        return {**self._trial_hook(self._carried(params, Carrier.HOOK)), **self._argument_file(params)}
+
+    def baseline_command(self, command: str) -> str:
+        """Return the user's own command with the hook."""
+        return watched(command)
+
+    def baseline_files(self) -> dict[str, str]:
+        return self._trial_hook({})
+
+    def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
+        """Return the command that trains with a point's arguments, without the hook of a trial."""
+        text = self._written(command, params)
+        if self._carried(params, Carrier.HOOK):
+            text = hooked(text, f"{{trial_folder}}/{FILE_STEM}")
+        return fill_placeholders(text, {"trial_folder": str(folder)})[0]
+
+    def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return what the best command needs beside it: its file, or the folder that sets arguments."""
+        by_hook = self._carried(params, Carrier.HOOK)
+        files = {f"{FILE_STEM}/{name}.py": TRIAL_HOOK[f"{HOOK_FOLDER}/{name}.py"] for name in RESULT_HOOK if by_hook}
+        settings = {f"{FILE_STEM}/{hook.FILE_NAME}": _json({"set": by_hook})} if by_hook else {}
+        return {**files, **settings, **self._argument_file(params)}
+
+    def _carried(self, params: Mapping[str, Value], carrier: Carrier) -> dict[str, Value]:
+        return self._space.job.carried(self._space.written(params), carrier)
+
+    def _written(self, command: str, params: Mapping[str, Value]) -> str:
+        text = with_options(command, self._carried(params, Carrier.OPTION))
+        for name in self._argument_file(params):
+            text = with_file(text, f"{{trial_folder}}/{name}")
+        return text
+
+    def _argument_file(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the changed copy of the job's file; none where nothing is changed."""
+        file, changes = self._space.job.file, self._carried(params, Carrier.FILE)
+        return {file.trial_name: file.having(changes)} if file and changes else {}
+
+    def _trial_hook(self, values: Mapping[str, Value]) -> dict[str, str]:
+        settings = {
+            "set": {**IN_TRIALS, "max_steps": self.steps, **values},
+            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, *REPORTED}),
+            "packages": PACKAGES,
+        }
+        return {**TRIAL_HOOK, f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        axes = self._space.axes
+        words = [f"mbs{params[MBS]}"]
+        if len(axes[RECOMPUTE]) > 1:
+            words.append("checkpointing" if params[RECOMPUTE] else "no-checkpointing")
+        return " ".join([*words, *(lever_label(name, value) for name, value in params.items() if name not in axes)])
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.grid import GridStrategy
+        from zenith_tune.strategies.guided.strategy import GuidedStrategy
+
+        return GuidedStrategy() if isinstance(self._subject.get(), PlanSubject) else GridStrategy()
+
+    def evaluator(self) -> TuningEvaluator:
+        job = self._space.job
+        found = TrainerEvaluator(gbs=job.global_batch, n_gpus=job.num_processes, check=self.check)
+        found.asked = self.asked
+        found.arguments = lambda params: self._space.arguments(params) if params else {}
+        return found
+
+    def asked(self, params: Mapping[str, Value]) -> RunAsked:
+        """Return what a point's job must say of itself; of the user's own command only the world."""
+        job = self._space.job
+        if not params:
+            return RunAsked(num_processes=job.num_processes, wrapper=None)
+        is_usual = job.passes in (None, job.accumulation)  # a trainer of TRL may make other passes
+        return RunAsked(
+            num_processes=job.num_processes,
+            wrapper=job.wrapper,
+            samples=job.samples,
+            passes=self._space.accumulation(params) if is_usual else None,
+        )
+
+    def notes(self, command: str) -> list[str]:
+        job = self._space.job
+        notes = [
+            f"trials make {self.steps} updates each, without logging, evaluation and saving (--args steps=N):"
+            " the hook sets that, and the best command is without it"
+        ]
+        if not job.reads_options and job.file is None:
+            notes.append("the command shows no argument of a Trainer: its run shows whether the script makes one")
+        if job.arguments.get(AUTO_BATCH):
+            notes.append(f"{AUTO_BATCH} is off in trials: it would change the batch that they are compared by")
+        return notes
+
+    def _lever_notes(self) -> list[str]:
+        near = {lever.name for lever in self.levers("", self._space.own_point())}
+        return self._levers.note(LEVERS, near)
+
+    @property
+    def _space(self) -> TrainerSpace:
+        if self._bound is None:
+            raise UsageError(f"{PRESET} reads its job from a command, but has none: bind a command first")
+        return self._bound
+
+    def _named_model(self) -> ModelSpec:
+        if self._given.model is None:
+            raise UsageError("the model is seen when your own command runs", hint="or give --args model=NAME")
+        return job_model(self._given.model)
+
+    def _looked_up(self) -> PlanSubject:
+        # Not at the top: the catalogs are loaded only where a plan is made.
+        from zenith_tune.describe.framework_spec import load_framework
+
+        job, model = self._space.job, self._model.required()
+        if not job.is_plain:
+            raise UsageError(
+                "layouts of a Trainer are planned for plain data parallelism", hint="search without a plan"
+            )
+        seq_len = (model.traced.num_tokens if model.traced else None) or job.seq_len
+        if seq_len is None:
+            raise UsageError("the length of the sequences is not known", hint="give --args seq=2048")
+        return PlanSubject(
+            model=model,
+            cluster=seen_cluster(self.cluster, job.num_processes, self.topology, job.gpu),
+            job=JobSpec(seq_len=seq_len, framework=load_framework(FRAMEWORK), precision=job.precision),
+        )
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2) + "\n"

@@ -1,0 +1,83 @@
+"""What is searched of a Trainer, and the arguments that a point stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.rules import BATCH, JobFacts
+from zenith_tune.presets.base import DEFAULT, chosen_axes
+from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
+from zenith_tune.presets.trainer.job import TrainerJob
+from zenith_tune.presets.trainer.levers import lever_arguments
+from zenith_tune.study.parameters import Params, Value
+
+MBS, RECOMPUTE = "mbs", "checkpointing"
+AXES = (MBS, RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpace:
+    """Turn a point into arguments; the first choice of every axis is what the job has as it is."""
+
+    job: TrainerJob
+    axes: Mapping[str, tuple[Value, ...]]
+
+    @classmethod
+    def of(cls, job: TrainerJob, search: str, mbs_max: int) -> Self:
+        """Return the axes that `search` names; the others stay as they are."""
+        names = chosen_axes(search, {DEFAULT: AXES, **{name: (name,) for name in AXES}})
+        own, is_on = job.micro_batch, job.is_checkpointing
+        sizes = [size for size in divisors(job.global_batch // job.num_processes) if size <= mbs_max or size == own]
+        micro_batches = tuple(sorted(sizes, key=lambda size: (size != own, size)))
+        can_turn = RECOMPUTE in names and not job.checkpoints_itself
+        return cls(
+            job=job,
+            axes={
+                MBS: micro_batches if MBS in names else (own,),
+                RECOMPUTE: (is_on, not is_on) if can_turn else (is_on,),
+            },
+        )
+
+    def own_point(self) -> Params:
+        """Return the point that the job itself stands for."""
+        return {name: choices[0] for name, choices in self.axes.items()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks."""
+        return BATCH.reason(JobFacts(), self.layout(params))
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return the layout that a point stands for."""
+        recomputes = bool(params[RECOMPUTE])
+        return Layout(
+            num_gpus=self.job.num_processes,
+            micro_batch=int(params[MBS]),
+            global_batch=self.job.global_batch,
+            recompute="full/uniform" if recomputes else "none",
+            recompute_layers=int(recomputes),
+        )
+
+    def accumulation(self, params: Mapping[str, Value]) -> int:
+        """Return the passes of an update, so that the global batch stays what it is."""
+        return max(self.job.global_batch // (int(params[MBS]) * self.job.num_processes), 1)
+
+    def arguments(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what the Trainer of a point must have been made with."""
+        found: dict[str, Value] = {MICRO_BATCH: int(params[MBS]), ACCUMULATION: self.accumulation(params)}
+        if not self.job.checkpoints_itself:
+            found[CHECKPOINTING] = bool(params[RECOMPUTE])
+        return found | lever_arguments({name: value for name, value in params.items() if name not in self.axes})
+
+    def written(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the arguments that are written for a point: those that the command has, and what is not so anyway."""
+        job = self.job
+        # Before a run the batch may be another than the text says.
+        unsure = () if job.trainer else (MICRO_BATCH, ACCUMULATION)
+        return {
+            name: value
+            for name, value in self.arguments(params).items()
+            if name in job.options or name in unsure or job.arguments.get(name) != value
+        }

@@ -1,0 +1,164 @@
+"""Hugging Face's Trainer itself, on CPU: from a command that people type to one that runs without us."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.describe.fake_smi import install
+from tests.engines.conftest import ENGINE_ENV
+from tests.requirements import need_module
+
+Tune = Callable[..., subprocess.CompletedProcess[str]]
+SCRIPT = """
+import dataclasses
+import torch
+from transformers import EarlyStoppingCallback, HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import TrainingArguments
+
+class Tokens(torch.utils.data.{data}):
+    def __len__(self): return 64
+    def __getitem__(self, at):
+        tokens = torch.randint(128, (16,), generator=torch.Generator().manual_seed(at))
+        return {{"input_ids": tokens, "labels": tokens}}
+    def __iter__(self): return (self[at] for at in range(64))
+
+{arguments}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                     num_attention_heads=4, num_key_value_heads=2))
+trainer = Trainer(model, args, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks={callbacks})
+trainer.train()
+print("trained", args.per_device_train_batch_size, args.gradient_accumulation_steps, args.gradient_checkpointing)
+trainer.save_model()
+"""
+BY_OPTIONS = SCRIPT.format(
+    data="Dataset", arguments="[args] = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", callbacks=[]
+)
+IN_PYTHON = SCRIPT.format(
+    data="IterableDataset",
+    arguments="""
+@dataclasses.dataclass
+class OwnArguments(TrainingArguments):
+    beta: float = 0.1
+args = OwnArguments("mine", per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, max_steps=4,
+                    eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True, report_to="none",
+                    metric_for_best_model="eval_loss")
+""",
+    callbacks="[EarlyStoppingCallback(2)]",
+)
+OF_A_FILE = BY_OPTIONS.replace("parse_args_into_dataclasses()", "parse_yaml_file(__import__('sys').argv[1])")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def transformers() -> None:
+    for module in ("torch", "accelerate", "transformers"):
+        need_module("engines", module)
+
+
+def tune(
+    zenithtune: Tune, folder: Path, script: str, *arguments: str, preset_args: str, strategy: tuple[str, ...] = ()
+) -> tuple[str, dict[str, Any]]:
+    """Tune a script on what nvidia-smi calls an H100; returns the output and the study."""
+    install(folder / "nvidia-smi", 'if [ "$1" = -L ]; then echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"; fi')
+    (folder / "train.py").write_text(script)
+    env = {**ENGINE_ENV, "PATH": f"{folder}:{os.environ['PATH']}"}
+    options = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
+    command = (sys.executable, str(folder / "train.py"), *arguments)
+    given = ("--n-trials", "1", "--args", f"levers=none,steps=6,{preset_args}", *strategy)
+    done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout, json.loads((folder / "out" / "s" / "study.json").read_text())
+
+
+def run_by_hand(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, **ENGINE_ENV},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "zenithtune-accelerate" not in done.stderr, "the hook is for trials"
+    return done
+
+
+def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(zenithtune: Tune, tmp_path: Path) -> None:
+    given = ("--output_dir", str(tmp_path / "own"), "--per_device_train_batch_size", "4", "--use_cpu")
+    own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
+    output, study = tune(zenithtune, tmp_path, BY_OPTIONS, *own, preset_args="search=mbs,mbs_max=8")
+    assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on h100x1" in output
+    base, trial = study["trials"]
+    assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "samples/s"
+    mbs = trial["parameters"]["mbs"]
+    words = shlex.split(trial["command"])
+    assert words[words.index("--per_device_train_batch_size") + 1] == str(mbs) != "4"
+    assert f"--gradient_accumulation_steps={8 // mbs}" in words
+    assert not (tmp_path / "own").exists(), "nothing is saved, neither by the trials nor by the baseline"
+
+
+@pytest.mark.slow
+def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_command(
+    zenithtune: Tune, tmp_path: Path
+) -> None:
+    output, study = tune(zenithtune, tmp_path, IN_PYTHON, preset_args="search=mbs")
+    base, trial = study["trials"]
+    assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and base["unit"] == "samples/s"
+    assert not (tmp_path / "mine").exists() and "preset trainer" in output
+    mbs = trial["parameters"]["mbs"]
+    hook = tmp_path / "out" / "s" / "trials" / "0001" / "hook"
+    asked = json.loads((hook / "arguments.json").read_text())["set"]
+    assert asked["per_device_train_batch_size"] == mbs and asked["gradient_accumulation_steps"] == 4 // mbs
+    # As for the best command, which may be the user's own on a machine that is busy.
+    (hook / "arguments.json").write_text(json.dumps({"set": {"per_device_train_batch_size": 1, "max_steps": 2}}))
+    done = run_by_hand(f"PYTHONPATH={hook} {sys.executable} {tmp_path}/train.py", tmp_path)
+    assert "trained 1 2 False" in done.stdout and (tmp_path / "mine").exists()
+
+
+@pytest.mark.slow
+def test_a_file_of_arguments_is_changed_in_a_copy_that_runs_by_itself(zenithtune: Tune, tmp_path: Path) -> None:
+    path = tmp_path / "args.yaml"
+    path.write_text("output_dir: own\nper_device_train_batch_size: 2\nmax_steps: 3\nuse_cpu: true\nreport_to: none\n")
+    grid = ("--strategy", "grid")
+    _, study = tune(zenithtune, tmp_path, OF_A_FILE, str(path), preset_args="search=checkpointing", strategy=grid)
+    _, trial = study["trials"]
+    assert trial["outcome"] == "ok" and trial["parameters"] == {"mbs": 2, "checkpointing": True}
+    copy = tmp_path / "out" / "s" / "trials" / "0001" / "trainer_arguments.yaml"
+    done = run_by_hand(f"{sys.executable} {tmp_path}/train.py {copy}", tmp_path)
+    assert "trained 2 1 True" in done.stdout
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_the_global_batch(zenithtune: Tune, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(BY_OPTIONS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1")
+    given = ("--args", "levers=none,steps=6,search=mbs,mbs_max=1")
+    arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")
+    done = zenithtune("optimize", *options, *given, "--", *command, *arguments, env=ENGINE_ENV, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    base, trial = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
+    assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["parameters"]["mbs"] == 1
+    log = (tmp_path / "out" / "s" / "trials" / "0001" / "log.txt").read_text()
+    assert '"samples": 4' in log and '"wrapper": "DistributedDataParallel"' in log
+
+
+@pytest.mark.slow
+def test_a_loop_without_a_trainer_is_ended_and_says_what_to_do(zenithtune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters())\n"
+        "while True:\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n"
+    )
+    command = (sys.executable, str(tmp_path / "loop.py"))
+    done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
+    assert done.returncode == 2 and "--space" in done.stderr and len(done.stderr.strip().splitlines()) == 1
