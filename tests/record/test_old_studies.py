@@ -57,7 +57,7 @@ def test_a_study_of_layouts_continues_with_the_choices_that_it_was_recorded_with
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copyfile(STAND_IN, "pretrain_gpt.py")
-    options = ["--args", "cluster=h100x8", "--strategy", "grid", "--db", "out/layouts.db", "--no-confirm"]
+    options = ["--args", "cluster=h100x8,levers=none", "--strategy", "grid", "--db", "out/layouts.db", "--no-confirm"]
     resumed = ["--study-name", "layouts", "--resume", "--n-trials", "5"]
     done = running("optimize", capsys)(*options, *resumed, "--", *LAYOUTS)
     assert done.code == 0, done.err

@@ -41,7 +41,7 @@ def busiest_of(spread: FloatArray, ranks: npt.NDArray[np.int64]) -> tuple[FloatA
     """Return the mean and the standard deviation of the largest of so many loads, whose sum is known.
 
     >>> [figure.round(2).tolist() for figure in busiest_of(np.array([0.35, 0.35]), np.array([1, 8]))]
-    [[1.0, 1.52], [0.0, 0.26]]
+    [[1.0, 1.54], [0.0, 0.26]]
     """
     variance = np.log1p(spread * spread) * (ranks > 1)
     sigma = np.sqrt(variance)
