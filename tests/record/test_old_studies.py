@@ -11,6 +11,7 @@ import pytest
 from tests.command_runs import as_json, running
 from tests.conftest import FAKE_TRAINER
 from tests.requirements import need_module
+from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
 from zenith_tune.record.reader import ExportedStudy, recorded_choices
 from zenith_tune.record.source import find_study
 from zenith_tune.study.trial import Outcome
@@ -57,14 +58,15 @@ def test_a_study_of_layouts_continues_with_the_choices_that_it_was_recorded_with
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copyfile(STAND_IN, "pretrain_gpt.py")
-    options = ["--args", "cluster=h100x8,levers=none", "--strategy", "grid", "--db", "out/layouts.db", "--no-confirm"]
+    options = ["--args", "cluster=h100x8", "--strategy", "grid", "--db", "out/layouts.db", "--no-confirm"]
     resumed = ["--study-name", "layouts", "--resume", "--n-trials", "5"]
     done = running("optimize", capsys)(*options, *resumed, "--", *LAYOUTS)
     assert done.code == 0, done.err
     study = find_study("layouts", db="out/layouts.db").view().study
     assert study.num_searched == 5
     # What this release searches beyond them is not in the record: the sharded optimizer, and chunks that are laid out.
-    assert all(trial.params.keys() == study.trials[0].params.keys() for trial in study.trials)
+    levers = {lever.name for lever in LEVERS}
+    assert all(trial.params.keys() - levers == study.trials[0].params.keys() for trial in study.trials)
     assert "zero" not in study.trials[-1].params
     choices = recorded_choices("sqlite:///out/layouts.db", "layouts")
     assert choices["vp"] == (1, 2, 4)
