@@ -97,7 +97,7 @@ def _traced(
         raise UsageError(
             "--module needs torch", hint="pip install torch, or give --model with a config.json"
         ) from error
-    told: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     is_half, is_autocast = precision != "fp32", bool(framework.cast_bytes)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with _reported(where, "build the module", hint="run it alone to see more"):
@@ -108,11 +108,11 @@ def _traced(
         if is_half and not is_autocast:
             _to_half(torch, module)
             inputs = _half(torch, inputs)
-        ModelWatch(module, module.train(), told.append)
+        ModelWatch(module, module.train(), events.append)
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=is_half and is_autocast)
         with _reported(where, "run one pass", hint=WITH_INPUTS), autocast:
             module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
-    return told[0]
+    return events[0]
 
 
 def _built(torch: Any, built: Any, where: str) -> tuple[Any, Any]:

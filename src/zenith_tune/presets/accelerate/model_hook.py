@@ -29,7 +29,7 @@ class ModelWatch:
         is_compiled = prepared is not getattr(prepared, "_orig_mod", prepared)
         # What a compiled program keeps is not what its modules do, and hooks would have it compiled anew.
         self.kept: KeptBytes | None = None if is_compiled else KeptBytes(self.blocks)
-        self.is_told = False
+        self.is_reported = False
         prepared.register_forward_pre_hook(self.enters, with_kwargs=True)
         prepared.register_forward_hook(self.leaves, with_kwargs=True, always_call=True)
 
@@ -39,14 +39,14 @@ class ModelWatch:
             found = model_input(args, kwargs)
             tokens = found["shape"][1] if found is not None and len(found["shape"]) > 1 else None
             self.longest = max(filter(None, (self.longest, tokens)), default=None)
-            if not self.is_told and module.training and self.kept is not None:
+            if not self.is_reported and module.training and self.kept is not None:
                 self.kept.begin()
 
     def leaves(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Tell once what was trained, when the first pass is over."""
-        if self.is_told or not module.training:
+        if self.is_reported or not module.training:
             return
-        self.is_told = True
+        self.is_reported = True
         with contextlib.suppress(*FAULTS):
             if self.kept is not None:
                 self.kept.end()

@@ -365,14 +365,14 @@ class AcceleratePreset(TuningPreset):
                 batch=batch,
                 accumulation=job.own_accumulation,
             )
-        is_told = self._samples is not None or job.given_batch is not None or not job.sets_accumulation_by_variable
+        is_known = self._samples is not None or job.given_batch is not None or not job.sets_accumulation_by_variable
         return RunAsked(
             num_processes=job.num_gpus,
             wrapper=wrapper,
             batch=batch,
             accumulation=backend.passes(params),
             samples=self._samples,
-            script_accumulation=None if is_told or "mbs" not in params else job.own_accumulation,
+            script_accumulation=None if is_known or "mbs" not in params else job.own_accumulation,
             passes=backend.passes(params),
             micro_batch=int(params["mbs"]) if "mbs" in params else None,
             settings=backend.settings(params),

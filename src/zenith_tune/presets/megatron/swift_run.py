@@ -18,7 +18,7 @@ from zenith_tune.units import whole
 
 KINDS = ("sft", "pt", "rlhf")
 PER_NODE, NODES = "NPROC_PER_NODE", "NNODES"
-"""The environment variables by which ms-swift is told the GPUs of a node, and the nodes."""
+"""The environment variables from which ms-swift takes the GPUs of a node, and the nodes."""
 _CLI = re.compile(r"(?:^|[/.])swift[/.]cli[/.]_megatron[/.]")
 
 
@@ -58,15 +58,15 @@ def swift_arguments(command: str) -> dict[str, Any]:
         return {}
     resources = swift_resources(run)
     per_node, line = resources.gpus_per_node, ParsedCommand.from_argv([run.program, *run.arguments])
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "n_gpus": per_node * resources.nodes if per_node else None,
         "gbs": line.count(OPTIONS["gbs"]),
         "folding": True if has_layout_variable(command) else None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def swift_resources(run: ProgramRun) -> Resources:
-    """Return the nodes of a run, and the GPUs of each where it is told."""
+    """Return the nodes of a run, and the GPUs of each where it says."""
     known: Mapping[str, str] = {**os.environ, **run.variables}
     return Resources(nodes=whole(known.get(NODES, "")) or 1, gpus_per_node=whole(known.get(PER_NODE, "")) or None)

@@ -165,8 +165,8 @@ class TrainerEvaluator(AccelerateEvaluator):
             return None
         found = run.trainer_fault(self.arguments(params)) if isinstance(run, TrainerRun) else None
         # How many ranks srun and the like start is known by the run alone.
-        is_told = bool(params) or self.asked(params).num_processes > 1 or not run.reports
-        return found or (super()._fault(run, params) if is_told else None)
+        is_comparable = bool(params) or self.asked(params).num_processes > 1 or not run.reports
+        return found or (super()._fault(run, params) if is_comparable else None)
 
     def _from_other_lines(self, log: str, metadata: Mapping[str, Any]) -> Measurement:
         raise ValueError("the log has no speed, because the Trainer made no two steps: give --args steps=20 or more")
