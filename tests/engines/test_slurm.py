@@ -206,12 +206,18 @@ def test_a_daemon_does_not_outlive_the_trial_that_started_it(nodes: int, tmp_pat
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_daemon_does_not_outlive_a_trial_that_is_cancelled(nodes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signal_options", [(), ("--signal=KILL", "--full")], ids=["cancelled", "killed"])
+def test_a_daemon_does_not_outlive_a_trial_that_is_cancelled_or_killed(
+    nodes: int, signal_options: tuple[str, ...], cluster: SlurmCluster, tmp_path: Path
+) -> None:
     command = "sh -c 'setsid -f sh -c \"trap : TERM; sleep 303; sleep 303\"; echo up; sleep 300'"
     job = SlurmRunner(nodes=nodes, grace_s=0.5).submit(command, tmp_path, Resources())
     wait_until(lambda: job.log_path.exists() and job.log_path.read_text().count("up") == nodes)
-    job.cancel()
-    wait_until(lambda: not marked(tmp_path), timeout_s=120)
+    if signal_options:  # as on a busy node, where SIGKILL can come before the script has handled its SIGTERM
+        cluster.run("scancel", *signal_options, json.loads((tmp_path / "job.json").read_text())["job"])
+    else:
+        job.cancel()
+    wait_until(lambda: not marked(tmp_path))
     assert not (tmp_path / "exit_code").exists()
 
 

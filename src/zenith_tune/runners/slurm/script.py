@@ -100,13 +100,15 @@ def _launches_itself(command: str) -> bool:
 
 # Bash handles a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.
 # What ends the marked processes does not belong to the job any more: Slurm, which kills the rest, lets it do its work.
+# The guard begins when descriptor 9 is closed, on SIGTERM or by the end of this shell, also by SIGKILL.
 _ATTEND = """sweep() {{
-  setsid -f {end_marked} < /dev/null 2> /dev/null
+  setsid -f {end_marked} < /dev/null 2> /dev/null 9>&-
 }}
+exec 9> >(exec setsid -f {guard} > /dev/null 2>&1)
 attend() {{
   local _is_new= _code
-  trap '[ -n "$ending" ] || sweep > /dev/null; ending=1 _is_new=1' TERM
-  {{ trap - INT QUIT; "$@"; }} < /dev/null &
+  trap 'exec 9>&-; ending=1 _is_new=1' TERM
+  {{ trap - INT QUIT; "$@"; }} < /dev/null 9>&- &
   wait "$!"; _code=$?
   while [ -n "$_is_new" ]; do _is_new=; wait "$!"; _code=$?; done
   trap - TERM
@@ -142,7 +144,7 @@ _SETUP = """  {{
   }} || {{ local code=$?; echo "error: the setup line failed with exit code $code" >&2; return "$code"; }}
 """
 _SWEEP_NODES = """[ -n "$ending{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
-  --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1
+  --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1 9>&-
 """
 _SWEEP_S = 20
 """How long the nodes may take beyond the grace to be asked for what is left there."""
@@ -191,19 +193,22 @@ class SlurmScript:
 
     def text(self) -> str:
         """Return the script."""
-        end_marked = self._end_marked(f"{MARK}={shlex.quote(str(self.folder))}")
+        mark = f"{MARK}={shlex.quote(str(self.folder))}"
         return _SCRIPT.format(
             folder=shlex.quote(str(self.folder)),
             mark=MARK,
-            attend=_ATTEND.format(end_marked=end_marked),
+            attend=self._attend(mark),
             cwd=shlex.quote(str(self.cwd)),
             setup=_SETUP.format(line=self.setup) if self.setup else "",
             launch=self._launch(),
-            sweep_nodes=self._sweep_nodes(end_marked) if self.num_nodes > 1 else "",
+            sweep_nodes=self._sweep_nodes(self._end_marked(mark)) if self.num_nodes > 1 else "",
         )
 
-    def _end_marked(self, mark: str) -> str:
-        argv = ["env", "-u", MARK, "-u", _NODE_MARK, "/bin/sh", "-c", END_MARKED, "end-marked"]
+    def _attend(self, mark: str) -> str:
+        return _ATTEND.format(end_marked=self._end_marked(mark), guard=self._end_marked(mark, when="read -r _"))
+
+    def _end_marked(self, mark: str, when: str = "") -> str:
+        argv = ["env", "-u", MARK, "-u", _NODE_MARK, "/bin/sh", "-c", when + END_MARKED, "end-marked"]
         return f"{shlex.join(argv)} {mark} {end_arguments('', self.grace_s)[-1]}"
 
     def _sweep_nodes(self, end_marked: str) -> str:
@@ -216,8 +221,7 @@ class SlurmScript:
         if self.launch is Launch.EACH_NODE:
             folder = shlex.quote(str(self.folder))
             node_mark = f'{_NODE_MARK}="$SLURM_NODEID:"{folder}'
-            attend = _ATTEND.format(end_marked=self._end_marked(node_mark))
-            node = _NODE.format(attend=attend, mark=MARK, folder=folder, node_mark=node_mark)
+            node = _NODE.format(attend=self._attend(node_mark), mark=MARK, folder=folder, node_mark=node_mark)
             return _EACH_NODE.format(command=command, mark=MARK, node=shlex.quote(node))
         # A launcher that reads the nodes from a file finds them there.
         hosts = _HOSTS.format(slots=self.gpus_per_node or 1, hostfile=HOSTFILE)
