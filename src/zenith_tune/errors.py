@@ -6,7 +6,8 @@ ZenithTuneError
 │   ├── CommandError                       a training command with no safe place for options
 │   ├── ModelConfigError                   a model whose config.json cannot be had or read
 │   └── StudyError                         a study that cannot be opened, resumed or shared
-├── DiskFullError                          no space left while writing: the study stops, what is recorded stays
+├── SystemFaultError                       the system refuses: the study stops, what is recorded stays
+│   └── DiskFullError                      no space left while writing
 └── StudyLimitReached                      the study is over, in good order
     ├── TrialExhausted                     the budget of trials is spent
     ├── EveryRunFailsAlike                 neither options nor layout are the reason
@@ -64,7 +65,11 @@ class StudyError(UsageError):
     """Report a study that cannot be opened, resumed or shared."""
 
 
-class DiskFullError(ZenithTuneError):
+class SystemFaultError(ZenithTuneError):
+    """Report that the system refused to start, read or write something for too long; no trial is to blame."""
+
+
+class DiskFullError(SystemFaultError):
     """Report that a write failed for lack of space; what was recorded before stays readable."""
 
 

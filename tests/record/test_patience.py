@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from zenith_tune.errors import StudyError
-from zenith_tune.record.server.patience import RetryPolicy, is_away, is_momentary
+from zenith_tune.record.patience import database_patience, is_away, is_momentary
 
 URL = "postgresql://me:hunter2-of-mine@host/studies"
 
@@ -39,7 +40,7 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
 
 def test_an_outage_is_waited_for_and_reported_once() -> None:
     lines: list[str] = []
-    policy = RetryPolicy(URL, lines.append, limit_s=20)
+    policy = replace(database_patience(URL, lines.append, lambda: True), limit_s=20)
     assert policy.call(failing(2, failure())) == "answer"
     waiting, answered = lines
     assert "(connection refused)" in waiting and "20 s" in waiting
@@ -47,16 +48,16 @@ def test_an_outage_is_waited_for_and_reported_once() -> None:
 
 
 def test_patience_ends_and_is_not_tried_a_second_time() -> None:
-    patience = RetryPolicy(URL, lambda line: None, limit_s=0.0)
+    patience = replace(database_patience(URL, lambda line: None, lambda: True), limit_s=0.0)
     with pytest.raises(StudyError, match=r"host/studies .* 0 s .*--resume") as gone:
         patience.call(failing(1, failure()))
     assert "hunter2" not in str(gone.value)
     with pytest.raises(StudyError):
-        RetryPolicy.call(patience, failing(1, failure()))
+        patience.call(failing(1, failure()))
 
 
 def test_what_is_no_outage_passes_through() -> None:
-    patience = RetryPolicy(URL, lambda line: None)
+    patience = database_patience(URL, lambda line: None, lambda: True)
     wrong = IntegrityError("insert", None, DriverError("duplicate key"))
     with pytest.raises(IntegrityError):
         patience.call(failing(1, wrong))

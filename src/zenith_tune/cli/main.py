@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from zenith_tune import __version__
-from zenith_tune.errors import DiskFullError, UsageError
+from zenith_tune.errors import SystemFaultError, UsageError
 
 
 class LazyGroup(click.Group):
@@ -89,7 +89,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         return error.format_message(), 2
     if isinstance(error, UsageError):
         return str(error), 2
-    if isinstance(error, DiskFullError):
+    if isinstance(error, SystemFaultError):
         return str(error), 1
     from zenith_tune.registry import raising_plug
 

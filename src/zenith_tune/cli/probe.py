@@ -118,7 +118,7 @@ def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
 def _full_disk_is_clear(output_dir: Path | None) -> Iterator[None]:
     """Turn 'no space left', whoever met it, into one line."""
     from zenith_tune.record.folder import DEFAULT_OUTPUT_DIR
-    from zenith_tune.record.storage import is_disk_full
+    from zenith_tune.study.faults import is_disk_full
 
     try:
         yield

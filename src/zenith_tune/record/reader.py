@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
-from zenith_tune.record.server.url import shown
-from zenith_tune.record.storage import clear_errors, database_path, open_for_reading, open_storage
+from zenith_tune.record.server.url import database_path, shown
+from zenith_tune.record.storage import clear_errors, open_for_reading, open_storage
 from zenith_tune.record.stored_trial import TWIN_OF, TrialFolders, exported_trial, refuse_unreadable, trial_view
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView, study_of
 from zenith_tune.study.files import Json, open_regular

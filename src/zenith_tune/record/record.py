@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.errors import StudyError
 from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.patience import database_patience
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
 from zenith_tune.record.server.claims import Claims, create_once, run_key
-from zenith_tune.record.server.patience import RetryPolicy
-from zenith_tune.record.server.url import is_server, one_at_a_time
-from zenith_tune.record.storage import clear_errors, database_path, open_storage
+from zenith_tune.record.server.url import database_path, is_server, one_at_a_time
+from zenith_tune.record.storage import clear_errors, open_storage
 from zenith_tune.record.stored_trial import (
     RESULT,
     RUN,
@@ -51,7 +51,7 @@ class StudyRecord:
         self.study_name = study_name
         self.claims: Claims | None = None
         """What the study's other tuners must know of this one; None where a file lock keeps them off."""
-        self._patience = RetryPolicy(url, notify) if is_server(url) else None
+        self._patience = database_patience(url, notify, has_worked=lambda: self._opened is not None)
         self._folder = folder
         self._folders = TrialFolders(database_path(url), folder.path)
         self._storage = open_storage(url)
@@ -66,7 +66,7 @@ class StudyRecord:
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Keep other tuners from making the same study meanwhile."""
-        if self._patience is None:
+        if not is_server(self.url):
             yield
             return
         with clear_errors(self.url), one_at_a_time(self._storage.engine):
@@ -135,8 +135,8 @@ class StudyRecord:
         )
         with self._lock, clear_errors(self.url), self._same_choices():
             if self.claims is not None:
-                return create_once(self._storage, self._study, self._study_id, template, self._call)
-            trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
+                return create_once(self._storage, self._study, self._study_id, template, self._patience.call)
+            trial_id = self._patience.call(lambda: self._storage.create_new_trial(self._study_id, template))
             # The study is locked for this tuner, so the numbers are known without asking the database.
             number = self._num_trials
             self._num_trials += 1
@@ -210,8 +210,8 @@ class StudyRecord:
     def _begin(self, study: Study) -> None:
         self._opened = study
         self._study_id = self._ask(lambda: self._storage.get_study_id_from_name(self.study_name))
-        if self._patience is not None:
-            self.claims = Claims(self._storage.engine, self._study_id, self._patience)
+        if is_server(self.url):
+            self.claims = Claims(self._storage.engine, self._study_id, self.url, self._patience)
 
     @property
     def _study(self) -> Study:
@@ -237,12 +237,9 @@ class StudyRecord:
             return self._ask(action)
 
     def _ask(self, action: Callable[[], T]) -> T:
-        """Return what the storage answers; a server that is away is waited for."""
+        """Return what the storage answers; one that is away is waited for."""
         with self._lock, clear_errors(self.url):
-            return self._call(action)
-
-    def _call(self, action: Callable[[], T]) -> T:
-        return action() if self._patience is None else self._patience.call(action)
+            return self._patience.call(action)
 
     def _trial_id(self, number: int) -> int:
         if number not in self._trial_ids:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from zenith_tune.errors import DiskFullError, StudyError, UsageError
-from zenith_tune.record.server.patience import in_one_line, is_momentary
+from zenith_tune.errors import StudyError, UsageError
+from zenith_tune.record.patience import in_one_line, is_momentary
 from zenith_tune.record.server.url import (
     connect_args,
+    database_path,
     driver_url,
     is_server,
     make_tables,
@@ -23,6 +22,7 @@ from zenith_tune.record.server.url import (
     shown,
 )
 from zenith_tune.shell.secrets import find_secrets, mask
+from zenith_tune.study.faults import disk_full, is_disk_full
 from zenith_tune.study.optuna_types import quiet_optuna
 
 if TYPE_CHECKING:
@@ -42,16 +42,6 @@ def database_url(db: str | Path) -> str:
     'sqlite:///out/studies.db'
     """
     return str(db) if "://" in str(db) else f"sqlite:///{expanded(db)}"
-
-
-def database_path(url: str) -> Path | None:
-    """Return the file behind an SQLite URL, whichever way it is written; None for a server.
-
-    >>> database_path("sqlite+pysqlite:///out/studies.db?timeout=9")
-    PosixPath('out/studies.db')
-    """
-    match = re.fullmatch(r"sqlite(?:\+\w+)?:///?([^?]*)(?:\?.*)?", url, re.DOTALL)
-    return Path(match[1]) if match else None
 
 
 def expanded(path: str | Path) -> Path:
@@ -153,27 +143,6 @@ def clear_errors(url: str) -> Iterator[None]:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, RuntimeError, ImportError) as error:
         raise _explain(error, url) from error
-
-
-@contextmanager
-def full_disk_is_clear(path: Path) -> Iterator[None]:
-    """Turn 'no space left' into the error that stops the study."""
-    try:
-        yield
-    except OSError as error:
-        if is_disk_full(error):
-            raise disk_full(path) from error
-        raise
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Tell whether a write failed for lack of space, or of quota."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def disk_full(path: Path | str) -> DiskFullError:
-    """Say that the disk is full, and that nothing recorded is lost."""
-    return DiskFullError(f"no space left on the disk of {path}: free some and continue with --resume; no trial is lost")
 
 
 def check_database_file(path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.record.reader import FILE_NAME, ExportedStudy, StudyReader
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
+from zenith_tune.record.server.url import database_path
 from zenith_tune.record.source import StudySource
-from zenith_tune.record.storage import database_path
 from zenith_tune.record.view import StudyView, TrialView
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial_log import TrialLog

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from zenith_tune.study.faults import is_system_fault
 from zenith_tune.study.files import open_regular
 from zenith_tune.units import MIB
 
@@ -42,7 +43,9 @@ class TrialLog:
         try:
             with open_regular(self.path) as file:
                 data = _head_and_tail(file, limit_bytes)
-        except OSError:
+        except OSError as error:
+            if is_system_fault(error):
+                raise
             return ""
         return _cut_long_lines(data).decode("utf-8", errors="replace")
 

@@ -18,10 +18,10 @@ from zenith_tune.evaluators.early_stop import DEFAULT_NOISE
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.record.export import trial_as_json
-from zenith_tune.record.storage import disk_full, is_disk_full
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import mask, mask_file
+from zenith_tune.study.faults import RetryPolicy, disk_full, is_system_fault
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.resources import Resources
@@ -74,18 +74,17 @@ class TrialRequest:
 class TrialExecution:
     """Turn a request into a finished Trial."""
 
-    def __init__(self, runner: Runner, config: StudyConfig) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, config: StudyConfig, patience: RetryPolicy) -> None:
+        self._runner, self._patience = runner, patience
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
         self._secrets, self._repeats = config.secrets, config.repeats
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
         """Run the command, as often as repeats are asked for, and write the trial's files."""
-        self._prepare(request, folder)
+        self._patience.call(lambda: self._prepare(request, folder))
         trials: list[Trial] = []
         for index in range(1, self._repeats + 1):
             files = folder.run(index, self._repeats)
-            files.path.mkdir(parents=True, exist_ok=True)
             job = self._submit(request, files, timeout_s)
             trials.append(self._followed(job, request, files, timeout_s))
             if not trials[-1].ok:
@@ -103,13 +102,17 @@ class TrialExecution:
         return self._close(folder, self._followed(job, request, folder, timeout_s))
 
     def _submit(self, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Job:
-        return self._runner.submit(
-            request.launched or request.command,
-            files.path,
-            request.resources,
-            timeout_s=timeout_s,
-            on_state=request.on_state,
-        )
+        def submit() -> Job:
+            files.path.mkdir(parents=True, exist_ok=True)
+            return self._runner.submit(
+                request.launched or request.command,
+                files.path,
+                request.resources,
+                timeout_s=timeout_s,
+                on_state=request.on_state,
+            )
+
+        return self._patience.call(submit)
 
     def _followed(self, job: Job, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Trial:
         """Wait for a job and read what it left; one whose machine failed is started once more, elsewhere."""
@@ -176,7 +179,7 @@ class TrialExecution:
             write_atomically(path, text, is_private=True)  # the user's own, which it is made of, may hold a secret
 
     def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
-        trial, failure = self._read_result(request, files, result, early)
+        trial, failure = self._patience.call(lambda: self._read_result(request, files, result, early))
         if failure is not None and _is_full(files):
             raise disk_full(files.path)
         return trial
@@ -252,13 +255,17 @@ class TrialExecution:
 
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
         trial = replace(trial, folder=folder.path)
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            write_json(folder.trial, trial_as_json(trial))
-        except OSError as error:
-            # A trial may do anything to its own folder; the record has all that this file would hold.
-            if is_disk_full(error):
-                raise
+
+        def write() -> None:
+            try:
+                folder.path.mkdir(parents=True, exist_ok=True)
+                write_json(folder.trial, trial_as_json(trial))
+            except OSError as error:
+                # A trial may do anything to its own folder; the record has all that this file would hold.
+                if is_system_fault(error):
+                    raise
+
+        self._patience.call(write)
         return trial
 
 

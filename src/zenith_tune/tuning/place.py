@@ -8,8 +8,8 @@ from pathlib import Path
 
 from zenith_tune.errors import UsageError
 from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
-from zenith_tune.record.server.url import driver_url, is_server, refuse_misspelt, shown
-from zenith_tune.record.storage import check_database_file, database_path, database_url, expanded
+from zenith_tune.record.server.url import database_path, driver_url, is_server, refuse_misspelt, shown
+from zenith_tune.record.storage import check_database_file, database_url, expanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

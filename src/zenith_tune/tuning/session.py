@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from zenith_tune.errors import DiskFullError, OwnCommandFails, StudyError, TrialExhausted, UsageError
+from zenith_tune.errors import OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
 from zenith_tune.evaluators.early_stop import study_drift, study_noise
 from zenith_tune.evaluators.failures.failures import (
     FailureKind,
@@ -23,12 +23,12 @@ from zenith_tune.record.folder import StudyLock
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
-from zenith_tune.record.server.url import shown
-from zenith_tune.record.storage import database_path, full_disk_is_clear
+from zenith_tune.record.server.url import database_path, shown
 from zenith_tune.runners.base import Job, Runner
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.strategies.base import await_first
+from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
@@ -64,9 +64,10 @@ class StudySession:
         """The finished trials of earlier runs of this study, by identity."""
         self._preset = config.preset
         self._ask_preset()
-        self._execution = TrialExecution(runner, config)
         self._interruption = interruption
         self._notifier = StudyNotifier(listener)
+        self._patience = system_patience(place.folder.path, self._notifier.noted, interruption.check)
+        self._execution = TrialExecution(runner, config, self._patience)
         self._control = StudyControl(place.folder.control)
         database = database_path(place.database_url)
         self._lock = StudyLock(database, place.study_name) if database is not None else None
@@ -88,8 +89,9 @@ class StudySession:
         folder.create()
         if self._lock is not None:
             self._lock.acquire()
-            self._control.forget()
-        with full_disk_is_clear(folder.path):
+        with clear_faults(folder.path):
+            if self._lock is not None:
+                self._control.forget()
             url, name = self.config.place.database_url, self.config.place.study_name
             record = self._record = StudyRecord(url, name, folder, self._notifier.noted)
             with record.opening():
@@ -259,21 +261,23 @@ class StudySession:
         self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes, elapsed_s=self.elapsed_s)
         self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, verdict)
         # What keeps the database from being written is reported elsewhere; study.json has it too.
-        with contextlib.suppress(StudyError, DiskFullError):
+        with contextlib.suppress(StudyError, SystemFaultError):
             self._require_record().keep_search(self._search)
 
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
-        with full_disk_is_clear(self.config.place.folder.path):
-            self.config.place.folder.create()  # a trial may have removed it
-            if self.others is not None:
-                self.others.catch_up_if_possible()
-            export(self.study, self.config.header, self.config.place.folder, self.best_command(), self._search)
-            if (params := self._best_params()) is not None:
-                for name, text in self._preset.result_files(params).items():
-                    path = self.config.place.folder.path / name
-                    path.parent.mkdir(exist_ok=True)
-                    write_atomically(path, text, is_private=True)
+        self._patience.call(self._export)
+
+    def _export(self) -> None:
+        self.config.place.folder.path.mkdir(parents=True, exist_ok=True)  # a trial may have removed it
+        if self.others is not None:
+            self.others.catch_up_if_possible()
+        export(self.study, self.config.header, self.config.place.folder, self.best_command(), self._search)
+        if (params := self._best_params()) is not None:
+            for name, text in self._preset.result_files(params).items():
+                path = self.config.place.folder.path / name
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, text, is_private=True)
 
     def best_command(self) -> str | None:
         """Return the command of the fastest run, or the one that needs nothing but what is left for it."""
@@ -412,7 +416,7 @@ class StudySession:
                 limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
                 silence=silence,
             )
-            with full_disk_is_clear(folder.path):
+            with clear_faults(folder.path):
                 if job is not None:
                     trial = self._execution.follow(job, request, folder, limit_s)
                 else:
@@ -421,11 +425,11 @@ class StudySession:
                     self._silence.observe(silence.longest_s)
                 return trial
         except OSError as error:
-            # The system could not start it, for one because its command is too long: that is the trial's failure.
+            # It cannot be started, for one because its command is too long: that is the trial's failure.
             cause = f"it could not be started: {error}"
             return replace(started, outcome=Outcome.ERROR, cause=cause, failure=str(FailureKind.CRASH))
-        except DiskFullError:
-            raise  # there is no space to write more; resuming deals with it
+        except SystemFaultError:
+            raise  # nothing more can be written; resuming deals with it
         except BaseException as error:
             self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
             raise

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.errors import TrialExhausted
-from zenith_tune.record.server.patience import RetryPolicy
 from zenith_tune.record.storage import clear_errors
 from zenith_tune.record.stored_trial import RUN, TWIN_OF
+from zenith_tune.study.faults import RetryPolicy
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -108,11 +108,11 @@ def run_key(identity: str, *, is_baseline: bool) -> str:
 class Claims:
     """Make and give up the claims of one tuner on one study."""
 
-    def __init__(self, engine: Engine, study_id: int, patience: RetryPolicy) -> None:
+    def __init__(self, engine: Engine, study_id: int, url: str, patience: RetryPolicy) -> None:
         self.tuner = uuid.uuid4().hex
         self.identity = TunerIdentity.own()
         self._engine = engine
-        self._patience = patience
+        self._url, self._patience = url, patience
         self._study_id = study_id
         self._claims: dict[str, str] = {}
 
@@ -218,7 +218,7 @@ class Claims:
         self._call(write)
 
     def _call(self, action: Callable[[], T]) -> T:
-        with clear_errors(self._patience.url):
+        with clear_errors(self._url):
             return self._patience.call(action)
 
     def _execute(self, connection: Connection, sql: str, values: Mapping[str, Any] | None = None) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.errors import StudyError, UsageError
@@ -28,6 +29,16 @@ def is_server(url: str) -> bool:
     (True, False)
     """
     return _scheme(url)[0] in _SCHEMES
+
+
+def database_path(url: str) -> Path | None:
+    """Return the file behind an SQLite URL, whichever way it is written; None for a server.
+
+    >>> database_path("sqlite+pysqlite:///out/studies.db?timeout=9")
+    PosixPath('out/studies.db')
+    """
+    match = re.fullmatch(r"sqlite(?:\+\w+)?:///?([^?]*)(?:\?.*)?", url, re.DOTALL)
+    return Path(match[1]) if match else None
 
 
 def refuse_misspelt(text: str) -> None:

@@ -1,0 +1,140 @@
+"""Faults of the system are no trial's: they are waited for, then the study stops, and no point is given up."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import need_root
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from tests.tuning.injected_faults import FAULTS, FaultInjection, injected_fault
+from zenith_tune import Outcome
+from zenith_tune.errors import SystemFaultError, UsageError
+from zenith_tune.study import faults
+
+VALUES = [1.0, 2.0, 3.0]
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_FIRST_WAIT_S", 0.001)
+
+
+def run_study(folder: Path, **fault: int) -> tuple[Witness, FaultInjection]:
+    witness = Witness()
+    with injected_fault(folder / "out", **fault) as injection:
+        value, _ = tune(folder, listener=witness, baseline=False).optimize()
+    assert value == max(VALUES)
+    return witness, injection
+
+
+def check_faults(tmp_path: Path, codes: tuple[int, ...], count: int, step: int) -> None:
+    """Let every `step`-th call fail that a study makes once it has begun."""
+    _, clean = run_study(tmp_path / "clean")
+    begun = next(index for index, call in enumerate(clean.calls, 1) if "trials" in call)
+    for first in range(begun, len(clean.calls) + 1, step):
+        for code in codes:
+            witness, injection = run_study(tmp_path / f"{first}-{code}", first=first, count=count, code=code)
+            assert injection.failed, f"call {first} of {len(clean.calls)} was never made"
+            assert [trial.value for trial in witness.trials] == VALUES, (injection.failed, witness.trials)
+
+
+def test_a_fault_that_passes_costs_no_trial(tmp_path: Path) -> None:
+    check_faults(tmp_path, (errno.EMFILE,), count=3, step=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 7])
+def test_every_call_may_fail_with_every_fault_for_a_while(count: int, tmp_path: Path) -> None:
+    check_faults(tmp_path, FAULTS, count=count, step=1)
+
+
+def test_a_fault_that_stays_stops_the_study_and_a_resumed_one_runs_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "DEFAULT_PATIENCE_S", 0.05)
+    _, clean = run_study(tmp_path / "clean")
+    second = next(index for index, call in enumerate(clean.calls, 1) if call.endswith("trials/0001"))
+    with pytest.raises(SystemFaultError, match=r"Too many open files.*--resume"):
+        run_study(tmp_path / "s", first=second, count=10**6, code=errno.EMFILE)
+    witness = Witness()
+    value, _ = tune(tmp_path / "s", listener=witness, baseline=False, resume=True).optimize()
+    assert value == 3.0
+    assert [trial.value for trial in witness.trials] == VALUES[1:], "the first was kept, and none was given up"
+
+
+def test_a_study_that_cannot_begin_says_so_in_one_line(tmp_path: Path) -> None:
+    _, clean = run_study(tmp_path / "clean")
+    begun = next(index for index, call in enumerate(clean.calls, 1) if "trials" in call)
+    for first in range(1, begun):
+        with pytest.raises((UsageError, SystemFaultError), match="Too many open files"):
+            run_study(tmp_path / str(first), first=first, count=10**6, code=errno.EMFILE)
+
+
+def test_a_command_that_is_too_long_is_the_trials_own_failure(tmp_path: Path) -> None:
+    witness = Witness()
+    preset = ToyPreset([1, "x" * 3_000_000, 3])
+    tune(tmp_path, "sh -c 'echo value: {x}' {x}", preset, listener=witness, baseline=False).optimize()
+    assert [trial.outcome for trial in witness.trials] == [Outcome.OK, Outcome.ERROR, Outcome.OK]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    need_root()
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_that_is_read_only_for_a_while_is_waited_for(disk: Path, tmp_path: Path) -> None:
+    witness = Witness()
+    began = tmp_path / "began"
+
+    def close_and_open_the_disk() -> None:
+        while not began.exists():
+            time.sleep(0.01)
+        while subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
+            time.sleep(0.01)  # a file is open for writing: between two trials none is
+        time.sleep(0.5)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+    closer = threading.Thread(target=close_and_open_the_disk)
+    closer.start()
+    command = f"sh -c 'touch {began}; sleep 0.2; echo value: {{x}}'"
+    value, _ = tune(disk, command, ToyPreset(list(range(1, 9))), listener=witness, baseline=False).optimize()
+    closer.join()
+    assert value == 8.0
+    assert [trial.value for trial in witness.trials] == list(range(1, 9))
+
+
+@pytest.mark.slow
+def test_a_program_that_locks_the_database_for_long_is_waited_for(tmp_path: Path) -> None:
+    witness = Witness()
+    tuner = tune(tmp_path, "sh -c 'sleep 0.3; echo value: {x}'", listener=witness, baseline=False)
+
+    def lock() -> None:
+        database = tmp_path / "out" / "studies.db"
+        while not (tmp_path / "out" / "s" / "trials" / "0000" / "log.txt").exists():
+            time.sleep(0.01)
+        connection = sqlite3.connect(database, timeout=60, isolation_level=None)
+        connection.execute("BEGIN EXCLUSIVE")
+        time.sleep(12)  # SQLite itself waits for five seconds
+        connection.rollback()
+        connection.close()
+
+    locker = threading.Thread(target=lock)
+    locker.start()
+    value, _ = tuner.optimize()
+    locker.join()
+    assert value == 3.0 and [trial.value for trial in witness.trials] == VALUES
+    assert any("locked" in note for note in witness.notes)
