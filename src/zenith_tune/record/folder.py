@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from zenith_tune.errors import StudyError, UsageError
-from zenith_tune.record.storage import open_beside
+from zenith_tune.record.storage import lock_if_possible, open_beside
 from zenith_tune.study.files import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
@@ -67,6 +67,15 @@ def trial_folder(study_folder: Path, number: int) -> Path:
     return study_folder / "trials" / f"{number:04d}"
 
 
+def held_by(study_name: str, pid: int | str) -> StudyError:
+    """Say that another process tunes a study."""
+    return StudyError(
+        f"study {study_name!r} is being tuned by process {pid}",
+        hint="wait for it, end it, choose another --study-name, or keep the study on a server, where several tuners "
+        "share one, by --db postgresql://...",
+    )
+
+
 class StudyLock:
     """Hold a study for one tuner; the kernel lets go of it when the tuner dies, however it dies."""
 
@@ -80,15 +89,12 @@ class StudyLock:
         """Take the lock, or name the process that holds it."""
         file = open_beside(self._database, f".{self._database.name}.{self._study_name}.lock")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_if_possible(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             file.close()
-            raise StudyError(
-                f"study {self._study_name!r} is being tuned by process {holder}: wait for it, end it, choose another "
-                "--study-name, or keep the study on a server by --db postgresql://..., where several tuners share one"
-            ) from None
+            raise held_by(self._study_name, holder) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -6,12 +6,12 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.errors import StudyError
-from zenith_tune.record.folder import StudyFolder
+from zenith_tune.record.folder import StudyFolder, held_by
 from zenith_tune.record.patience import database_patience
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
 from zenith_tune.record.server.claims import Claims, create_once, run_key
@@ -26,6 +26,7 @@ from zenith_tune.record.stored_trial import (
     result_of,
     trial_view,
 )
+from zenith_tune.record.tuner_identity import TunerIdentity
 from zenith_tune.record.view import StudyHeader, TrialView
 from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
 from zenith_tune.study.parameters import Direction, Parameter, Value
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HEADER_KEY = "zenithtune"
-"""The study's attribute in the database that holds its header."""
+HEADER_KEY, TUNER_KEY = "zenithtune", "zenithtune_tuner"
+"""The study's attributes in the database that hold its header, and which process tunes it where only one may."""
 
 
 class StudyRecord:
@@ -62,6 +63,7 @@ class StudyRecord:
         self._study_id = -1
         self._trial_ids: dict[int, int] = {}
         self._num_trials = 0
+        self._is_holder = False
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -99,6 +101,15 @@ class StudyRecord:
             return
         header.check_same(StudyHeader.from_stored(stored, self.study_name), self.study_name)
         self._trials()
+
+    def hold(self) -> None:
+        """Note that this process tunes the study; refuse where another does, whose lock file somebody removed."""
+        own, stored = TunerIdentity.own(), self._ask(lambda: self._study.user_attrs).get(TUNER_KEY)
+        holder = TunerIdentity(**stored) if isinstance(stored, dict) else own
+        if holder != own and holder.machine == own.machine and not holder.is_gone():
+            raise held_by(self.study_name, holder.pid)
+        self._ask(lambda: self._study.set_user_attr(TUNER_KEY, asdict(own)))
+        self._is_holder = True
 
     def search(self) -> StudySearch:
         """Return how the study was searched so far."""
@@ -202,7 +213,10 @@ class StudyRecord:
         return self._views(lambda frozen: frozen.user_attrs.get(RUN, {}).get("claim") == claim)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let go of the study and its database."""
+        if self._is_holder:
+            with suppress(Exception):  # a process that has ended holds nothing, whatever the database says
+                self._storage.set_study_user_attr(self._study_id, TUNER_KEY, None)
         self._storage.remove_session()
         self._storage.engine.dispose()
         self._quiet.close()

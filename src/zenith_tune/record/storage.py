@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import time
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
 _SQLITE_HEADER = b"SQLite format 3\0"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What a file system answers that has no locks, as some network file systems are mounted."""
 _BUSY_S = 10.0
 """How long a reader waits for a writer that is in the middle of a commit."""
 _START_S, _START_WAIT_S = 30.0, 0.5
@@ -118,8 +121,17 @@ def _open_server(url: str) -> RDBStorage:
 def _one_at_a_time(path: Path) -> Iterator[None]:
     """Let tuners that start together make the tables of one database one after the other."""
     with open_beside(path, f".{path.name}.lock") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_if_possible(file, fcntl.LOCK_EX)
         yield
+
+
+def lock_if_possible(file: IO[str], operation: int) -> None:
+    """Lock a file where its file system can: elsewhere the database says who tunes a study."""
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def open_beside(database: Path, name: str) -> IO[str]:

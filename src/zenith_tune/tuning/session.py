@@ -106,6 +106,8 @@ class StudySession:
                     self._keep_limits(record.search())
                 else:
                     raise self._exists_already()
+            if record.claims is None:
+                record.hold()
             self._take_up(record, is_new=is_new)
 
     def _take_up(self, record: StudyRecord, *, is_new: bool) -> None:
