@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from zenith_tune.record.server.url import shown
 from zenith_tune.registry import construct, typed
 from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.secrets import find_secrets
+from zenith_tune.shell.secrets import find_secrets, secrets_of_environment
 from zenith_tune.strategies.base import StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.study.budget import Budget, Estimate, MemoryLimit, Training
 from zenith_tune.study.parameters import Params
@@ -110,7 +112,7 @@ class PresetTuner:
             place=replace(place, retry_failed=retry_failed),
             resources=needed.given(**(needs or {})),
             parallel=parallel,
-            secrets=tuple(dict.fromkeys(secret for text in texts for secret in find_secrets(text))),
+            secrets=tuple(dict.fromkeys([*secrets_of_environment(os.environ), *chain(*map(find_secrets, texts))])),
             timeouts=timeouts or Timeouts(),
             limits=limits or Limits(),
             repeats=repeats,

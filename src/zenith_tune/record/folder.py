@@ -11,6 +11,7 @@ from typing import IO
 
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.storage import lock_if_possible, open_beside
+from zenith_tune.study.faults import is_system_fault
 from zenith_tune.study.files import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
@@ -39,11 +40,16 @@ class StudyFolder:
     def create(self) -> None:
         """Make the folder, or say in one line why it cannot be made."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            # Commands, logs and environments may hold what others must not read; a chmod shares them.
+            self.output_dir.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.output_dir, self.path):
+                folder.mkdir(mode=0o700, exist_ok=True)
             probe = self.path / f".writable-{os.getpid()}-{threading.get_ident()}"
             probe.write_text("")
             probe.unlink()
         except OSError as error:
+            if is_system_fault(error):
+                raise
             raise UsageError(
                 f"the output folder {self.path} cannot be written ({error.strerror})",
                 hint="choose another --output-dir",

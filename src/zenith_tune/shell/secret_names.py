@@ -28,7 +28,7 @@ _OF_SERVICES = _names(
     access account admin anthropic api app auth aws azure bearer bitbucket clearml client cohere comet dashscope deploy
     docker encryption gcp gemini gh git github gitlab google hf hub hugging huggingface jwt kaggle license login mistral
     mlflow modelscope neptune ngc npm nvidia oauth openai private push pypi refresh registry replicate session shared
-    signing slack ssh storage swanlab telegram together vault wandb webhook
+    sas signing slack ssh storage swanlab telegram together vault wandb webhook
     """
 )
 _OF_MODELS = _names(
@@ -47,7 +47,9 @@ _ABOUT = _names(
 )
 _TAIL = re.compile(r"(.*?)(token|key)(s?)")
 # Short words, which count only as the last of a name: bypass, author and compass are none of them.
-_SHORT = re.compile(r"(?:db|ftp|mail|my|mysql|pg|root|smtp|ssh|user)?(?:pass|pw|pwd)|auth|authorization|cookies?")
+_SHORT = re.compile(
+    r"(?:db|ftp|mail|my|mysql|pg|root|smtp|ssh|user)?(?:pass|pw|pwd)|auth|authorization|cookies?|jwt|pat"
+)
 # A pass is also a walk through the data, a pwd the folder of a container, and --no-auth is followed by anything.
 _NOT_PASSWORDS = {
     "auth": _names("disable enable no require skip use without"),
@@ -55,8 +57,9 @@ _NOT_PASSWORDS = {
     "pwd": _names("apptainer container init singularity"),
 }
 _VALUES = _names("str string val value")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
-_WELL_KNOWN = re.compile(
+WELL_KNOWN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
@@ -67,6 +70,10 @@ _IN_CONTEXT = re.compile(
     r"|(?i:authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+([\w.~+/=-]{3,}))"
     r"|\b[Bb]earer\s+([\w.~+/=-]{6,})"
     r"|\bwandb\s+login\s+(?:--\S+\s+)*(\w{20,})"
+    r"|\bmachine\s+\S+\s+login\s+\S+\s+password\s+([^\s'\"]{3,})"
+    r"|hooks\.slack\.com/services/([\w/]{16,})"
+    r"|\b(?:echo|printf)\s+(?:-n\s+)?['\"]?([^\s'\"|]{3,})['\"]?\s*\|[^|;&]*--(?:password|token)-stdin\b"
+    r"|[?&](?i:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token))=([^&\s'\"]{3,})"
 )
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
@@ -81,7 +88,8 @@ def secrecy_of(name: str) -> Secrecy:
     >>> [secrecy_of(name).value for name in ("--hf-token", "WANDB_API_KEY", "--pad-token-id", "--tokenizer-model")]
     ['secret', 'secret', 'open', 'open']
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    apart = _HUMP.sub("_", name)
+    words = [word for word in re.split(r"[^a-z0-9]+", apart.lower()) if word]
     if _is_spelt_out(words):
         return Secrecy.SECRET
     if not words or words[-1] in _ABOUT or name == "PWD":
@@ -118,7 +126,7 @@ def shaped_secrets(text: str) -> Iterator[str]:
     >>> list(shaped_secrets("git clone https://me:hunter2@host/x"))
     ['hunter2']
     """
-    for match in _WELL_KNOWN.finditer(text):
+    for match in WELL_KNOWN.finditer(text):
         yield match[0]
     for match in _IN_CONTEXT.finditer(text):
         secret = match[match.lastindex or 0]

@@ -13,16 +13,31 @@ from typing import BinaryIO
 from urllib.parse import quote, quote_plus
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.lexer import Operator, Quote, Word
+from zenith_tune.shell.lexer import Operator, Quote, Redirection, Word
 from zenith_tune.shell.parsed_command import ParsedCommand
-from zenith_tune.shell.secret_names import MASK, MIN_SECRET_CHARS, Secrecy, is_placeholder, secrecy_of, shaped_secrets
+from zenith_tune.shell.secret_names import (
+    MASK,
+    MIN_SECRET_CHARS,
+    WELL_KNOWN,
+    Secrecy,
+    is_placeholder,
+    secrecy_of,
+    shaped_secrets,
+)
 from zenith_tune.study.files import open_regular
 
-__all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file"]
+__all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file", "secrets_of_environment"]
 
 _SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
-_PAIR = re.compile(r"([A-Za-z_][\w.-]*)=")
+_PAIR = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=")
+# One of several settings in a word: `ALL,HF_TOKEN=x`, `Server=h;Password=x`, `{api_key: x}`, `--env=HF_TOKEN=x`.
+_SETTING = re.compile(r"(?:[,;{=]|^-[A-Za-z])\s*([A-Za-z_][\w.-]*)(?:=|:\s+)([^,;{}\s]+)")
+_ASSIGNERS = frozenset(("-genv", "-env", "--setenv", "setenv"))
+"""What is followed by the name of a variable, and then by its value."""
+_ACCOUNT = re.compile(r"(?:-u|-U|--user|--proxy-user)=?(.*)", re.DOTALL)
+_TAKES_PASSWORD = re.compile(r"sshpass|mysql\w*|mariadb\w*|login")
+"""Whose option -p is a password."""
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}]*)\}")
 _QUOTED_PAIR = re.compile(r"""["']([A-Za-z_][\w.-]*)\\?["']\s*[:=]\s*\\?["']([^"'\\]+)""")
 _QUERY = re.compile(r"[?&]([A-Za-z_][\w.-]*)=([^&\s'\"]+)")
@@ -34,7 +49,11 @@ _USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
 _FOLDER = re.compile(r"[/~.].*")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
 _MIN_LITERAL_CHARS = 6
+_INHERITED = re.compile(r"(?![/~.])(?=.*[0-9])(?=.*[A-Za-z])\S{8,}")
+"""No path and no plain word: those stand in commands and logs for other reasons, too."""
 _CHUNK_BYTES = 1 << 20
+_LONGEST_TOKEN = 4096
+"""Of a longer token the rest may stay where a file is read in pieces."""
 _NO_REGULAR_FILE = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 )
@@ -53,6 +72,18 @@ def _masked_variable(name: str, value: str) -> str:
     if _SECRET_VARIABLE.search(name) or secrecy_of(name) is Secrecy.SECRET:
         return MASK
     return mask(value, [*_if_secret(name, [value]), *find_secrets(value)])
+
+
+def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
+    """Return the values of variables with secret names, which a trial inherits and may print.
+
+    >>> secrets_of_environment({"HF_TOKEN": "a1b2c3d4", "DB_PASSWORD": "password", "SSH_KEY": "~/.ssh/id1"})
+    ['a1b2c3d4']
+    """
+    found = (
+        secret for name, value in env.items() if _INHERITED.fullmatch(value) for secret in _if_secret(name, [value])
+    )
+    return list(dict.fromkeys(found))
 
 
 def find_secrets(command_text: str) -> list[str]:
@@ -81,7 +112,13 @@ def _in_shell_text(text: str) -> Iterator[str]:
         return
     words = [token for token in tokens if isinstance(token, Word)]
     for index, word in enumerate(words):
-        yield from _in_word(word, words[index + 1] if index + 1 < len(words) else None)
+        following = words[index + 1] if index + 1 < len(words) else None
+        for secret in _in_word(words[:index], word, following):
+            yield secret
+            yield from _as_written(secret, text, (word, following))
+    for token in tokens:
+        if isinstance(token, Redirection):  # a here-string
+            yield from _in_word((), token.target, None)
     end = 0
     for token in tokens:
         # Between the tokens there are blanks, or the body of a here-document.
@@ -90,7 +127,14 @@ def _in_shell_text(text: str) -> Iterator[str]:
     yield from _in_loose_text(text[end:])
 
 
-def _in_word(word: Word, following: Word | None) -> Iterator[str]:
+def _as_written(secret: str, text: str, words: Iterable[Word | None]) -> Iterator[str]:
+    """Yield how a secret stands in the command where that is no form of it, as in `Zq8"vT2"` or `Zq\\8`."""
+    for word in words:
+        if word is not None and secret in word.value and secret not in (raw := text[word.start : word.end]):
+            yield raw[raw.find("=") + 1 :] if word.value != secret else raw
+
+
+def _in_word(before: Sequence[Word], word: Word, following: Word | None) -> Iterator[str]:
     option = _OPTION.match(word.value)
     if pair := _pair(word):
         yield from _if_secret(pair[1], _literals(word, pair.end()))
@@ -100,7 +144,25 @@ def _in_word(word: Word, following: Word | None) -> Iterator[str]:
         yield from _if_secret(option[1], _literals(following, 0))
     elif header := _HEADER.fullmatch(word.value):
         yield from _if_secret(header[1], [header[2]])
+    elif before and following and before[-1].value in _ASSIGNERS:
+        yield from _if_secret(word.value, _literals(following, 0))
+    for setting in _SETTING.finditer(word.value):
+        yield from _if_secret(setting[1], [setting[2]])
+    yield from _in_flags(before, word, following)
     yield from _nested(word)
+
+
+def _in_flags(before: Sequence[Word], word: Word, following: Word | None) -> Iterator[str]:
+    """Yield the passwords of `curl -u me:x` and `sshpass -p x`, also where option and value touch."""
+    if account := _ACCOUNT.fullmatch(word.value):
+        given = account[1] or (following.value if following else "")
+        parts = _USER_AND_SECRET.fullmatch(given)
+        if parts and not parts[1].isdecimal() and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
+            yield parts[1]
+    if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before[-4:]):
+        given = word.value[2:] or (following.value if following else "")
+        if _is_written_out(given):
+            yield given
 
 
 def _pair(word: Word) -> re.Match[str] | None:
@@ -157,7 +219,7 @@ def _is_written_out(value: str) -> bool:
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
-    """Return a text in which every secret is `***`, also where it is written with escapes.
+    """Return a text in which every secret is `***`, also where it is written with escapes, and every well-known token.
 
     >>> mask("python train.py --hf-token hf_abc", ["hf_abc"])
     'python train.py --hf-token ***'
@@ -167,7 +229,7 @@ def mask(text: str, secrets: Sequence[str]) -> str:
     while any(form in text for form in forms):
         for form in forms:
             text = text.replace(form, MASK)
-    return text
+    return WELL_KNOWN.sub(MASK, text)
 
 
 def _forms(secrets: Iterable[str]) -> list[str]:
@@ -213,9 +275,6 @@ def mask_file(path: Path, secrets: Sequence[str]) -> int:
 
     What is not there, or is no regular file, has none; what is written while this reads is left for the next time.
     """
-    forms = [_encoded(form) for form in _forms(secrets)]
-    if not forms:
-        return 0
     try:
         file = open_regular(path, writable=True)
     except OSError as error:
@@ -223,11 +282,12 @@ def mask_file(path: Path, secrets: Sequence[str]) -> int:
             return 0
         raise
     with file:
-        return _mask_open_file(file, forms)
+        return _mask_open_file(file, [_encoded(form) for form in _forms(secrets)])
 
 
 def _mask_open_file(file: BinaryIO, forms: Sequence[bytes]) -> int:
-    pattern, longest = re.compile(b"|".join(map(re.escape, forms))), len(max(forms, key=len))
+    pattern = re.compile(b"|".join([*map(re.escape, forms), WELL_KNOWN.pattern.encode()]), re.ASCII)
+    longest = max(map(len, (*forms, b" " * _LONGEST_TOKEN)))
     left_bytes = os.fstat(file.fileno()).st_size
     count = base = 0
     data = b""

@@ -65,15 +65,27 @@ class TrialFolder:
 def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None:
     """Replace a file as a whole: a reader, or a full disk, never sees half of it; nobody else sees a private one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write one file
+    mode = 0o600 if is_private else file_mode(path.parent)
     try:
-        if is_private:
-            draft.unlink(missing_ok=True)
-            draft.touch(mode=0o600, exist_ok=False)
-        draft.write_text(text, encoding="utf-8")
+        draft.unlink(missing_ok=True)
+        with open(draft, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def file_mode(folder: Path) -> int:
+    """Return the rights of a new file: whoever may not enter its folder may not read it either."""
+    return stat.S_IMODE(folder.stat().st_mode) & 0o666
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, with the rights of the one that they stand in."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=stat.S_IMODE(path.parent.stat().st_mode) & 0o777, exist_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobod
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.secrets import mask, mask_file
 from zenith_tune.study.faults import RetryPolicy, disk_full, is_system_fault
-from zenith_tune.study.files import TrialFolder, write_atomically, write_json
+from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
@@ -103,7 +103,7 @@ class TrialExecution:
 
     def _submit(self, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Job:
         def submit() -> Job:
-            files.path.mkdir(parents=True, exist_ok=True)
+            make_folder(files.path)
             return self._runner.submit(
                 request.launched or request.command,
                 files.path,
@@ -167,7 +167,7 @@ class TrialExecution:
         return self._close(folder, failed[0] if failed else _merge([trial for trial, _ in readings]))
 
     def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.path)
         launched = mask(request.launched or request.command, self._secrets)
         write_atomically(folder.command, f"#!/usr/bin/env bash\n{launched}\n")
         write_json(folder.trial, {"number": request.number, "parameters": dict(request.params), "outcome": "running"})
@@ -175,7 +175,7 @@ class TrialExecution:
             path = folder.path / name
             if not path.resolve().is_relative_to(folder.path.resolve()):
                 raise UsageError(f"a preset's files belong into the trial's folder, but got {name!r}")
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             write_atomically(path, text, is_private=True)  # the user's own, which it is made of, may hold a secret
 
     def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
@@ -227,8 +227,6 @@ class TrialExecution:
         return None if message is None else _no_effect(message)
 
     def _mask_log(self, files: TrialFolder) -> None:
-        if not self._secrets:
-            return
         try:
             mask_file(files.log, self._secrets)
         except PermissionError:
@@ -258,7 +256,7 @@ class TrialExecution:
 
         def write() -> None:
             try:
-                folder.path.mkdir(parents=True, exist_ok=True)
+                make_folder(folder.path)
                 write_json(folder.trial, trial_as_json(trial))
             except OSError as error:
                 # A trial may do anything to its own folder; the record has all that this file would hold.

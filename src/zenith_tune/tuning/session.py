@@ -29,7 +29,7 @@ from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.strategies.base import await_first
 from zenith_tune.study.faults import clear_faults, system_patience
-from zenith_tune.study.files import TrialFolder, write_atomically, write_json
+from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import RERUN, YOUR_COMMAND, Findings, Outcome, Trial
@@ -86,13 +86,14 @@ class StudySession:
     def open(self) -> None:
         """Take the study: create it, or continue what is there and deal with what a killed tuner left."""
         folder = self.config.place.folder
-        folder.create()
-        if self._lock is not None:
-            self._lock.acquire()
         with clear_faults(folder.path):
+            folder.create()
             if self._lock is not None:
+                self._lock.acquire()
                 self._control.forget()
             url, name = self.config.place.database_url, self.config.place.study_name
+            if (database := database_path(url)) is not None and not database.exists():
+                database.touch(mode=0o600)
             record = self._record = StudyRecord(url, name, folder, self._notifier.noted)
             with record.opening():
                 is_new = not record.exists()
@@ -271,14 +272,14 @@ class StudySession:
         self._patience.call(self._export)
 
     def _export(self) -> None:
-        self.config.place.folder.path.mkdir(parents=True, exist_ok=True)  # a trial may have removed it
+        self.config.place.folder.create()  # a trial may have removed it
         if self.others is not None:
             self.others.catch_up_if_possible()
         export(self.study, self.config.header, self.config.place.folder, self.best_command(), self._search)
         if (params := self._best_params()) is not None:
             for name, text in self._preset.result_files(params).items():
                 path = self.config.place.folder.path / name
-                path.parent.mkdir(exist_ok=True)
+                make_folder(path.parent)
                 write_atomically(path, text, is_private=True)
 
     def best_command(self) -> str | None:

@@ -23,16 +23,19 @@ from zenith_tune.runners.launch.process_tree import (
 )
 from zenith_tune.runners.local.room import LocalRoom, Slot
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.files import TrialFolder, file_mode
 from zenith_tune.study.resources import Resources
 
 # The trial's own shell notes who it is before the command starts and how it ended after, because both must be
 # known to a tuner that resumes after this one was killed. `read` and `printf` are built in: nothing is forked.
 _SHELL = """
+own=$1 private=$2; shift 2; umask "$private"
 read -r boot < /proc/sys/kernel/random/boot_id; read -r stat < /proc/$$/stat
 printf '%s\\n%s\\n' "$boot" "$stat" > "$ZENITHTUNE_TRIAL_FOLDER/process"
+umask "$own"
 "$@"
 code=$?
+umask "$private"
 printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
 exit "$code"
 """
@@ -171,15 +174,23 @@ def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> su
     else:
         argv = line.argv()
         environment |= line.assignments()
-    with files.log.open("ab") as log:
+    mode = file_mode(files.path)
+    masks = [_own_umask(), f"{0o777 & ~mode:03o}"]
+    with open(files.log, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as log:
         return subprocess.Popen(
-            ["/bin/sh", "-c", _SHELL, "zenithtune-trial", *argv],
+            ["/bin/sh", "-c", _SHELL, "zenithtune-trial", *masks, *argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
         )
+
+
+def _own_umask() -> str:
+    """Return the rights that this process takes from new files, which a trial's own files keep."""
+    status = Path("/proc/self/status").read_text()
+    return next((line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), "022")
 
 
 def _shell_argv(command: str) -> list[str]:

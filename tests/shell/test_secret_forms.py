@@ -1,0 +1,131 @@
+"""One table of the forms in which people write secrets into a command, and what becomes of them."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
+from zenith_tune.shell.secrets import find_secrets, mask
+
+SECRET = "Zq8vT2mLp9"
+FORMS = [
+    "python t.py +wandb.api_key=%",
+    "python t.py ++hub.token=%",
+    "srun --export=ALL,HF_TOKEN=% python t.py",
+    "srun --export ALL,A=1,HF_TOKEN=% python t.py",
+    "docker run --env=HF_TOKEN=% i python t.py",
+    "docker run --env HF_TOKEN=% i python t.py",
+    "docker run -eHF_TOKEN=% i python t.py",
+    "mpirun -genv HF_TOKEN % python t.py",
+    "mpirun -x HF_TOKEN=% python t.py",
+    "mpiexec -env WANDB_API_KEY % python t.py",
+    'cat <<< "token=%" | python t.py',
+    "python t.py <<< token=%",
+    'python t.py <<< \'{"api_key": "%"}\'',
+    'python t.py --token Zq8"vT2"mLp9',
+    "python t.py --token 'Zq8'vT2mLp9",
+    "python t.py --token Zq8\\vT2mLp9",
+    'HF_TOKEN=Zq8"vT2"mLp9 python t.py',
+    "python t.py --hub_token=Zq8'vT2'mLp9",
+    "python t.py --token $'%'",
+    "python t.py --logger-args a=1,api_key=%",
+    "python t.py --logger-args=a=1,api_key=%,b=2",
+    "python t.py --db 'Server=x;Password=%;'",
+    "python t.py --dsn 'Server=x;User Id=me;Password=%'",
+    "python t.py --blob 'DefaultEndpointsProtocol=https;AccountName=a;AccountKey=%aa==;EndpointSuffix=core'",
+    "python t.py --bus 'Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=%'",
+    "python t.py --data 'https://a.blob/x?sv=1&sig=%%3D'",
+    "python t.py --data https://s3/x?X-Amz-Algorithm=a\\&X-Amz-Signature=%",
+    "python t.py --data 'https://s3/x?X-Amz-Credential=%&X-Amz-Security-Token=%'",
+    "curl -u me:% https://h/x && python t.py",
+    "curl -ume:% https://h/x && python t.py",
+    "curl --user me:% https://h/x && python t.py",
+    "curl --proxy-user=me:% h && python t.py",
+    "python t.py --jwt %",
+    "python t.py --github-pat %",
+    "GH_PAT=% python t.py",
+    "python t.py --pat=%",
+    "python t.py logger.wandb.key=%",
+    "python t.py '+logger={api_key: %}'",
+    "python t.py --set hub.token=%",
+    "python t.py -o Password=%",
+    "sshpass -p % ssh h python t.py",
+    "sshpass -p% ssh h python t.py",
+    "mysql -p% -e x; python t.py",
+    "wget --http-password=% u; python t.py",
+    "wget --header='Authorization: token %' u; python t.py",
+    "kubectl create secret generic x --from-literal=token=%; python t.py",
+    "docker login -u me -p % r; python t.py",
+    "huggingface-cli login --token %; python t.py",
+    "hf auth login --token=%; python t.py",
+    "export HF_TOKEN=%; python t.py",
+    "declare -x HF_TOKEN=%; python t.py",
+    "env -S 'HF_TOKEN=% python t.py'",
+    "env HF_TOKEN=% python t.py",
+    "sbatch --export=NONE,WANDB_API_KEY=% --wrap 'python t.py'",
+    "singularity exec --env A=1,HF_TOKEN=% i python t.py",
+    "enroot start --env HF_TOKEN=% i python t.py",
+    'ray job submit --runtime-env-json \'{"env_vars": {"HF_TOKEN": "%"}}\' -- python t.py',
+    "python t.py --config.hub-token %",
+    "python t.py --access-token=%",
+    "python t.py --refresh_token %",
+    "python t.py --sas-token %",
+    "python t.py --client_secret=%",
+    "AWS_SECRET_ACCESS_KEY=% python t.py",
+    "AZURE_STORAGE_KEY=% python t.py",
+    "python t.py --s3 s3://AK:%@bucket",
+    "python t.py --redis redis://:%@h",
+    "python t.py --webhook https://hooks.slack.com/services/T00000000/B00000000/%%",
+    "printf 'machine h login me password %' > ~/.netrc; python t.py",
+    "echo % | docker login --password-stdin; python t.py",
+]
+"""The commands, with % in place of the secret where it is written in one piece."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_a_secret_is_shown(form: str) -> None:
+    command = form.replace("%", SECRET)
+    shown = mask(command, find_secrets(command))
+    assert not any(piece in shown for piece in ("Zq8", "vT2", "mLp9"))
+    assert "t.py" in shown
+
+
+def test_no_file_of_a_study_has_a_secret_of_its_command_its_environment_or_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [form.partition("t.py ")[2] for form in FORMS if form.startswith("python t.py ") and "<<<" not in form]
+    token = "ghp_" + "a1B2c3D4e5" * 3
+    monkeypatch.setenv("WANDB_API_KEY", "inherited4321")
+    command = f"sh -c 'echo value: {{x}}; echo $WANDB_API_KEY {token}' {' '.join(arguments)}".replace("%", SECRET)
+    tune(tmp_path, command, ToyPreset([1, 2]), listener=Witness(), dump_env=True).optimize()
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {"studies.db", "study.json", "trials.csv", "best_command.sh", "log.txt"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        for secret in (SECRET.encode(), b"vT2", b"inherited4321", token.encode()):
+            assert secret not in content, (path, secret)
+
+
+def test_files_of_a_study_are_private_and_follow_the_rights_of_their_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    tune(tmp_path, baseline=False).optimize()
+    out = tmp_path / "out"
+    for path in [out, *out.rglob("*")]:
+        allowed = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) | allowed == allowed, path
+    for path in (out / "s", out / "s" / "trials"):
+        path.chmod(0o750)
+    tune(tmp_path, preset=ToyPreset([1, 2, 3, 4]), baseline=False, resume=True).optimize()
+    assert stat.S_IMODE((out / "s" / "study.json").stat().st_mode) == 0o640
+    assert stat.S_IMODE((out / "s" / "trials" / "0003").stat().st_mode) == 0o750
+
+
+def test_what_a_trial_writes_itself_keeps_the_users_own_umask(tmp_path: Path) -> None:
+    tune(tmp_path, f"sh -c 'umask > {tmp_path}/seen; echo value: {{x}}'", ToyPreset([1]), baseline=False).optimize()
+    status = Path("/proc/self/status").read_text().splitlines()
+    own = next(line.split()[1] for line in status if line.startswith("Umask:"))
+    assert int((tmp_path / "seen").read_text(), 8) == int(own, 8)
