@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,8 +139,9 @@ def lock_if_possible(file: IO[str], operation: int) -> None:
 def open_beside(database: Path, name: str) -> IO[str]:
     """Open a lock file in the database's folder, or say in one line why that cannot be."""
     path = database.resolve().with_name(name)
+    mode = stat.S_IMODE(database.stat().st_mode) if database.exists() else 0o600
     try:
-        return path.open("a+")
+        return open(path, "a+", opener=lambda name, flags: os.open(name, flags, mode))
     except OSError as error:
         if is_disk_full(error):
             raise disk_full(path) from error
