@@ -112,7 +112,7 @@ def test_no_file_of_a_study_has_a_secret_of_its_command_its_environment_or_its_l
 
 def test_files_of_a_study_are_private_and_follow_the_rights_of_their_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    tune(tmp_path, baseline=False).optimize()
+    tune(tmp_path, preset=ToyPreset([1, 2, 3, 4]), baseline=False).optimize(n_trials=3)
     out = tmp_path / "out"
     for path in [out, *out.rglob("*")]:
         allowed = 0o700 if path.is_dir() else 0o600
