@@ -2,7 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.errors import ModelConfigError
+
+
+def test_more_layers_than_can_be_laid_out_are_refused_at_once() -> None:
+    with pytest.raises(ModelConfigError, match="1,000,000"):
+        replace(load_model("llama3-8b"), num_layers=1_000_000)
 
 
 def test_layers_of_a_mixture_are_dense_first_and_then_experts() -> None:

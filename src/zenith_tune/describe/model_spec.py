@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zenith_tune.errors import ModelConfigError
+
+MAX_LAYERS = 10_000
+"""Ten times what anybody has trained; layouts are counted layer by layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
@@ -75,6 +80,12 @@ class ModelSpec:
     """Layers for multi-token prediction, after the last one; published counts leave them out."""
     traced: TracedLayers | None = None
     """Of a model without a known shape: its widths are 0 but for the hidden size, and blocks are what was seen."""
+
+    def __post_init__(self) -> None:
+        """Refuse more layers than can be laid out."""
+        if self.num_layers > MAX_LAYERS:
+            problem = f"a model has at most {MAX_LAYERS:,} layers, but got {self.num_layers:,}"
+            raise ModelConfigError(problem, hint="correct its number of layers")
 
     @property
     def num_moe_layers(self) -> int:
