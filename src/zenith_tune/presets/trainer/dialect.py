@@ -50,8 +50,8 @@ class Dialect:
         wanted = {name: value for name, value in values.items() if self.follows.get(name) not in given}
         keys = {self.keys[name]: self._written_value(name, value) for name, value in wanted.items()}
         # A program may know the Trainer's own name beside its key, and do what either says.
-        both = {name: value for name, value in wanted.items() if name in given}
-        return self.write(command, {**both, **keys}) if keys else command
+        both = {name: value for name, value in wanted.items() if name in given and name not in keys}
+        return self.write(command, keys | both) if keys else command
 
     def _read_value(self, name: str, value: Any) -> Any:
         if name in self.inverted:

@@ -15,6 +15,8 @@ from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, Accele
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH
 from zenith_tune.study.parameters import Value
 
+PACKING = "sample_packing"
+"""Of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
 NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
 
 
@@ -114,8 +116,10 @@ class TrainerRun(AccelerateRun):
 
 
 def _counted(step: Step, trainer: LiveTrainer | None) -> Step:
-    """Return a step with its samples, also where the data is a stream that does not tell them."""
-    if step.samples is not None or trainer is None or trainer.micro_batch is None:
+    """Return a step with its samples, also where the data is a stream that does not tell them, or rows hold several."""
+    if trainer is None or trainer.micro_batch is None:
+        return step
+    if step.samples is not None and not trainer.arguments.get(PACKING):
         return step
     return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
 

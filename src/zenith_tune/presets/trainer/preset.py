@@ -36,7 +36,7 @@ from zenith_tune.presets.trainer.command import (
     with_options,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
-from zenith_tune.presets.trainer.evaluator import TrainerEvaluator, TrainerRun
+from zenith_tune.presets.trainer.evaluator import PACKING, TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
@@ -243,7 +243,7 @@ class TrainerPreset(TuningPreset):
     def _trial_hook(self, values: Mapping[str, Value]) -> dict[str, str]:
         settings = {
             "set": {**IN_TRIALS, "max_steps": self.steps, **values},
-            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, *REPORTED}),
+            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, PACKING, *REPORTED}),
             "packages": PACKAGES,
         }
         return {**TRIAL_HOOK, f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
