@@ -69,9 +69,18 @@ def tuned(zenithtune: Tune, folder: Path, command: str, config: dict[str, Any]) 
 def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, job: Path) -> None:
     need_module("llamafactory", "llamafactory")
     config = {
-        **{"stage": "sft", "finetuning_type": "full", "do_train": True, "template": "alpaca", "cutoff_len": 512},
-        **{"model_name_or_path": str(job / "model"), "dataset": "tiny", "dataset_dir": str(job)},
-        **{"output_dir": str(job / "own"), "per_device_train_batch_size": 2, "report_to": "none", "use_cpu": True},
+        "stage": "sft",
+        "finetuning_type": "full",
+        "do_train": True,
+        "template": "alpaca",
+        "cutoff_len": 512,
+        "model_name_or_path": str(job / "model"),
+        "dataset": "tiny",
+        "dataset_dir": str(job),
+        "output_dir": str(job / "own"),
+        "per_device_train_batch_size": 2,
+        "report_to": "none",
+        "use_cpu": True,
     }
     program = f"{sys.executable} -m llamafactory.cli train"
     _, command = tuned(zenithtune, job, program, config)
@@ -86,11 +95,21 @@ def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, job: Path) -> Non
 def test_axolotl_is_tuned_by_options(zenithtune: Tune, job: Path) -> None:
     need_module("axolotl", "axolotl")
     config = {
-        **{"base_model": str(job / "model"), "sequence_len": 1024, "output_dir": str(job / "own")},
-        **{"datasets": [{"path": str(job / "data.json"), "ds_type": "json", "type": "alpaca"}]},
-        **{"dataset_prepared_path": str(job / "prepared"), "micro_batch_size": 2, "gradient_accumulation_steps": 2},
-        **{"optimizer": "adamw_torch", "learning_rate": 1e-4, "num_epochs": 1, "bf16": False, "tf32": False},
-        **{"attn_implementation": "sdpa", "val_set_size": 0, "special_tokens": {"pad_token": "<pad>"}},
+        "base_model": str(job / "model"),
+        "sequence_len": 1024,
+        "output_dir": str(job / "own"),
+        "datasets": [{"path": str(job / "data.json"), "ds_type": "json", "type": "alpaca"}],
+        "dataset_prepared_path": str(job / "prepared"),
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "optimizer": "adamw_torch",
+        "learning_rate": 1e-4,
+        "num_epochs": 1,
+        "bf16": False,
+        "tf32": False,
+        "attn_implementation": "sdpa",
+        "val_set_size": 0,
+        "special_tokens": {"pad_token": "<pad>"},
     }
     _, command = tuned(zenithtune, job, f"{sys.executable} -m axolotl.cli.train", config)
     assert "--gradient-checkpointing true" in command and "--output-dir" in command
