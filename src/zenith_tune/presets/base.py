@@ -280,6 +280,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "demo": "zenith_tune.presets.demo",
         "llamafactory": "zenith_tune.presets.llamafactory.preset",
         "megatron": "zenith_tune.presets.megatron.preset",
+        "megatron-bridge": "zenith_tune.presets.megatron_bridge.preset",
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
         "mimo": "zenith_tune.presets.mimo.preset",
         "space": "zenith_tune.presets.space",
