@@ -229,6 +229,21 @@ def test_levers_are_those_that_the_configuration_has_a_place_for() -> None:
     assert written["model.apply_rope_fusion"] == "true" and written["model.cross_entropy_loss_fusion"] == "true"
 
 
+def test_adapters_are_searched_without_a_plan() -> None:
+    preset = live(config={**CONFIG, "peft": {"dim": 32, "target_modules": ["linear_qkv"]}})
+    assert preset.own_point(RECIPE) is not None and not isinstance(preset.get_recommended_strategy(), GuidedStrategy)
+    with pytest.raises(UsageError):
+        preset.subject(RECIPE)
+
+
+def test_the_distributed_optimizer_is_turned_off_in_both_sections() -> None:
+    config = changed(optimizer={"use_distributed_optimizer": True})
+    preset = live(config=config, search="default+zero")
+    written = ParsedCommand.of(preset.apply_parameters(RECIPE, {**POINT, "zero": 0})).overrides
+    assert written["ddp.use_distributed_optimizer"] == written["optimizer.use_distributed_optimizer"] == "false"
+    assert written["ddp.overlap_param_gather"] == "false"
+
+
 def test_a_section_that_decides_about_messages_is_left_alone() -> None:
     config = changed(comm_overlap={"tp_comm_overlap": True, "overlap_grad_reduce": None, "bucket_size": None})
     names = {lever.name for lever in live(config=config).levers(RECIPE, {**POINT, "tp": 2, "pp": 1})}

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from zenith_tune.presets.accelerate.settings import read_yaml
-from zenith_tune.presets.megatron_lm.options import LAYOUT, VIRTUAL, Wanted
+from zenith_tune.presets.megatron_lm.options import LAYOUT, SHARDING, VIRTUAL, Wanted
 from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
 from zenith_tune.study.parameters import Value
 
 SECTIONS = ("model", "model.transformer", "train", "ddp", "optimizer")
 """Where its arguments stand; some models keep those of Megatron's core one level deeper."""
+OPTIMIZER_SHARDING = "optimizer.use_distributed_optimizer"
+"""Either of both sections turns the distributed optimizer on."""
 SCHEDULED = "comm_overlap"
 """A section that decides about messages where it is given, whatever the others say."""
 FIELDS = {
@@ -73,7 +75,9 @@ class RecipeConfig:
         name = FIELDS.get(option) or INVERSE.get(option) or option[2:].replace("-", "_")
         if f"{SCHEDULED}.{name}" in self.values:
             return None
-        return next((path for section in SECTIONS if (path := f"{section}.{name}") in self.values), None)
+        found = next((path for section in SECTIONS if (path := f"{section}.{name}") in self.values), None)
+        # What is no plain value, such as a type of torch, has no override.
+        return None if found is None or isinstance(self.values[found], dict) else found
 
     def get(self, name: str) -> Any:
         """Return the value of a field, whichever section it is in."""
@@ -113,7 +117,14 @@ class RecipeConfig:
             key = self.key(option)
             if key is not None:
                 found[key] = (value is None) if option in INVERSE else _written(option, value, self.values[key])
+            if option == SHARDING and OPTIMIZER_SHARDING in self.values:
+                found[OPTIMIZER_SHARDING] = bool(value)
         return found
+
+    @property
+    def has_adapters(self) -> bool:
+        """Tell whether only adapters are trained, as LoRA's."""
+        return any(path.startswith("peft.") for path in self.values)
 
     def fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line which override did not arrive."""

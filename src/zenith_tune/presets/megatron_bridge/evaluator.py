@@ -26,6 +26,10 @@ class MegatronBridgeEvaluator(MegatronEvaluator):
         other.asked = self.asked
         return other
 
+    def describe(self) -> str:
+        """Say what is measured; batch and sequence are those of the run itself."""
+        return f"megatron {self.objective}, {self.direction}"
+
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value of a run that was configured as its trial asked."""
         config = RecipeConfig.in_log(stdout)

@@ -104,6 +104,8 @@ class MegatronBridgePreset(MegatronLmPreset):
     def subject(self, command: str) -> PlanSubject:
         if self._config is None:
             raise UsageError("the model is known when your own command has run")
+        if self._config.has_adapters:
+            raise UsageError("layouts are planned for training all parameters, but the recipe trains adapters")
         return super().subject(command)
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
@@ -111,17 +113,21 @@ class MegatronBridgePreset(MegatronLmPreset):
             return []
         # Whatever the configuration has can be overridden, wherever it is set.
         found = super().levers(self._space().job.args.line.text, params)
-        keys = [(each.name, each.value) for each in LEVERS if all(self._config.key(option) for option in each.sets)]
+        release = self._space().job.features.release
+        known = [each for each in LEVERS if each.first <= release <= each.last]
+        keys = [(each.name, each.value) for each in known if all(map(self._config.key, each.sets))]
         return [lever for lever in found if (lever.name, lever.value) in keys]
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
-        """Return `command` with the overrides of a point, which win over its options."""
+        """Return `command` with the overrides of a point, which win over its options; before a run, as it is."""
+        if self._config is None:
+            return command
         asked, given = self._overrides(params), ParsedCommand.of(command).overrides
         needed = {
             key: value
             for key, value in asked.items()
             # A benchmark recipe would scale a batch that nobody says.
-            if key in given or key == self._known.key(SIZES["gbs"]) or self._known.fault({key: value})
+            if key in given or key == self._config.key(SIZES["gbs"]) or self._config.fault({key: value})
         }
         return ParsedCommand.of(command).override(needed).text
 
@@ -135,9 +141,9 @@ class MegatronBridgePreset(MegatronLmPreset):
         return {}  # the evaluator compares the configuration itself
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.grid import GridStrategy
+        from zenith_tune.strategies.optuna import OptunaStrategy
 
-        return super().get_recommended_strategy() if self._config else GridStrategy()
+        return super().get_recommended_strategy() if self._known_subject("") else OptunaStrategy()
 
     def evaluator(self) -> TuningEvaluator:
         found = MegatronBridgeEvaluator()
@@ -162,13 +168,7 @@ class MegatronBridgePreset(MegatronLmPreset):
         names = {**SIZES, **(EXPERTS if job.has_experts else {})}
         values = {**params, "gbs": layout.global_batch}
         sizes: Wanted = {option: values[name] for name, option in names.items() if name in values}
-        return self._known.overrides({**sizes, **wanted_switches(job, layout, params)})
-
-    @property
-    def _known(self) -> RecipeConfig:
-        if self._config is None:
-            raise UsageError(f"{PRESET} knows what a recipe sets after a run of it")
-        return self._config
+        return self._config.overrides({**sizes, **wanted_switches(job, layout, params)}) if self._config else {}
 
     def _read(self, command: str) -> MegatronLmSpace:
         num_gpus = num_gpus_of(self._run, self._given)
