@@ -86,6 +86,11 @@ def changed(**sections: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**CONFIG, **more}
 
 
+EXPERTS = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 2048, "moe_layer_freq": [1] * 32}
+ROUTING = {"moe_router_force_load_balancing": False, "moe_token_dispatcher_type": "alltoall"}
+WITH_EXPERTS = changed(model={**EXPERTS, **ROUTING})
+
+
 def log(config: Mapping[str, Any], seconds: float = 2.0) -> str:
     """Return what a run prints: its configuration, memory, and a line for each iteration."""
     lines = [
@@ -120,9 +125,7 @@ class TestContract(PresetContract):
 
 class TestExpertsContract(TestContract):
     def make(self) -> MegatronBridgePreset:
-        experts = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 2048, "moe_layer_freq": [1] * 32}
-        routing = {"moe_router_force_load_balancing": False, "moe_token_dispatcher_type": "alltoall"}
-        return live(self.command(), changed(model={**experts, **routing}))
+        return live(self.command(), WITH_EXPERTS)
 
 
 def test_recipes_are_recognised_also_in_a_script(tmp_path: Path) -> None:
@@ -217,6 +220,14 @@ def test_fields_one_level_deeper_are_set_there() -> None:
 def test_runs_are_measured_line_by_line_and_without_checkpoints() -> None:
     measured = ParsedCommand.of(live().trial_command(RECIPE)).overrides
     assert measured == {"logger.log_interval": "1", "checkpoint.save": "null", "checkpoint.load": "null"}
+
+
+def test_routing_is_balanced_where_the_users_own_command_can_be_measured_so_too(tmp_path: Path) -> None:
+    assert "balancing" not in live(config=WITH_EXPERTS).trial_command(RECIPE)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(WITH_EXPERTS))
+    known = live(f"{RECIPE} logger.save_config_filepath={path}", WITH_EXPERTS)
+    assert "model.moe_router_force_load_balancing=true" in known.trial_command(RECIPE)
 
 
 def test_levers_are_those_that_the_configuration_has_a_place_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -16,7 +17,7 @@ from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.megatron_bridge.config import NULL, RecipeConfig
 from zenith_tune.presets.megatron_bridge.evaluator import MegatronBridgeEvaluator
 from zenith_tune.presets.megatron_lm.command import EXPERTS, SIZES, wanted_switches
-from zenith_tune.presets.megatron_lm.job import BALANCED, job_of, num_gpus_of, provisional_job
+from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, job_of, num_gpus_of, provisional_job
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
 from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, Wanted
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset, what_was_read
@@ -45,6 +46,18 @@ def _is_recipe_script(words: Sequence[str], at: int) -> bool:
     return words[at].rpartition("/")[2] == PROGRAM
 
 
+def required_run(command: str) -> ProgramRun:
+    """Return the same, or raise where there is none that overrides reach."""
+    run = recipe_run(command)
+    if run is None:
+        problem = f"{PRESET} needs a command that runs {PROGRAM}, alone or in a readable script"
+        raise UsageError(problem, hint="write it out, or choose another --preset")
+    if run.script and run.added_at is None:
+        problem = f"{run.script} must pass its arguments on for overrides to be set, but does not"
+        raise UsageError(problem, hint=f'hand "$@" on to the end of the line that runs {PROGRAM}')
+    return run
+
+
 def saved_config(command: str, run: ProgramRun) -> RecipeConfig | None:
     """Return the configuration that an earlier run of the command, or its --dry-run, has saved."""
     said = [word.partition("=")[2] for word in run.arguments if word.startswith(f"{SAVED}=")]
@@ -67,6 +80,7 @@ class MegatronBridgePreset(MegatronLmPreset):
     are those of preset megatron-lm.
     """
 
+    _run: ProgramRun | None = None
     _config: RecipeConfig | None = None
 
     @classmethod
@@ -75,14 +89,8 @@ class MegatronBridgePreset(MegatronLmPreset):
         return recipe_run(command) is not None
 
     def bind(self, command: str) -> None:
-        run = recipe_run(command)
-        if run is None:
-            problem = f"{PRESET} needs a command that runs {PROGRAM}, alone or in a readable script"
-            raise UsageError(problem, hint="write it out, or choose another --preset")
-        if run.script and run.added_at is None:
-            problem = f"{run.script} must pass its arguments on for overrides to be set, but does not"
-            raise UsageError(problem, hint=f'hand "$@" on to the end of the line that runs {PROGRAM}')
-        self._run, self._config = run, saved_config(command, run)
+        self._run = required_run(command)
+        self._config = saved_config(command, self._run)
         self._bound = self._read(command)
 
     def read_baseline(self, log: str) -> list[str]:
@@ -94,6 +102,9 @@ class MegatronBridgePreset(MegatronLmPreset):
             raise UsageError(problem, hint=hint)
         if found is None:
             return []
+        if self._config is None:
+            # Its run was measured before it was known to have experts.
+            self._given = replace(self._given, routing=AS_IS)
         self._config = found
         self._bound = self._read("")
         return self._job_notes(self._bound)
@@ -171,8 +182,9 @@ class MegatronBridgePreset(MegatronLmPreset):
         return self._config.overrides({**sizes, **wanted_switches(job, layout, params)}) if self._config else {}
 
     def _read(self, command: str) -> MegatronLmSpace:
-        num_gpus = num_gpus_of(self._run, self._given)
+        run = self._run or required_run(command)
+        num_gpus = num_gpus_of(run, self._given)
         if self._config is None:
-            return MegatronLmSpace(provisional_job(self._run, num_gpus), self._limits)
+            return MegatronLmSpace(provisional_job(run, num_gpus), self._limits)
         args = MegatronArgs.of(self._config.flags())
-        return MegatronLmSpace(job_of(args, self._run, self._given, num_gpus), self._limits)
+        return MegatronLmSpace(job_of(args, run, self._given, num_gpus), self._limits)
