@@ -133,5 +133,6 @@ def test_its_levers_have_its_names(file: Path, tmp_path: Path) -> None:
 
 def test_the_ranks_that_it_starts_itself_are_counted(file: Path) -> None:
     preset = LlamaFactoryPreset()
-    preset.bind(f"FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=4 llamafactory-cli train {file}")
-    assert preset.layout(OFF).num_gpus == 8
+    command = f"FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train {file}"
+    preset.bind(command)
+    assert preset.layout(OFF).num_gpus == 8 and preset.resources(command).gpus_per_node == 8

@@ -19,6 +19,7 @@ from zenith_tune.presets.accelerate.evaluator import RunAsked
 from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer import hook
@@ -43,6 +44,7 @@ from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 
 FRAMEWORK = "hf-accelerate"
@@ -219,6 +221,9 @@ class TrainerPreset(TuningPreset):
         files = {f"{FILE_STEM}/{name}.py": TRIAL_HOOK[f"{HOOK_FOLDER}/{name}.py"] for name in RESULT_HOOK if by_hook}
         settings = {f"{FILE_STEM}/{hook.FILE_NAME}": _json({"set": by_hook})} if by_hook else {}
         return {**files, **settings, **self._argument_file(params)}
+
+    def resources(self, command: str) -> Resources:
+        return launched_resources(command, self.dialect.num_processes(command) if self.dialect else None)
 
     def _carried(self, params: Mapping[str, Value], carrier: Carrier) -> dict[str, Value]:
         return self._space.job.carried(self._space.written(params), carrier)
