@@ -113,6 +113,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
         "json": "zenith_tune.evaluators.json_lines",
         "regex": "zenith_tune.evaluators.regex",
         "megatron": "zenith_tune.presets.megatron.evaluator",
+        "megatron-bridge": "zenith_tune.presets.megatron_bridge.evaluator",
         "accelerate": "zenith_tune.presets.accelerate.evaluator",
         "trainer": "zenith_tune.presets.trainer.evaluator",
         "deepspeed": "zenith_tune.presets.deepspeed.evaluator",

@@ -20,12 +20,14 @@ from zenith_tune.units import GIB, MIB
 _START = re.compile(r"iteration[ \t]{1,20}(\d{1,12})/[ \t]{0,20}\d{1,12}[ \t]{0,4}\|")
 # A report of one rank: `[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | ...`, to
 # which Megatron-LM 0.20 may add ` | total device memory used: 5.0`.
-_REPORT = r"memory \(MB\)[^\r\n]{{0,400}}?\bmax {}: (\d{{1,12}}(?:\.\d{{1,6}})?)"
+# Megatron-Bridge's is in units of 10^9 bytes: `memory (GB) | mem-max-reserved-gigabytes: 2.0 | ...`.
+_REPORT = r"memory \((MB|GB)\)[^\r\n]{{0,400}}?\bmax[ -]{}(?:-gigabytes)?: (\d{{1,12}}(?:\.\d{{1,6}})?)"
 _RESERVED = re.compile(_REPORT.format("reserved"))
 _ALLOCATED = re.compile(_REPORT.format("allocated"))
 _PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
 _MAX_LINE = 16 * 1024
+GB = 10**9
 
 OTHER_MARKS = ("train_speed(s/it)", "SamplesPerSec=", "time (ms) | fwd")
 """What only a step that was trained is printed with, by ms-swift 4.x and by DeepSpeed."""
@@ -114,7 +116,8 @@ def peak_allocated_bytes(log: str) -> int | None:
 
 
 def _reported(pattern: re.Pattern[str], log: str) -> list[int]:
-    return [round(float(match[1]) * MIB) for match in pattern.finditer(log)]
+    units = {"MB": MIB, "GB": GB}
+    return [round(float(match[2]) * units[match[1]]) for match in pattern.finditer(log)]
 
 
 def gib_to_bytes(text: str | None) -> int | None:

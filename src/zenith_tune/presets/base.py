@@ -275,9 +275,12 @@ PresetRegistry: Registry[TuningPreset] = Registry(
     "zenith_tune.presets",
     {
         "accelerate": "zenith_tune.presets.accelerate.preset",
+        "axolotl": "zenith_tune.presets.axolotl.preset",
         "deepspeed": "zenith_tune.presets.deepspeed.preset",
         "demo": "zenith_tune.presets.demo",
+        "llamafactory": "zenith_tune.presets.llamafactory.preset",
         "megatron": "zenith_tune.presets.megatron.preset",
+        "megatron-bridge": "zenith_tune.presets.megatron_bridge.preset",
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
         "mimo": "zenith_tune.presets.mimo.preset",
         "space": "zenith_tune.presets.space",

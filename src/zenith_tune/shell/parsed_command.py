@@ -34,6 +34,7 @@ _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
 _SCRIPT_READ_BYTES = 1 << 20
 _SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=")
+_OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=", re.ASCII)
 _PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
 
 _OUTPUT = re.compile(r"(?:^|[\s;\"')])(?:1|&)?>>?\s*([\w./$~{}-]+)")
@@ -118,6 +119,31 @@ class ParsedCommand:
             for name, value in wanted.items()
             if name not in present
         ]
+        return self._edited(splices, added)
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Return the program's arguments of the form KEY=VALUE, as Hydra and OmegaConf read them; the last of a key.
+
+        >>> ParsedCommand.of("python train.py F.yaml --x=1 model.tp=2 lr=1e-4").overrides
+        {'model.tp': '2', 'lr': '1e-4'}
+        """
+        return {match[1]: word.value[match.end() :] for word, match in self._override_words}
+
+    def override(self, values: Mapping[str, Value]) -> ParsedCommand:
+        """Return the command with such arguments: what is there is replaced, what is not is added at the end.
+
+        >>> ParsedCommand.of("python train.py F.yaml tp=2 > log").override({"tp": 4, "sp": True}).text
+        'python train.py F.yaml tp=4 sp=true > log'
+        """
+        text, wanted = self.target.text, {key: plain_value(value) for key, value in values.items()}
+        splices = [
+            splice
+            for word, match in self._override_words
+            if match[1] in wanted
+            for splice in _within(text, word, match.end(), wanted[match[1]])
+        ]
+        added = [f"{key}={shlex.quote(value)}" for key, value in wanted.items() if key not in self.overrides]
         return self._edited(splices, added)
 
     def remove(self, option: str) -> ParsedCommand:
@@ -254,6 +280,13 @@ class ParsedCommand:
         """The program's own options; none where it is unknown which program trains."""
         target = self.found_target
         return read_options(own_words(target.words, target.first)) if target else []
+
+    @cached_property
+    def _override_words(self) -> list[tuple[Word, re.Match[str]]]:
+        target = self.found_target
+        words = own_words(target.words, target.first) if target else ()
+        found = [(word, match) for word in words if (match := _OVERRIDE.match(word.value))]
+        return [(word, match) for word, match in found if match.end() <= word.static]
 
     @cached_property
     def _spelling(self) -> Spelling:

@@ -40,6 +40,7 @@ from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
+from zenith_tune.presets.axolotl.command import is_axolotl_command
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import refuse_sizes
@@ -207,7 +208,9 @@ class AcceleratePreset(TuningPreset):
         """Tell whether `command` is an `accelerate launch`; `deepspeed` has scripts with a JSON, `trainer` Trainers."""
         named = find_config(command)
         is_json = named is not None and named.path.endswith(".json")
-        return starts_accelerate(command) and not is_json and not is_trainer_command(command)
+        if is_json or is_axolotl_command(command):
+            return False
+        return starts_accelerate(command) and not is_trainer_command(command)
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)

@@ -195,18 +195,36 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         raise UsageError(
             f"{problem}, but the command has {WEIGHT_SHARDS}", hint="take it out, or take --preset megatron"
         )
-    model, job = _model(args, given), job_from_args(args)
-    start = _start(args, model, num_gpus=_num_gpus(run, given), given=given)
+    return job_of(args, run, given, num_gpus_of(run, given), fixed=_fixed_args(command, run))
+
+
+def job_of(
+    args: MegatronArgs,
+    run: ProgramRun,
+    given: MegatronLmOverrides,
+    num_gpus: int,
+    *,
+    fixed: MegatronArgs | None = None,
+) -> MegatronJob:
+    """Return the job that arguments describe."""
+    model = _model(args, given)
     found = MegatronJob(
         args=args,
         run=run,
         model=model,
-        job=job,
-        start=start,
+        job=job_from_args(args),
+        start=_start(args, model, num_gpus=num_gpus, given=given),
         version=megatron_version(run),
-        fixed=_fixed_args(command, run),
+        fixed=fixed,
     )
     return replace(found, routing=given.routing) if _can_balance(found) else found
+
+
+def provisional_job(run: ProgramRun, num_gpus: int) -> MegatronJob:
+    """Return a job of which nothing but its GPUs is known yet."""
+    job = JobSpec(seq_len=0, framework=load_framework("megatron"))
+    start = Layout(num_gpus=num_gpus, global_batch=num_gpus)
+    return MegatronJob(args=MegatronArgs.of([]), run=run, model=None, job=job, start=start)
 
 
 def without_layout(command: str) -> str:
@@ -273,7 +291,8 @@ def _model(args: MegatronArgs, given: MegatronLmOverrides) -> ModelSpec:
     return model if given.model else replace(model, name=model_name(model))
 
 
-def _num_gpus(run: ProgramRun, given: MegatronLmOverrides) -> int:
+def num_gpus_of(run: ProgramRun, given: MegatronLmOverrides) -> int:
+    """Return how many GPUs a run takes."""
     started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"

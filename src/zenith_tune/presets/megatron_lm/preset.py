@@ -57,7 +57,7 @@ RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")
 def job_notes(space: MegatronLmSpace) -> list[str]:
     """Return one line for each thing worth knowing."""
     job = space.job
-    notes = [_what_was_read(job), version_note(job.version)]
+    notes = [what_was_read(job), version_note(job.version)]
     notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
     notes += _hidden(job) + _log(job) + routing_notes(job)
     if option := job.args.first(*RAMPS):
@@ -71,7 +71,8 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     return notes
 
 
-def _what_was_read(job: MegatronJob) -> str:
+def what_was_read(job: MegatronJob) -> str:
+    """Return the model and the job in a few words."""
     model, at = job.model, job.start
     assert model is not None
     words = [model.name, f"{model.num_layers} layers", f"hidden {model.hidden}"]

@@ -85,7 +85,7 @@ def argument_file(command: str) -> ArgumentFile | None:
     arguments = target.words[target.first :] if target else ()
     if len(arguments) != 1 or not arguments[0].value.endswith(_SUFFIXES):
         return None
-    found = _read(command, arguments[0].value)
+    found = read_argument_file(command, arguments[0].value)
     return found if found is not None and NAMES & found.values.keys() else None
 
 
@@ -93,15 +93,15 @@ def option_values(command: str) -> dict[str, Any]:
     """Return what a command gives for fields of TrainingArguments: its options, and those in the file of TRL."""
     line = ParsedCommand.of(command)
     named = line.get("--config") if is_trl(command) else None
-    config = _read(command, named) if named else None
+    config = read_argument_file(command, named) if named else None
     found = {name: value for name, value in (config.values if config else {}).items() if name in NAMES}
-    return found | {name: _plain(text) for name in NAMES if (text := line.get(f"--{name}")) is not None}
+    return found | {name: plain_argument(text) for name in NAMES if (text := line.get(f"--{name}")) is not None}
 
 
-def _plain(text: str) -> Any:
+def plain_argument(text: str) -> Any:
     """Return the value of an option; a flag without one is on.
 
-    >>> [_plain(text) for text in ("", "False", "8", "no")]
+    >>> [plain_argument(text) for text in ("", "False", "8", "no")]
     [True, False, 8, 'no']
     """
     if text.lower() in ("", "true", "yes"):
@@ -109,7 +109,7 @@ def _plain(text: str) -> Any:
     return False if text.lower() == "false" else int(text) if text.isdecimal() else text
 
 
-def _read(command: str, name: str) -> ArgumentFile | None:
+def read_argument_file(command: str, name: str) -> ArgumentFile | None:
     """Return a file with keys and values; None of any other."""
     try:
         path = path_in_training_folder(command, name)

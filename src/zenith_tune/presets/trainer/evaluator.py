@@ -12,9 +12,11 @@ from typing import Any, Self
 
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
-from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, MICRO_BATCH
+from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH
 from zenith_tune.study.parameters import Value
 
+PACKING = "sample_packing"
+"""Of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
 NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
 
 
@@ -62,6 +64,11 @@ class LiveTrainer:
         return _count(self.arguments.get(MICRO_BATCH)) or None
 
     @property
+    def checkpoints(self) -> bool:
+        """Whether activations are recomputed, by an argument or by a call of the program."""
+        return self.is_checkpointing or self.arguments.get(CHECKPOINTING) is True
+
+    @property
     def batch(self) -> int | None:
         """Samples of an update of all ranks."""
         accumulation = _count(self.arguments.get(ACCUMULATION)) or 1
@@ -69,7 +76,7 @@ class LiveTrainer:
 
     def fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line which argument did not arrive."""
-        held = {**self.arguments, ATTENTION: self.attention}
+        held = {**self.arguments, CHECKPOINTING: self.checkpoints, ATTENTION: self.attention}
         for name, wanted in asked.items():
             if name in held and str(held[name]).lower() != str(wanted).lower():
                 problem = f"the Trainer was made with {name} {held[name]}, where {wanted} was asked for"
@@ -109,8 +116,10 @@ class TrainerRun(AccelerateRun):
 
 
 def _counted(step: Step, trainer: LiveTrainer | None) -> Step:
-    """Return a step with its samples, also where the data is a stream that does not tell them."""
-    if step.samples is not None or trainer is None or trainer.micro_batch is None:
+    """Return a step with its samples, also where the data is a stream that does not tell them, or rows hold several."""
+    if trainer is None or trainer.micro_batch is None:
+        return step
+    if step.samples is not None and not trainer.arguments.get(PACKING):
         return step
     return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
 

@@ -22,6 +22,7 @@ from zenith_tune.presets.trainer.command import (
     is_trl,
     option_values,
 )
+from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import LiveTrainer, TrainerRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
@@ -64,6 +65,8 @@ class TrainerJob:
     """Whether the script reads any field of TrainingArguments from its command."""
     file: ArgumentFile | None = None
     is_trl: bool = False
+    dialect: Dialect | None = None
+    """How the program spells arguments, where it has names of its own for them."""
     trainer: LiveTrainer | None = None
     """What the user's own command trained with; None before it has run."""
     wrapper: str | None = None
@@ -107,12 +110,16 @@ class TrainerJob:
 
     def takes(self, name: str) -> bool:
         """Tell whether a name that is no field of TrainingArguments can be given."""
+        if self.dialect is not None:
+            return name in self.dialect.keys
         return self.is_trl or name in self.options or (self.file is not None and name in self.file.values)
 
     def carrier(self, name: str) -> Carrier:
         """Return by what an argument reaches the Trainer."""
         if self.file is not None:
             return Carrier.FILE
+        if self.dialect is not None:
+            return Carrier.OPTION
         if name in self.options or (self.reads_options and (name != ATTENTION or self.is_trl)):
             return Carrier.OPTION
         return Carrier.HOOK
@@ -126,8 +133,16 @@ class TrainerJob:
         return value if type(value) is int and value > 0 else int(DEFAULTS[name])
 
 
-def read_job(command: str, given: TrainerOverrides) -> TrainerJob:
+def read_job(command: str, given: TrainerOverrides, dialect: Dialect | None = None) -> TrainerJob:
     """Read a command; of one whose script has its arguments in Python only the processes are known."""
+    if dialect is not None:
+        return TrainerJob(
+            num_processes=_num_processes(command, given.n_gpus, dialect),
+            arguments={**DEFAULTS, **dialect.defaults, **dialect.arguments(command)},
+            reads_options=True,
+            dialect=dialect,
+            seq_len=given.seq,
+        )
     line, file = ParsedCommand.of(command), argument_file(command)
     values = option_values(command)
     names = (*values, ATTENTION)
@@ -142,15 +157,16 @@ def read_job(command: str, given: TrainerOverrides) -> TrainerJob:
     )
 
 
-def _num_processes(command: str, given: int | None) -> int:
+def _num_processes(command: str, given: int | None, dialect: Dialect | None = None) -> int:
     line, started = ParsedCommand.of(command), started_gpus(command)
+    started = (dialect.num_processes(command) if dialect else None) or started
     if given is not None and started is not None and given != started:
         problem = f"n_gpus must be what the command starts, but got {given} and {started}"
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
     if given or started:
         return given or started or 1
     asks_for_all = last_option(line.front, "--nproc-per-node") in ALL_GPUS
-    takes_all = is_trl(command) or (line.launcher is not None and line.launcher.kind != "torchrun")
+    takes_all = dialect or is_trl(command) or (line.launcher is not None and line.launcher.kind != "torchrun")
     if not asks_for_all and not takes_all:
         return 1
     found = machine_gpus()
@@ -166,12 +182,15 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
     if trainer is None:
         return job
     wrapper = str(run.reports[0].get("wrapper")) if run.reports else None
+    if job.dialect is not None:
+        unseen = {name: job.arguments.get(name, False) for name in job.dialect.unseen}
+        trainer = replace(trainer, arguments={**trainer.arguments, **unseen, CHECKPOINTING: trainer.checkpoints})
     # A script may read its options and its file by other means than HfArgumentParser.
     return replace(
         job,
         num_processes=trainer.world,
         arguments={**job.arguments, **trainer.arguments},
-        reads_options=trainer.read_from == "options",
+        reads_options=trainer.read_from == "options" or job.dialect is not None,
         file=job.file if trainer.read_from == "file" else None,
         trainer=trainer,
         wrapper=wrapper if wrapper in WRAPPER_NAMES else None,

@@ -59,7 +59,10 @@ class TrainerLever(LeverDeclaration[TrainerSituation]):
         """Tell whether it can be turned on for a point of a job that does not have it yet."""
         name, value = next(iter(self.sets.items()))
         is_installed = self.package is None or self.package in at.packages
-        return is_installed and at.compute >= self.least_compute and not at.has(name, value) and self.goes(at)
+        if not is_installed or at.compute < self.least_compute or at.has(name, value):
+            return False
+        dialect = at.job.dialect
+        return (dialect is None or self.sets.keys() <= dialect.keys.keys()) and self.goes(at)
 
 
 def _fused_goes(at: TrainerSituation) -> bool:

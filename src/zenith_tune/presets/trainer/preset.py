@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
@@ -19,6 +19,7 @@ from zenith_tune.presets.accelerate.evaluator import RunAsked
 from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer import hook
@@ -35,13 +36,15 @@ from zenith_tune.presets.trainer.command import (
     with_file,
     with_options,
 )
-from zenith_tune.presets.trainer.evaluator import TrainerEvaluator, TrainerRun
+from zenith_tune.presets.trainer.dialect import Dialect
+from zenith_tune.presets.trainer.evaluator import PACKING, TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 
 FRAMEWORK = "hf-accelerate"
@@ -86,6 +89,9 @@ class TrainerPreset(TuningPreset):
     names with a plus between them; those that change the numerics where `allow` names them.
     """
 
+    dialect: ClassVar[Dialect | None] = None
+    """How the program spells arguments, where it has names of its own for them."""
+
     def __init__(
         self,
         *,
@@ -126,7 +132,7 @@ class TrainerPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         self._model = LookedUp(self._named_model)
-        self._bind_job(read_job(command, self._given))
+        self._bind_job(read_job(command, self._given, self.dialect))
 
     def _bind_job(self, job: TrainerJob) -> None:
         self._bound = TrainerSpace.of(job, self.search, self.mbs_max)
@@ -190,14 +196,14 @@ class TrainerPreset(TuningPreset):
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the arguments of a point, and with the hook."""
-        return watched(self._written(command, params))
+        return self._watched(self._written(command, params))
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {**self._trial_hook(self._carried(params, Carrier.HOOK)), **self._argument_file(params)}
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with the hook."""
-        return watched(command)
+        return self._watched(command)
 
     def baseline_files(self) -> dict[str, str]:
         return self._trial_hook({})
@@ -216,10 +222,19 @@ class TrainerPreset(TuningPreset):
         settings = {f"{FILE_STEM}/{hook.FILE_NAME}": _json({"set": by_hook})} if by_hook else {}
         return {**files, **settings, **self._argument_file(params)}
 
+    def resources(self, command: str) -> Resources:
+        return launched_resources(command, self.dialect.num_processes(command) if self.dialect else None)
+
     def _carried(self, params: Mapping[str, Value], carrier: Carrier) -> dict[str, Value]:
         return self._space.job.carried(self._space.written(params), carrier)
 
+    def _watched(self, command: str) -> str:
+        in_trials = self.dialect.in_trials if self.dialect else {}
+        return watched(self.dialect.write(command, in_trials) if self.dialect and in_trials else command)
+
     def _written(self, command: str, params: Mapping[str, Value]) -> str:
+        if self.dialect is not None:
+            return self.dialect.written(command, self._space.written(params))
         text = with_options(command, self._carried(params, Carrier.OPTION))
         for name in self._argument_file(params):
             text = with_file(text, f"{{trial_folder}}/{name}")
@@ -233,7 +248,7 @@ class TrainerPreset(TuningPreset):
     def _trial_hook(self, values: Mapping[str, Value]) -> dict[str, str]:
         settings = {
             "set": {**IN_TRIALS, "max_steps": self.steps, **values},
-            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, *REPORTED}),
+            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, PACKING, *REPORTED}),
             "packages": PACKAGES,
         }
         return {**TRIAL_HOOK, f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
@@ -255,8 +270,14 @@ class TrainerPreset(TuningPreset):
         job = self._space.job
         found = TrainerEvaluator(gbs=job.global_batch, n_gpus=job.num_processes, check=self.check)
         found.asked = self.asked
-        found.arguments = lambda params: self._space.arguments(params) if params else {}
+        found.arguments = self._proven
         return found
+
+    def _proven(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return those arguments of a point that its Trainer tells."""
+        unseen = self.dialect.unseen if self.dialect else ()
+        arguments = self._space.arguments(params) if params else {}
+        return {name: value for name, value in arguments.items() if name not in unseen}
 
     def asked(self, params: Mapping[str, Value]) -> RunAsked:
         """Return what a point's job must say of itself; of the user's own command only the world."""
