@@ -8,9 +8,13 @@ import os
 import pytest
 
 
+BY_NAME_ONLY = ("llamafactory", "axolotl")
+"""Frameworks that want other versions of the engines' packages, and of each other's: an environment of its own each."""
+
+
 def is_required(feature: str) -> bool:
-    required = os.environ.get("ZENITHTUNE_REQUIRE", "")
-    return required == "all" or feature in required.split(",")
+    required = os.environ.get("ZENITHTUNE_REQUIRE", "").split(",")
+    return feature in required or ("all" in required and feature not in BY_NAME_ONLY)
 
 
 def skip(feature: str, reason: str) -> None:
