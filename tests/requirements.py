@@ -9,7 +9,7 @@ import pytest
 
 
 BY_NAME_ONLY = ("llamafactory", "axolotl")
-"""Frameworks that want other versions of the engines' packages, and of each other's: an environment of its own each."""
+"""Features that CI does not promise: their tests are marked `own_environment`."""
 
 
 def is_required(feature: str) -> bool:

@@ -66,6 +66,7 @@ def tuned(zenithtune: Tune, folder: Path, command: str, config: dict[str, Any]) 
 
 
 @pytest.mark.slow
+@pytest.mark.own_environment
 def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, job: Path) -> None:
     need_module("llamafactory", "llamafactory")
     config = {
@@ -92,6 +93,7 @@ def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, job: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.own_environment
 def test_axolotl_is_tuned_by_options(zenithtune: Tune, job: Path) -> None:
     need_module("axolotl", "axolotl")
     config = {
