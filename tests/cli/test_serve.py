@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +34,8 @@ class Remote:
 @contextmanager
 def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[tuple[ForkedCommand, str]]:
     """Start the command and return its process and the line with its address."""
-    process = start_forked(["serve", *options], folder, {**os.environ, **(env or {})})
+    state = {"XDG_STATE_HOME": str(folder / "state")}
+    process = start_forked(["serve", *options], folder, {**os.environ, **state, **(env or {})})
     try:
         line = process.stdout.readline()
         assert line, process.communicate()[1]
@@ -43,10 +46,10 @@ def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> I
 
 
 def client_of(line: str) -> Client:
-    match = re.search(r"http://[^:]+:(\d+)/", line)
+    match = re.search(r"http://[^:]+:(\d+)/\?token=([\w.~-]{32,})$", line.strip())
     assert match is not None, line
     remote: Any = Remote(int(match[1]))
-    return Client(remote)
+    return Client(remote, {"Authorization": f"Bearer {match[2]}"})
 
 
 def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path) -> None:
@@ -82,15 +85,15 @@ def test_a_study_that_another_process_tunes_is_followed_and_asked(tmp_path: Path
         tuner.wait()
 
 
-def test_an_address_that_others_reach_comes_with_a_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_an_address_comes_with_a_token_also_where_only_this_machine_reaches_it(host: str, tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", TRIALS[:2])
-    with serving(tmp_path, "--host", "0.0.0.0") as (process, line):
-        token = re.search(r"/\?token=([\w.~-]{32,})$", line.strip())
-        assert token is not None, line
+    with serving(tmp_path, "--host", host) as (process, line):
         client = client_of(line)
-        assert client.get("/data.json").status == 401
-        assert client.get("/data.json", Authorization=f"Bearer {token[1]}").json()["name"] == "s"
-        assert process.stdout is not None and "not encrypted" in process.stdout.readline()
+        assert client.get("/data.json", Authorization="").status == 401
+        assert client.get("/data.json").json()["name"] == "s"
+        assert process.stdout is not None
+        assert ("not encrypted" in process.stdout.readline()) is (host == "0.0.0.0")
         process.terminate()
         _, err = process.communicate(timeout=500)
         assert (process.returncode, err) == (0, "")
@@ -130,3 +133,24 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         done = run_forked(["serve", "--port", port], tmp_path, os.environ, 120)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and all(part in done.stderr for part in (port, "127.0.0.1", "--port"))
+
+
+def test_a_socket_is_its_users_alone_and_is_gone_afterwards(tmp_path: Path) -> None:
+    recorded(tmp_path / "zenithtune-out", TRIALS[:2])
+    path = tmp_path / "page.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))  # what a killed server left
+    with serving(tmp_path, "--socket", str(path)) as (process, line):
+        assert line.strip().endswith(str(path))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(500)
+            connection.connect(str(path))
+            connection.sendall(b"GET /data.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.makefile("rb").readline().split()[1] == b"200"
+        done = run_forked(["serve", "--socket", str(path)], tmp_path, os.environ, 120)
+        assert done.returncode == 2 and str(path) in done.stderr
+        process.terminate()
+        _, err = process.communicate(timeout=500)
+        assert (process.returncode, err) == (0, "")
+    assert not path.exists()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import socket
+import stat
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.report.studies import TRIALS, recorded
-from tests.serve.served import Client, served, wait_until
+from tests.serve.served import Client, served
 from zenith_tune.errors import UsageError
-from zenith_tune.serve.access import Access, checked_token
+from zenith_tune.serve.access import Access, checked_token, token_path
 from zenith_tune.serve.server import MAX_CONNECTIONS, MAX_WATCHERS, LiveServer
 from zenith_tune.serve.study_index import StudyIndex
 
@@ -72,13 +73,20 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(root: Path) -> None:
         assert client.get("/data.json", Cookie=f"other=1; {cookie.partition(';')[0]}").status == 200
 
 
-def test_a_server_that_others_reach_has_a_token_in_any_case() -> None:
-    made_up = checked_token(None, "0.0.0.0")
-    assert made_up is not None and len(made_up) >= 32 and made_up != checked_token(None, "0.0.0.0")
-    assert checked_token(None, "127.0.0.1") is None and checked_token(TOKEN, "127.0.0.1") == TOKEN
+def test_a_token_is_made_up_once_and_kept_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made_up = checked_token(None)
+    assert len(made_up) >= 32 and checked_token(None) == made_up
+    assert stat.S_IMODE(token_path().stat().st_mode) == 0o600
+    assert stat.S_IMODE(token_path().parent.stat().st_mode) == 0o700
+    token_path().chmod(0o644)
+    assert checked_token(None) != made_up, "others may have read it"
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    assert checked_token(None) != checked_token(None)
+    assert checked_token(TOKEN) == TOKEN
     for token in ("short", "with blanks in between", "x" * 201, "quote'quote\"quote'"):
         with pytest.raises(UsageError, match=r"token .*16 to 200"):
-            checked_token(token, "127.0.0.1")
+            checked_token(token)
 
 
 def test_two_servers_do_not_share_what_their_pages_know() -> None:
@@ -158,16 +166,16 @@ def _is_left(connection: socket.socket) -> bool:
         return True
 
 
-def test_more_connections_than_it_has_threads_for_are_turned_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zenith_tune.serve.server.READ_S", 3.0)
+def test_connections_that_ask_nothing_lock_nobody_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zenith_tune.serve.server.READ_S", 500.0)
     with served(root) as client:
         address = ("127.0.0.1", client.server.port)
-        idle = [socket.create_connection(address, timeout=500) for _ in range(MAX_CONNECTIONS)]
-        wait_until(lambda: client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503"))
+        idle = [socket.create_connection(address, timeout=500) for _ in range(3 * MAX_CONNECTIONS)]
+        for _ in range(5):
+            assert client.get("/data.json").status == 200
+        assert _is_left(idle[0]), "the oldest made room"
         for connection in idle:
-            with connection:
-                assert _is_left(connection)
-        assert client.get("/data.json").status == 200
+            connection.close()
 
 
 def test_pages_that_are_open_leave_room_for_what_they_ask(root: Path) -> None:

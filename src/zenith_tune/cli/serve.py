@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show a study as a page that follows it while it runs.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-              help="Where to listen; an address that others reach needs a token.")  # fmt: skip
+              help="Where to listen.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="The port. [default: a free one]")
 @click.option("--token", metavar="TOKEN", envvar="ZENITHTUNE_TOKEN",
-              help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: made up where others reach it]",
+              help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: your own, made up once]",
               )  # fmt: skip
+@click.option("--socket", "socket_path", type=click.Path(path_type=Path), metavar="PATH",
+              help="Listen on a Unix socket that only you may use, instead of a port.")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @study_place
 @debug_option
@@ -40,14 +43,17 @@ def serve(study: str | None, **options: Any) -> int:
     """
     from zenith_tune.serve.access import checked_token
 
-    token = checked_token(options["token"], options["host"])
+    socket_path = options["socket_path"]
+    token = checked_token(options["token"]) if socket_path is None else None
     from zenith_tune.serve.server import LiveServer
     from zenith_tune.serve.study_index import StudyIndex
 
     studies = StudyIndex.open(study, db=options["db"], output_dir=options["output_dir"])
-    server = LiveServer(studies, options["host"], options["port"], token)
+    server = LiveServer(studies, options["host"], options["port"], token, socket_path=socket_path)
     click.echo(f"serving study {study or studies.names()[0]}: {server.address}")
-    if not server.is_local:
+    if socket_path is not None:
+        click.echo(f"from your own machine: ssh -L 8123:{socket_path.absolute()} HOST, then http://localhost:8123/")
+    elif not server.is_local:
         click.echo("whoever has this address can watch, pause and cancel; it is not encrypted")
     click.echo("Ctrl-C ends it; the study continues")
     if options["opens"]:

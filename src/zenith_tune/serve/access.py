@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 import secrets
 from email.message import Message
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 
 from zenith_tune.errors import UsageError
+from zenith_tune.study.files import write_atomically
 
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -69,14 +73,35 @@ class Access:
         return hmac.new((self.token or "").encode(), b"zenithtune cookie", hashlib.sha256).hexdigest()
 
 
-def checked_token(token: str | None, host: str) -> str | None:
-    """Return the token that a server on `host` needs: the one that is given, else one made up where others reach it."""
-    if token is not None and not TOKEN.fullmatch(token):
+def checked_token(token: str | None) -> str:
+    """Return the token of a server: the one that is given, else the user's own, which is made up once and kept."""
+    if token is None:
+        return _kept_token(token_path())
+    if not TOKEN.fullmatch(token):
         problem = "the token must be 16 to 200 letters, digits, '.', '_', '~' and '-'"
         raise UsageError(
             f"{problem}, but got {len(token)} characters", hint="give another --token, or none to have one made up"
         )
-    return token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
+    return token
+
+
+def token_path() -> Path:
+    """Return the file that keeps the user's token, so that an address serves again the next time."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "zenithtune" / "serve-token"
+
+
+def _kept_token(path: Path) -> str:
+    try:
+        if not path.stat().st_mode & 0o077 and TOKEN.fullmatch(kept := path.read_text()):
+            return kept
+    except (OSError, UnicodeError):
+        pass
+    token = secrets.token_urlsafe(24)
+    with contextlib.suppress(OSError):  # without a home it is made up each time
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        write_atomically(path, token, is_private=True)
+    return token
 
 
 def is_loopback(host: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import os
 import socket
 import socketserver
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
@@ -91,6 +93,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         """Say nothing: a token may be in an address."""
 
     def _answer(self, body: bytes) -> None:
+        self.server.has_asked(self.request)
         request = Request(method=self.command, target=self.path, headers=self.headers, body=body)
         try:
             answer = self.server.routes.answer(request)
@@ -157,6 +160,8 @@ class RequestHandler(BaseHTTPRequestHandler):
 
 
 MAX_CONNECTIONS = 64
+_DROP_S = 1.0
+"""How long a connection that is dropped may take to make room."""
 MAX_WATCHERS = 32
 """Pages that are open take a connection each; the rest is for what they ask."""
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 2\r\nConnection: close\r\n\r\n"
@@ -169,28 +174,44 @@ class LiveServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, studies: StudyIndex, host: str, port: int, token: str | None, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        studies: StudyIndex,
+        host: str,
+        port: int,
+        token: str | None,
+        look_s: float = LOOK_S,
+        socket_path: Path | None = None,
+    ) -> None:
         self.is_over = threading.Event()
         self.watchers = threading.BoundedSemaphore(MAX_WATCHERS)
         self.look_s = look_s
         self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._host = host.strip("[]")
+        self._silent: dict[Any, None] = {}
+        """Connections that have asked nothing yet, the oldest first."""
+        self._silent_lock = threading.Lock()
+        self._host, self._socket_path = host.strip("[]"), socket_path
         self.address_family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            super().__init__((self._host, port), RequestHandler)
+            if socket_path is not None:
+                self.address_family = socket.AF_UNIX
+                _remove_stale(socket_path)
+            super().__init__(str(socket_path) if socket_path else (self._host, port), RequestHandler)  # type: ignore[arg-type]
         except (OSError, OverflowError, UnicodeError) as error:
-            raise _unusable(self._host, port, error) from error
+            raise _unusable(self._host, port, error, socket_path) from error
         self.access = Access(token, self.port)
         self.routes = Routes(studies, self.access)
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
-        return int(self.server_address[1])
+        """The port that it listens on; 0 for a socket of the file system."""
+        return int(self.server_address[1]) if self._socket_path is None else 0
 
     @property
     def address(self) -> str:
-        """Where a browser finds it, the token included."""
+        """Where a browser finds it, the token included; of a socket, its path."""
+        if self._socket_path is not None:
+            return str(self._socket_path)
         is_any = self._host in ("0.0.0.0", "::")
         name = socket.gethostname() if is_any else f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{name}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
@@ -198,16 +219,27 @@ class LiveServer(ThreadingHTTPServer):
     @property
     def is_local(self) -> bool:
         """Tell whether only this machine reaches it."""
-        return is_loopback(self._host)
+        return self._socket_path is not None or is_loopback(self._host)
 
     def server_bind(self) -> None:
         """Take the port, without asking a name server what this machine is called."""
-        socketserver.TCPServer.server_bind(self)
+        mask = (
+            os.umask(0o177) if self._socket_path is not None else None
+        )  # nobody else may connect, not even for a moment
+        try:
+            socketserver.TCPServer.server_bind(self)
+        finally:
+            if mask is not None:
+                os.umask(mask)
         self.server_name, self.server_port = self._host, self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection a thread, or turn it away where too many are open."""
-        if self._connections.acquire(blocking=False):
+        """Give a connection a thread; where too many are open, one that has asked nothing yet makes room."""
+        if self._connections.acquire(blocking=False) or (
+            self._drop_silent() and self._connections.acquire(timeout=_DROP_S)
+        ):
+            with self._silent_lock:
+                self._silent[request] = None
             super().process_request(request, client_address)
             return
         request.setblocking(False)
@@ -220,7 +252,24 @@ class LiveServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.has_asked(request)
             self._connections.release()
+
+    def has_asked(self, request: Any) -> None:
+        """Note that a connection is no longer silent."""
+        with self._silent_lock:
+            self._silent.pop(request, None)
+
+    def _drop_silent(self) -> bool:
+        """End the connection that has been silent for longest, if there is one."""
+        with self._silent_lock:
+            oldest = next(iter(self._silent), None)
+            if oldest is None:
+                return False
+            del self._silent[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report what went wrong with one connection; the others are served on."""
@@ -236,10 +285,23 @@ class LiveServer(ThreadingHTTPServer):
         """End all that is being sent, and give the port back."""
         self.is_over.set()
         self.server_close()
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
 
 
-def _unusable(host: str, port: int, error: Exception) -> UsageError:
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that nobody listens on any more; anything else that is there stays, and is in the way."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(ConnectionRefusedError):
+            probe.connect(str(path))
+            return
+        path.unlink(missing_ok=True)
+
+
+def _unusable(host: str, port: int, error: Exception, socket_path: Path | None) -> UsageError:
     code = error.errno if isinstance(error, OSError) else None
+    if socket_path is not None:
+        return UsageError(f"the socket {socket_path} cannot be made ({error})", hint="give another --socket")
     if code == errno.EADDRINUSE:
         return UsageError(
             f"port {port} of {host} is in use", hint="give another --port, or none to have a free one taken"
