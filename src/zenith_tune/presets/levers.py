@@ -42,6 +42,21 @@ class Lever:
     is_allowed: bool = False
     source: str = ""
     """Whose figures its effect is taken from."""
+    missing: str = ""
+    """The package that it needs, and the machine that trains does not have."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Tell whether it is not tried, and named alone."""
+        return self.is_on_request or bool(self.missing)
+
+    @property
+    def why_left_out(self) -> str:
+        """Say why it is not tried, and how to have it tried."""
+        if self.missing:
+            return f"it needs {self.missing}, which is not installed where your command runs"
+        why = "it changes the numerics" if self.numerics else "the framework calls it unstable"
+        return f"{why}: give --allow {self.name}"
 
     @property
     def is_on_request(self) -> bool:
