@@ -44,6 +44,8 @@ class Lever:
     """Whose figures its effect is taken from."""
     missing: str = ""
     """The package that it needs, and the machine that trains does not have."""
+    is_unsure: bool = False
+    """Whether nobody knows if that machine has the package: it is tried last."""
 
     @property
     def is_left_out(self) -> bool:
@@ -54,7 +56,7 @@ class Lever:
     def why_left_out(self) -> str:
         """Say why it is not tried, and how to have it tried."""
         if self.missing:
-            return f"it needs {self.missing}, which is not installed where your command runs"
+            return f"it needs the package {self.missing}, which is not installed where your command runs"
         why = "it changes the numerics" if self.numerics else "the framework calls it unstable"
         return f"{why}: give --allow {self.name}"
 
@@ -120,6 +122,8 @@ class LeverDeclaration(Generic[At]):
     excludes: frozenset[str] = frozenset()
     needs: Mapping[str, Callable[[At], bool]] = field(default_factory=dict)
     """Other levers that must be on, each with how to tell that the command has it anyway."""
+    package: str | None = None
+    """What the interpreter that trains must have beside the framework."""
     is_alone: bool = False
     numerics: bool = False
     is_unstable: bool = False
@@ -204,14 +208,21 @@ class LeverChoice:
             names_unallowed=ALL in (name.strip() for name in levers.split("+")),
         )
 
-    def offered(self, declared: Iterable[LeverDeclaration[At]], at: At) -> list[Lever]:
-        """Return those that may be tried, and those on request that are named because they are not.
+    def offered(
+        self, declared: Iterable[LeverDeclaration[At]], at: At, packages: Mapping[str, bool] | None = None
+    ) -> list[Lever]:
+        """Return those that may be tried, and those that are named because they are not.
 
-        What was allowed has a trial of its own: the report says what it gives.
+        What was allowed has a trial of its own: the report says what it gives. `packages` says which are installed
+        and which are not, as far as anybody knows.
         """
         known = self.plain | self.allowed
         wanted = [each for each in declared if each.name in known or (each.is_on_request and self.names_unallowed)]
-        levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
+        levers = [
+            lever if each.package is None else _by_package(lever, each.package, packages or {})
+            for each in wanted
+            if (lever := each.lever(at)) is not None
+        ]
         return [
             replace(lever, is_allowed=True, is_alone=True) if lever.name in self.allowed else lever for lever in levers
         ]
@@ -226,6 +237,12 @@ class LeverChoice:
             return []
         more = f"; {', '.join(unallowed)} with --allow" if unallowed and self.names_unallowed else ""
         return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
+
+
+def _by_package(lever: Lever, package: str, packages: Mapping[str, bool]) -> Lever:
+    if package not in packages:
+        return replace(lever, is_unsure=True)
+    return lever if packages[package] else replace(lever, missing=package)
 
 
 def compatible(levers: Sequence[Lever]) -> list[Lever]:

@@ -52,14 +52,15 @@ def lever_table(results: Sequence[LeverResult]) -> Findings | None:
     order = list(LeverStatus)
     rows = sorted(results, key=lambda result: order.index(result.status))
     return Findings(
-        title="levers on the best layout",
-        columns=("lever", "result", "trial", "step speed", "why"),
+        title="levers on the best layout, each with its gain over the best run before it",
+        columns=("lever", "result", "trial", "gain", "why"),
         rows=tuple(_row(result) for result in rows),
     )
 
 
 def _row(result: LeverResult) -> tuple[str, ...]:
-    beside = f"together with {', '.join(result.beside)}" if result.beside else ""
+    num = len(result.beside)
+    beside = f"one of {num + 1} turned on together" if num > 1 else f"together with {result.beside[0]}" if num else ""
     return (
         result.lever,
         result.status,

@@ -29,7 +29,8 @@ FULL = 0.97
 """Of the memory that may be used: levers that take more are not tried on a layout that takes so much."""
 RESERVED_SHARE = 4
 """One of so many trials is left to levers by the search for a layout."""
-WHY = "levers on trial {}"
+MAX_NAMED = 3
+"""More levers of a trial are counted in place of named."""
 TOO_LITTLE = "it is expected to save too little to be worth a trial"
 
 
@@ -157,7 +158,7 @@ class LeverPhase:
         labels = frozenset(lever.label for lever in levers)
         if (trial := self._seen.get(labels)) is None:
             values = {lever.name: lever.value for lever in levers}
-            trial = self._evaluate.run({**self._point, **values}, WHY.format(kept.trial.number))
+            trial = self._evaluate.run({**self._point, **values}, _why(kept.trial, group))
             self._seen[labels] = trial
         if not self._is_better(trial, kept.trial):
             self._reject(group, trial, kept.trial)
@@ -286,6 +287,12 @@ def _any_point(config: StudyConfig) -> Params | None:
     return next(iter(config.preset.points()), None)
 
 
+def _why(best: Trial, group: Sequence[Lever]) -> str:
+    """Say what a trial is for."""
+    names = ", ".join(lever.label for lever in group) if len(group) <= MAX_NAMED else f"{len(group)} levers"
+    return f"{_who(best)} with {names}"
+
+
 def _who(trial: Trial) -> str:
     return "your own command" if trial.is_baseline else f"trial {trial.number}"
 
@@ -293,13 +300,14 @@ def _who(trial: Trial) -> str:
 def in_turn(levers: Sequence[Lever]) -> list[list[Lever]]:
     """Return what is tried at once, and in which order: together what cannot fail the rest, the others one by one.
 
-    >>> safe, unsure = Lever(name="a"), Lever(name="b", is_alone=True)
-    >>> last = Lever(name="c", needs=frozenset({"b"}))
-    >>> [[lever.name for lever in group] for group in in_turn([last, unsure, safe, Lever(name="d")])]
-    [['a', 'd'], ['b'], ['c']]
+    >>> safe, alone, unsure = Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="e", is_unsure=True)
+    >>> late = Lever(name="c", needs=frozenset({"b"}))
+    >>> [[lever.name for lever in group] for group in in_turn([unsure, late, alone, safe, Lever(name="d")])]
+    [['a', 'd'], ['b'], ['c'], ['e']]
     """
-    together = compatible([lever for lever in levers if not lever.is_alone and not lever.needs])
-    others = sorted((lever for lever in levers if lever not in together), key=lambda lever: bool(lever.needs))
+    together = compatible([lever for lever in levers if not (lever.is_alone or lever.is_unsure or lever.needs)])
+    rest = [lever for lever in levers if lever not in together]
+    others = sorted(rest, key=lambda lever: (lever.is_unsure, bool(lever.needs)))
     return [together, *([lever] for lever in others)]
 
 

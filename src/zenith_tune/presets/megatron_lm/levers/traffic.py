@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.hook import DEEP_EP
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP
 from zenith_tune.presets.megatron_lm.overlap import DISPATCHERS, could_overlap_experts
@@ -91,9 +92,14 @@ def _exchanges(at: Situation) -> bool:
     return at.job.has_experts and at.has_engine and at.layout.ep > 1
 
 
+def _can_exchange_by_kernels(at: Situation) -> bool:
+    """Tell whether tokens are exchanged, and not by kernels of the user's own choice."""
+    return _exchanges(at) and at.dispatcher != "flex"
+
+
 def _exchanges_in_racks(at: Situation) -> bool:
     """Tell whether NVLink joins more than a node, which HybridEP is made for."""
-    return _exchanges(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
+    return _can_exchange_by_kernels(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
 
 
 def _can_overlap_shared(at: Situation) -> bool:
@@ -107,8 +113,9 @@ FLEX = MegatronLever(
     value="deepep",
     sets={"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": "deepep"},
     first=(0, 16),
-    goes=_exchanges,
+    goes=_can_exchange_by_kernels,
     excluded_by=NO_PADDING,
+    package=DEEP_EP,
     saves={"ep": 0.4},
     is_alone=True,
     source="Megatron MoE model zoo: 898 tokens/s predicted for Qwen3-235B with alltoall, 1,575 measured with DeepEP",
