@@ -30,7 +30,7 @@ class Lever:
     memory: float = 0.0
     """By which share of the peak memory it changes that; below 0 where it frees some."""
     excludes: frozenset[str] = frozenset()
-    """Other levers that it cannot go together with."""
+    """Other levers that it cannot go together with: by their names, or by their labels where one value is meant."""
     needs: frozenset[str] = frozenset()
     """Other levers that must have been kept before it is tried."""
     is_alone: bool = False
@@ -261,7 +261,13 @@ def compatible(levers: Sequence[Lever]) -> list[Lever]:
 
 def goes_with(lever: Lever, other: Lever) -> bool:
     """Tell whether two levers can be set at once."""
-    return lever.name != other.name and lever.name not in other.excludes and other.name not in lever.excludes
+    return lever.name != other.name and not excludes(lever, other)
+
+
+def excludes(lever: Lever | LeverDeclaration[Any], other: Lever | LeverDeclaration[Any]) -> bool:
+    """Tell whether one of two levers excludes the other, by its name or by its value."""
+    names, others = {lever.name, lever.label}, {other.name, other.label}
+    return bool(names & other.excludes or others & lever.excludes)
 
 
 def chosen_levers(text: str, known: Sequence[str], what: str, words: Sequence[str] = (ALL, NONE)) -> frozenset[str]:

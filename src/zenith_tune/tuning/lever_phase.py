@@ -68,8 +68,9 @@ class LeverPhase:
         self._session, self._evaluate, self._note = session, evaluate, note
         self._config: StudyConfig = session.config
         self._shares: Mapping[str, float] | None = None
+        self._first: Trial
+        """The fastest run without levers, which they are tried on."""
         self._point: Params = {}
-        """Of the layout that levers are tried on."""
         self._waiting: dict[str, str] = {}
         """The levers that had no trial yet, with what is said of them if they get none."""
         self._seen: dict[frozenset[str], Trial] = {}
@@ -83,7 +84,7 @@ class LeverPhase:
         point = self._point_of(fastest) if fastest is not None else None
         if fastest is None or point is None:
             return
-        self._point, self._shares = point, predicted_shares(self._config, point)
+        self._first, self._point, self._shares = fastest, point, predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
         self._leave_out([lever for lever in levers if lever.is_left_out])
         allowed = sorted((lever for lever in levers if not lever.is_left_out), key=lambda lever: -self._gain_of(lever))
@@ -107,8 +108,9 @@ class LeverPhase:
     def _climb(self, kept: Kept, levers: list[Lever]) -> Kept:
         """Return the best run, and the levers that it has."""
         groups = [Group(levers=group) for group in in_turn(levers)]
-        while groups:
-            group = groups.pop(0)
+        # One that needs what is kept later has its turn then.
+        while (group := next((each for each in groups if any(map(kept.takes, each.levers))), None)) is not None:
+            groups.remove(group)
             taken = [lever for lever in group.levers if self._takes(kept, lever)]
             if not self._is_worth(kept, taken, least=0.0 if group.is_part else LEAST_GAIN):
                 continue
@@ -118,6 +120,8 @@ class LeverPhase:
             elif len(taken) > 1:
                 half = (len(taken) + 1) // 2
                 groups = [Group(levers=part, is_part=True) for part in (taken[:half], taken[half:])] + groups
+        for lever in (lever for group in groups for lever in group.levers):
+            self._takes(kept, lever)  # it is not, and says why
         return self._together(kept)
 
     def _together(self, kept: Kept) -> Kept:
@@ -147,6 +151,8 @@ class LeverPhase:
         Where a group was worth one and was no faster, so are its parts: they tell what was wrong with it.
         """
         expected = sum(map(self._gain_of, group)) - sum(map(self._gain_of, kept.replaced_by(group)))
+        # Of a step that is shorter by now each part that is left has a larger share.
+        expected *= 1 + self._session.study.direction.gain(kept.trial.value or 0.0, over=self._first.value or 1.0)
         training_s = self._config.budget.training.seconds(kept.trial.step_s or 1.0)
         cost_s = (kept.trial.duration_s or 0.0) * kept.trial.num_runs
         return bool(group) and expected >= least and expected * training_s > cost_s
@@ -303,11 +309,11 @@ def in_turn(levers: Sequence[Lever]) -> list[list[Lever]]:
     >>> safe, alone, unsure = Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="e", is_unsure=True)
     >>> late = Lever(name="c", needs=frozenset({"b"}))
     >>> [[lever.name for lever in group] for group in in_turn([unsure, late, alone, safe, Lever(name="d")])]
-    [['a', 'd'], ['b'], ['c'], ['e']]
+    [['a', 'd'], ['c'], ['b'], ['e']]
     """
     together = compatible([lever for lever in levers if not (lever.is_alone or lever.is_unsure or lever.needs)])
     rest = [lever for lever in levers if lever not in together]
-    others = sorted(rest, key=lambda lever: (lever.is_unsure, bool(lever.needs)))
+    others = sorted(rest, key=lambda lever: lever.is_unsure)
     return [together, *([lever] for lever in others)]
 
 

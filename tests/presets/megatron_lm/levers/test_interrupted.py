@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.forked_command import ForkedCommand
-from tests.presets.megatron_lm.levers.test_study import SPLIT, Tune
+from tests.presets.megatron_lm.levers.test_study import SPLIT, UNGROUPED, Tune
 from tests.standins.test_pretrain_gpt import STANDIN, placed
 from tests.tuning.test_interruption import marked_processes, wait_for
 from zenith_tune.study.files import Json
@@ -111,22 +111,22 @@ def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum
     assert "fp8=tensorwise" in left and end["verdict"]["lever_speedup"] > 1
 
 
-def test_the_best_command_of_a_study_gains_nothing_when_it_is_tuned_again(zenithtune: Tune, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    watched(first, "nothing")
-    once = end_of(ForkedCommand(arguments(first), first, os.environ))
-    best = (first / "out" / "levers" / "best_command.sh").read_text()
-    assert once["verdict"]["lever_speedup"] > 1
-    own = best.splitlines()[-1]
-    done = zenithtune(
-        *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x8,search=mbs,mbs_max=2", "--json", *ALLOWED),
-        *("--study-name", "levers", "--output-dir", str(second), "--", own),
-    )
-    assert done.returncode == 0, done.stderr
-    again = json.loads(done.stdout.splitlines()[-1])
-    assert again["verdict"]["lever_speedup"] is None and again["verdict"]["speedup"] <= 1.0
-    kept = {each["lever"] for each in once["verdict"]["levers"] if each["status"] == "kept"}
-    offered = {each["lever"] for each in again["verdict"]["levers"]}
-    assert kept and not kept & offered, "what is on is no lever any more"
-    assert (second / "levers" / "best_command.sh").read_text().splitlines()[-1].split() == own.split()
+@pytest.mark.parametrize("model", [SPLIT, f"{UNGROUPED} --expert-model-parallel-size 8"], ids=["dense", "experts"])
+def test_the_best_command_of_a_study_gains_nothing_when_it_is_tuned_again(
+    zenithtune: Tune, tmp_path: Path, model: str
+) -> None:
+    script = placed(tmp_path, "0.20")
+
+    def tuned(name: str, command: list[str]) -> tuple[Json, str]:
+        args = ("--args", "cluster=h100x8,search=mbs,mbs_max=4", "--json", *ALLOWED, "--study-name", name)
+        done = zenithtune("optimize", "--preset", "megatron-lm", *args, "--output-dir", str(tmp_path), "--", *command)
+        assert done.returncode == 0, done.stderr
+        best = (tmp_path / name / "best_command.sh").read_text().splitlines()[-1]
+        return json.loads(done.stdout.splitlines()[-1])["verdict"], best
+
+    once, best = tuned("once", ["env", "WORLD_SIZE=8", sys.executable, str(script), *model.split()])
+    again, second = tuned("again", [best])
+    assert once["lever_speedup"] > 1 and again["lever_speedup"] is None and again["speedup"] <= 1.0
+    kept = {each["lever"] for each in once["levers"] if each["status"] == "kept"}
+    assert kept and not kept & {each["lever"] for each in again["levers"]}, "what is on is no lever any more"
+    assert second.split() == best.split()

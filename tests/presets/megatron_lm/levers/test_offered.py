@@ -57,7 +57,7 @@ def test_declarations_are_whole() -> None:
     for lever in LEVERS:
         assert lever.source, lever.name
         assert lever.saves.keys() <= PARTS, lever.name
-        assert lever.excludes | lever.needs.keys() <= {*NAMES}, lever.name
+        assert lever.excludes | lever.needs.keys() <= {*NAMES, *(each.label for each in LEVERS)}, lever.name
         assert all(saved <= 0.8 for saved in lever.saves.values()), "nothing hides the whole of a part"
         assert lever.saves or lever.memory or lever.effect, "it must be of some use"
         for other in LEVERS:
@@ -299,6 +299,27 @@ def test_a_lever_is_written_once_and_then_known_to_be_on(tmp_path: Path, release
 def test_what_the_command_says_itself_is_not_contradicted(tmp_path: Path, own: str, lever: str) -> None:
     levers = Studied(tmp_path, f"{DENSE} --sequence-parallel {own}").levers(tp=2)
     assert levers and lever not in {each.name for each in levers.values()}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_lever_does_not_go_beside_one_of_the_command_that_excludes_it(tmp_path: Path, release: str) -> None:
+    pairs = {
+        ("ep_overlap", "cuda_graphs"): (f"{EXPERTS} --moe-token-dispatcher-type alltoall", {"ep": 8}),
+        ("cuda_graphs", "fsdp"): (DENSE, {}),
+        ("bucket_size", "fsdp"): (f"{DENSE} --overlap-grad-reduce", {}),
+        ("bf16_grads", "fsdp"): (DENSE, {}),
+        ("fsdp", "gradient_fusion"): (f"{DENSE} --no-gradient-accumulation-fusion", {}),
+    }
+    for (first, second), (model, point) in pairs.items():
+        studied = Studied(tmp_path / f"{first}-{second}", model, release)
+        levers = {lever.name: lever for lever in studied.levers(**point).values()}
+        if not {first, second} <= levers.keys():
+            continue  # this release does not have both
+        best = studied.written(**{**point, first: levers[first].value})
+        again = MegatronLmPreset(cluster="h100x8")
+        again.bind(best)
+        own = again.own_point(best)
+        assert own is not None and second not in {lever.name for lever in again.levers(best, own)}, best
 
 
 def test_an_explicit_kernel_of_the_loss_or_dispatcher_stands(tmp_path: Path) -> None:

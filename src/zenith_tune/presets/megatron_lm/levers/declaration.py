@@ -97,11 +97,14 @@ class MegatronLever(LeverDeclaration[Situation]):
         opposites = (f"--no-{option[2:]}" for option, value in self.sets.items() if value is True)
         return job.args.first(*self.excluded_by, *opposites) is not None
 
+    def is_known(self, job: MegatronJob) -> bool:
+        """Tell whether the job's release of Megatron-LM spells it so."""
+        return self.first <= job.features.release <= self.last
+
     def is_for(self, at: Situation) -> bool:
         """Tell whether it can be turned on for a layout of the job."""
         job = at.job
-        known = self.first <= job.features.release <= self.last
-        return known and not self.is_refused(job) and not self.is_on(job) and self.goes(at)
+        return self.is_known(job) and not self.is_refused(job) and not self.is_on(job) and self.goes(at)
 
     @property
     def logged(self) -> dict[str, Value]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from zenith_tune.presets.levers import ASSUMED
 from zenith_tune.presets.megatron_lm.hook import DEEP_EP
+from zenith_tune.presets.megatron_lm.job import TORCH_FSDP
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP
 from zenith_tune.presets.megatron_lm.overlap import DISPATCHERS, could_overlap_experts
@@ -42,6 +43,7 @@ DATA_LEVERS = (
         value="grads",
         sets={GRADS: True},
         goes=_is_reduced_alone,
+        excluded_by=(TORCH_FSDP,),
         saves={"dp": 0.6},
         source=f"{ASSUMED}: what is behind the backward pass of {GATHERED}",
     ),
@@ -168,7 +170,7 @@ EXPERT_LEVERS = (
         first=(0, 10),
         last=(0, 17),
         goes=lambda at: _can_overlap_shared(at) and at.dispatcher == "alltoall",
-        excludes=SHARED_OVERLAP.excludes | {"dispatcher"},
+        excludes=SHARED_OVERLAP.excludes | {"dispatcher=deepep", "dispatcher=hybridep"},
     ),
     replace(
         FLEX,
