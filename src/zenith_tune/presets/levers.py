@@ -40,8 +40,6 @@ class Lever:
     is_unstable: bool = False
     """Whether the framework itself calls it unfinished: the same holds."""
     is_allowed: bool = False
-    source: str = ""
-    """Whose figures its effect is taken from."""
     missing: str = ""
     """The package that it needs, and the machine that trains does not have."""
     is_unsure: bool = False
@@ -128,6 +126,7 @@ class LeverDeclaration(Generic[At]):
     numerics: bool = False
     is_unstable: bool = False
     source: str
+    """Whose figures its effect is taken from."""
 
     @property
     def is_on_request(self) -> bool:
@@ -154,7 +153,6 @@ class LeverDeclaration(Generic[At]):
             is_alone=self.is_alone,
             numerics=self.numerics,
             is_unstable=self.is_unstable,
-            source=self.source,
         )
 
     def _static_effect(self, at: At) -> Effect:

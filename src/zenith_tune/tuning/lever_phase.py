@@ -95,7 +95,7 @@ class LeverPhase:
             frees = [lever for lever in allowed if lever.is_for_memory]
             kept = self._make_room(kept, [lever for lever in worth if not self._fits([lever], fastest)], frees)
         except BaseException as error:  # a budget that is spent, or a signal
-            self._close(why_stopped(error) or str(error), is_cut_off=True)
+            self._close(why_stopped(error), is_cut_off=True)
             raise
         self._close()
         if kept.levers:
@@ -121,7 +121,7 @@ class LeverPhase:
                 half = (len(taken) + 1) // 2
                 groups = [Group(levers=part, is_part=True) for part in (taken[:half], taken[half:])] + groups
         for lever in (lever for group in groups for lever in group.levers):
-            self._takes(kept, lever)  # it is not, and says why
+            self._takes(kept, lever)  # none of them is: remember why
         return self._together(kept)
 
     def _together(self, kept: Kept) -> Kept:

@@ -247,7 +247,7 @@ OFF = (
     "--no-rope-fusion --no-gradient-accumulation-fusion"
 )
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-OWN = {
+OWN: dict[str, tuple[str, dict[str, Value]]] = {
     "bare": (DENSE, {}),
     "off": (f"{DENSE} {OFF}", {}),
     "underscores": (f"{DENSE} {OFF}".replace("-", "_").replace("__", "--"), {}),
@@ -303,7 +303,7 @@ def test_what_the_command_says_itself_is_not_contradicted(tmp_path: Path, own: s
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_lever_does_not_go_beside_one_of_the_command_that_excludes_it(tmp_path: Path, release: str) -> None:
-    pairs = {
+    pairs: dict[tuple[str, str], tuple[str, dict[str, Value]]] = {
         ("ep_overlap", "cuda_graphs"): (f"{EXPERTS} --moe-token-dispatcher-type alltoall", {"ep": 8}),
         ("cuda_graphs", "fsdp"): (DENSE, {}),
         ("bucket_size", "fsdp"): (f"{DENSE} --overlap-grad-reduce", {}),
