@@ -27,8 +27,8 @@ def tables() -> dict[str, str]:
     """Return the table of each framework, one row for each declaration."""
     return {
         "Megatron-LM": _table(
-            ("lever", "options", "releases", "time", "memory", "source"),
-            [_row(each, _options(each), _releases(each.first, each.last)) for each in MEGATRON_LEVERS],
+            ("lever", "options", "releases", "needs", "time", "memory", "source"),
+            [_row(each, _options(each), _releases(each.first, each.last), _package(each)) for each in MEGATRON_LEVERS],
         ),
         "DeepSpeed": _table(
             ("lever", "keys of the JSON", "stages", "releases", "time", "memory", "source"),
@@ -87,7 +87,11 @@ def _arguments(lever: TrainerLever) -> str:
 
 def _needs(lever: TrainerLever) -> str:
     gpu = f"compute capability {lever.least_compute / 10:.1f}" if lever.least_compute else ""
-    return ", ".join(filter(None, (f"`{lever.package}`" if lever.package else "", gpu)))
+    return ", ".join(filter(None, (_package(lever), gpu)))
+
+
+def _package(lever: LeverDeclaration[Any]) -> str:
+    return f"`{lever.package}`" if lever.package else ""
 
 
 def _options(lever: MegatronLever) -> str:

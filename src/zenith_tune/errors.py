@@ -81,10 +81,6 @@ class TrialExhausted(StudyLimitReached):
     """Tell a strategy that the budget of trials is spent."""
 
 
-class LayoutTrialsExhausted(TrialExhausted):
-    """Tell a strategy that what is left of the budget of trials is for levers."""
-
-
 class EveryRunFailsAlike(StudyLimitReached):
     """End a study whose runs all fail for one reason that no other point can avoid."""
 

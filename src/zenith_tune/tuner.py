@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -13,9 +14,9 @@ from typing import Any
 from zenith_tune.errors import (
     ConsecutiveDuplicateLimitExceeded,
     ConsecutivePruneLimitExceeded,
-    LayoutTrialsExhausted,
     OptionsWithoutEffect,
     StudyLimitReached,
+    TrialExhausted,
     UsageError,
 )
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator
@@ -44,8 +45,8 @@ from zenith_tune.tuning.watch import Timeouts
 from zenith_tune.units import count, format_seconds
 
 _EARLY_STOP = EarlyStop()
-LAYOUTS_END = (ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, LayoutTrialsExhausted)
-"""What ends the search for a layout, after which levers are tried."""
+LAYOUTS_END = (ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted)
+"""What ends the search for a layout, after which levers are tried, or named where nothing is left for them."""
 
 
 class PresetTuner:
@@ -270,7 +271,8 @@ class PresetTuner:
                 why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
             except LAYOUTS_END as limit:
                 why = str(limit)
-                scheduler.settle()
+                with contextlib.suppress(TrialExhausted):  # of trials that the same limit cut off
+                    scheduler.settle()
             LeverPhase(session, scheduler, self.listener.noted).run()
         except StudyLimitReached as limit:
             why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)

@@ -14,9 +14,13 @@ from zenith_tune.errors import UnknownNameError
 from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.presets.levers import Lever, LeverChoice, LeverDeclaration, chosen_levers
 from zenith_tune.record.reader import recorded_choices
+from zenith_tune.record.source import find_study
+from zenith_tune.report.search_digest import search_object
 from zenith_tune.study.budget import Budget, Training
+from zenith_tune.study.lever_results import LeverStatus, lever_table
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.study import Study
+from zenith_tune.tuning import watch
 
 
 class WithLevers(ToyPreset):
@@ -54,6 +58,11 @@ def studied(
     return tried, witness.end.study, witness
 
 
+def results(study: Study) -> dict[str, tuple[LeverStatus, int | None, tuple[str, ...]]]:
+    """Return what became of each lever: how it ended, in which trial, beside which others."""
+    return {result.lever: (result.status, result.trial, result.beside) for result in study.lever_results}
+
+
 def names(tried: list[Params]) -> list[set[str]]:
     return [set(point) for point in tried]
 
@@ -89,8 +98,9 @@ def test_a_lever_that_another_excludes_is_tried_in_its_turn(tmp_path: Path) -> N
 
 
 def test_numerics_are_not_changed_unless_asked_for(tmp_path: Path) -> None:
-    tried, _, witness = studied(tmp_path, {"fp8": 2.0}, [Lever(name="fp8", numerics=True)])
-    assert not tried and any("--allow fp8" in note for note in witness.notes)
+    tried, study, _ = studied(tmp_path, {"fp8": 2.0}, [Lever(name="fp8", numerics=True)])
+    assert not tried and results(study) == {"fp8": (LeverStatus.NOT_TRIED, None, ())}
+    assert "--allow fp8" in study.lever_results[0].why
 
 
 def test_what_only_frees_memory_is_not_tried_for_speed(tmp_path: Path) -> None:
@@ -223,8 +233,8 @@ def test_levers_are_tried_where_the_search_ends_by_points_that_it_had_before(tmp
 
 
 def test_what_is_called_unstable_is_tried_on_request_alone(tmp_path: Path) -> None:
-    tried, _, witness = studied(tmp_path, {"new": 2.0}, [Lever(name="new", is_unstable=True)])
-    assert not tried and any("--allow new" in note for note in witness.notes)
+    tried, study, _ = studied(tmp_path, {"new": 2.0}, [Lever(name="new", is_unstable=True)])
+    assert not tried and "--allow new" in study.lever_results[0].why
 
 
 DECLARED: tuple[LeverDeclaration[None], ...] = (
@@ -286,7 +296,112 @@ def test_levers_on_request_have_a_trial_of_their_own() -> None:
 @pytest.mark.parametrize("gives", [0.9, None])
 def test_what_was_asked_for_and_is_not_kept_is_named(tmp_path: Path, gives: float | None) -> None:
     levers = [Lever(name="a"), Lever(name="fp8", numerics=True, is_allowed=True, is_alone=True)]
-    tried, study, witness = studied(tmp_path, {"a": 1.1, "fp8": gives}, levers)
+    tried, study, _ = studied(tmp_path, {"a": 1.1, "fp8": gives}, levers)
     assert names(tried) == [{"a"}, {"a", "fp8"}] and [gain.levers for gain in study.lever_gains] == [("a",)]
-    (note,) = (note for note in witness.notes if "fp8" in note)
-    assert ("-10.0%" in note) == (gives is not None)
+    (result,) = (result for result in study.lever_results if result.lever == "fp8")
+    assert result.speedup == (None if gives is None else pytest.approx(0.9))
+    assert result.status == (LeverStatus.FAILED if gives is None else LeverStatus.NO_FASTER)
+
+
+KEPT, NO_FASTER, FAILED, NOT_TRIED = LeverStatus
+
+
+def test_a_lever_that_hangs_is_ended_and_the_next_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(WithLevers):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            text = super().apply_parameters(command, params)
+            return f"sh -c 'echo waiting; sleep 60' {' '.join(sorted(params))}" if "hangs" in params else text
+
+    monkeypatch.setattr(watch, "LEAST_SILENCE_S", 1.0)
+    monkeypatch.setattr(watch, "SILENCE_MARGIN", 1.0)
+    levers = [Lever(name="a"), Lever(name="hangs"), Lever(name="next", is_alone=True)]
+    witness, preset = Witness(), Hanging({"a": 1.1, "hangs": 2.0, "next": 1.1}, levers, (1, 2, 3))
+    tune(tmp_path, "sh -c 'echo value: 50'", preset, listener=witness).optimize()
+    assert witness.end is not None and witness.end.study.best is not None
+    study, best = witness.end.study, witness.end.study.best
+    assert best.params == {"x": 3, "a": True, "next": True}
+    hung = [trial for trial in witness.trials if "hangs" in trial.params]
+    assert [trial.failure for trial in hung] == [FailureKind.SILENT], "beside what is kept by now it hung already"
+    found = results(study)
+    assert {name: found[name][0] for name in found} == {"a": KEPT, "hangs": FAILED, "next": KEPT}
+    assert found["hangs"][1:] == (hung[-1].number, ()) and witness.end.best_command_path.exists()
+
+
+def test_the_good_ones_of_a_bundle_that_fails_are_kept_though_each_saves_little(tmp_path: Path) -> None:
+    gives = {"a": 1.0045, "b": 1.0045, "bad": None, "c": 1.0045}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zenith_tune.tuning.lever_phase.gain_of", lambda lever, shares: 0.004)
+        tried, study, _ = studied(tmp_path, gives)
+    assert names(tried)[0] == {"a", "b", "bad", "c"}
+    assert study.best is not None and study.best.params.keys() == {"x", "a", "b", "c"}
+    found = results(study)
+    assert {name: found[name][0] for name in found} == {"a": KEPT, "b": KEPT, "bad": FAILED, "c": KEPT}
+    assert found["bad"][2] == (), "it failed alone"
+
+
+def test_what_gains_too_little_alone_is_tried_together(tmp_path: Path) -> None:
+    levers = [Lever(name=name, is_alone=True) for name in ("a", "b", "c")]
+    tried, study, _ = studied(tmp_path, {"a": 1.007, "b": 1.006, "c": 0.99}, levers)
+    assert names(tried) == [{"a"}, {"b"}, {"c"}, {"a", "b"}]
+    assert study.best is not None and study.best.params.keys() == {"x", "a", "b"}
+    assert {name: each[0] for name, each in results(study).items()} == {"a": KEPT, "b": KEPT, "c": NO_FASTER}
+
+
+def test_no_set_of_levers_is_asked_for_twice(tmp_path: Path) -> None:
+    tried, study, witness = studied(tmp_path, {"a": 1.1, "b": 1.1, "c": 0.5, "d": 1.1})
+    assert len({frozenset(each) for each in names(tried)}) == len(tried) and not witness.repeated
+    assert results(study)["c"][0] == NO_FASTER and study.best is not None
+    assert study.best.params.keys() == {"x", "a", "b", "d"}
+
+
+@pytest.mark.parametrize("num_levers", [0, 1, 3])
+def test_each_lever_has_a_line_in_the_report(tmp_path: Path, num_levers: int) -> None:
+    gives: dict[str, float | None] = dict(list({"a": 1.1, "b": None, "c": 0.9}.items())[:num_levers])
+    levers = [*(Lever(name=name) for name in gives), Lever(name="off", saves={"dp": 1.0}, missing="deep_ep")]
+    tried, study, witness = studied(tmp_path, {**gives, "off": 2.0}, levers)
+    assert all("off" not in each for each in tried), "what is not installed costs no trial"
+    assert witness.end is not None and witness.end.verdict is not None
+    assert [result.lever for result in witness.end.verdict.levers] == ["off", *gives]
+    (table,) = search_object(find_study("s", output_dir=tmp_path / "out").view())["findings"]
+    expected = lever_table(study.lever_results)
+    assert expected is not None and [tuple(row) for row in table["rows"]] == list(expected.rows)
+    assert sorted(row[0] for row in table["rows"]) == sorted(["off", *gives])
+
+
+def test_a_lever_that_could_not_be_set_beside_the_others_says_so(tmp_path: Path) -> None:
+    levers = [Lever(name="a", excludes=frozenset({"b"})), Lever(name="b"), Lever(name="c", needs=frozenset({"d"}))]
+    _, study, _ = studied(tmp_path, {"a": 1.2, "b": 1.3, "c": 1.3}, levers)
+    why = {result.lever: result.why for result in study.lever_results if result.status == NOT_TRIED}
+    assert why.keys() == {"b", "c"} and "a" in why["b"].split() and "d," in why["c"].split()
+
+
+def test_a_number_of_trials_that_ends_the_phase_names_what_was_not_tried(tmp_path: Path) -> None:
+    levers = [Lever(name=name, is_alone=True) for name in ("a", "b", "c", "d")]
+    witness = Witness()
+    preset = WithLevers({"a": 1.1, "b": 1.1, "c": 1.1, "d": 1.1}, levers, tuple(range(1, 10)))
+    tune(tmp_path, "sh -c 'echo value: 0.5'", preset, listener=witness).optimize(n_trials=8)
+    assert witness.end is not None and witness.end.verdict is not None
+    assert len(all_tried(witness)) == 8
+    left = [result.lever for result in witness.end.verdict.levers if result.is_cut_off]
+    assert left == ["c", "d"] and "c, d" in witness.end.verdict.sentence
+    assert witness.end.study.best is not None and witness.end.study.best.params.keys() == {"x", "a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["gpu_hours", "max_hours"])
+def test_hours_that_end_inside_the_phase_leave_the_best_so_far(tmp_path: Path, kind: str) -> None:
+    class Slow(WithLevers):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            text = super().apply_parameters(command, params)
+            return f"sh -c 'sleep 600 # {' '.join(params)}'" if "slow" in params else text
+
+    levers = [Lever(name=name, is_alone=True) for name in ("a", "slow", "c")]
+    budget = Budget(**{kind: 15 / 3600}, training=Training(hours=1000.0))
+    for again in (False, True):
+        witness, preset = Witness(), Slow({"a": 1.1, "slow": 1.1, "c": 1.1}, levers, (1, 2, 3))
+        tune(tmp_path, "sh -c 'echo value: 50'", preset, listener=witness, budget=budget, resume=again).optimize()
+        assert witness.end is not None and witness.end.verdict is not None
+        study, verdict = witness.end.study, witness.end.verdict
+        assert study.best is not None and study.best.params == {"x": 3, "a": True}
+        assert verdict.lever_speedup == pytest.approx(1.1), "also where nothing is left of the budget to begin with"
+        assert [result.lever for result in verdict.levers if result.is_cut_off] == ["slow", "c"]
+        assert len(all_tried(witness)) == (0 if again else 5), "three layouts, the first lever, and one that is cut off"

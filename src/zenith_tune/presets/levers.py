@@ -30,7 +30,7 @@ class Lever:
     memory: float = 0.0
     """By which share of the peak memory it changes that; below 0 where it frees some."""
     excludes: frozenset[str] = frozenset()
-    """Other levers that it cannot go together with."""
+    """Other levers that it cannot go together with: by their names, or by their labels where one value is meant."""
     needs: frozenset[str] = frozenset()
     """Other levers that must have been kept before it is tried."""
     is_alone: bool = False
@@ -40,8 +40,23 @@ class Lever:
     is_unstable: bool = False
     """Whether the framework itself calls it unfinished: the same holds."""
     is_allowed: bool = False
-    source: str = ""
-    """Whose figures its effect is taken from."""
+    missing: str = ""
+    """The package that it needs, and the machine that trains does not have."""
+    is_unsure: bool = False
+    """Whether nobody knows if that machine has the package: it is tried last."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Tell whether it is not tried, and named alone."""
+        return self.is_on_request or bool(self.missing)
+
+    @property
+    def why_left_out(self) -> str:
+        """Say why it is not tried, and how to have it tried."""
+        if self.missing:
+            return f"it needs the package {self.missing}, which is not installed where your command runs"
+        why = "it changes the numerics" if self.numerics else "the framework calls it unstable"
+        return f"{why}: give --allow {self.name}"
 
     @property
     def is_on_request(self) -> bool:
@@ -105,10 +120,13 @@ class LeverDeclaration(Generic[At]):
     excludes: frozenset[str] = frozenset()
     needs: Mapping[str, Callable[[At], bool]] = field(default_factory=dict)
     """Other levers that must be on, each with how to tell that the command has it anyway."""
+    package: str | None = None
+    """What the interpreter that trains must have beside the framework."""
     is_alone: bool = False
     numerics: bool = False
     is_unstable: bool = False
     source: str
+    """Whose figures its effect is taken from."""
 
     @property
     def is_on_request(self) -> bool:
@@ -135,7 +153,6 @@ class LeverDeclaration(Generic[At]):
             is_alone=self.is_alone,
             numerics=self.numerics,
             is_unstable=self.is_unstable,
-            source=self.source,
         )
 
     def _static_effect(self, at: At) -> Effect:
@@ -189,14 +206,21 @@ class LeverChoice:
             names_unallowed=ALL in (name.strip() for name in levers.split("+")),
         )
 
-    def offered(self, declared: Iterable[LeverDeclaration[At]], at: At) -> list[Lever]:
-        """Return those that may be tried, and those on request that are named because they are not.
+    def offered(
+        self, declared: Iterable[LeverDeclaration[At]], at: At, packages: Mapping[str, bool] | None = None
+    ) -> list[Lever]:
+        """Return those that may be tried, and those that are named because they are not.
 
-        What was allowed has a trial of its own: the report says what it gives.
+        What was allowed has a trial of its own: the report says what it gives. `packages` says which are installed
+        and which are not, as far as anybody knows.
         """
         known = self.plain | self.allowed
         wanted = [each for each in declared if each.name in known or (each.is_on_request and self.names_unallowed)]
-        levers = [lever for each in wanted if (lever := each.lever(at)) is not None]
+        levers = [
+            lever if each.package is None else _by_package(lever, each.package, packages or {})
+            for each in wanted
+            if (lever := each.lever(at)) is not None
+        ]
         return [
             replace(lever, is_allowed=True, is_alone=True) if lever.name in self.allowed else lever for lever in levers
         ]
@@ -211,6 +235,12 @@ class LeverChoice:
             return []
         more = f"; {', '.join(unallowed)} with --allow" if unallowed and self.names_unallowed else ""
         return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
+
+
+def _by_package(lever: Lever, package: str, packages: Mapping[str, bool]) -> Lever:
+    if package not in packages:
+        return replace(lever, is_unsure=True)
+    return lever if packages[package] else replace(lever, missing=package)
 
 
 def compatible(levers: Sequence[Lever]) -> list[Lever]:
@@ -229,7 +259,13 @@ def compatible(levers: Sequence[Lever]) -> list[Lever]:
 
 def goes_with(lever: Lever, other: Lever) -> bool:
     """Tell whether two levers can be set at once."""
-    return lever.name != other.name and lever.name not in other.excludes and other.name not in lever.excludes
+    return lever.name != other.name and not excludes(lever, other)
+
+
+def excludes(lever: Lever | LeverDeclaration[Any], other: Lever | LeverDeclaration[Any]) -> bool:
+    """Tell whether one of two levers excludes the other, by its name or by its value."""
+    names, others = {lever.name, lever.label}, {other.name, other.label}
+    return bool(names & other.excludes or others & lever.excludes)
 
 
 def chosen_levers(text: str, known: Sequence[str], what: str, words: Sequence[str] = (ALL, NONE)) -> frozenset[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zenith_tune.record.view import StudyView
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.files import Json
+from zenith_tune.study.lever_results import lever_table, results_from_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import RERUN, Findings
 from zenith_tune.study.verdict import spent_s
@@ -50,13 +51,14 @@ class StudyPace:
 def search_object(view: StudyView) -> Json:
     """Return it as plain values; a record of an older release has none of it."""
     search = view.search
+    levers = lever_table(results_from_json(search.verdict.get("levers", ()) if search.stopped else ()))
     pace = StudyPace(max_trials=search.max_trials, num_slots=search.num_slots)
     return {
         "strategy": search.strategy,
         "stopped": search.stopped,
         "verdict": search.verdict.get("sentence", "") if search.stopped else "",
         "verdict_values": dict(search.verdict) if search.stopped else {},
-        "findings": [_table(each) for each in search.tables],
+        "findings": [_table(each) for each in (*search.tables, levers) if each is not None],
         "max_trials": pace.most(view.study),
         "num_searched": view.study.num_searched,
         "time_left_s": pace.left_s(view.study),

@@ -7,8 +7,9 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
+from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial import RERUN, Outcome, Trial
 
@@ -20,16 +21,6 @@ SURE = 2.0
 """Standard errors by which a run must be faster to be so."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeverGain:
-    """Hold what levers gave that were turned on at once."""
-
-    levers: tuple[str, ...]
-    speedup: float
-    numerics: bool = False
-    """Whether they may change what the model learns."""
 
 
 class Study:
@@ -64,12 +55,29 @@ class Study:
         """Whether its runs differ by what was tuned; not where options proved to be without effect."""
         self._lever_gains: dict[str, LeverGain] = {}
         """Of the levers that proved faster, each group over the run before it, by the run that has all up to it."""
+        self._lever_results: dict[str, LeverResult] = {}
         self.num_pruned = 0
         self.num_repeated = 0
 
     def add_lever_gain(self, trial: Trial, gain: LeverGain) -> None:
         """Take in what levers gave in a trial, over the best that there was before it."""
         self._lever_gains[trial.identity] = gain
+
+    def add_lever_result(self, result: LeverResult) -> None:
+        """Take in what became of a lever; the last result counts."""
+        self._lever_results[result.lever] = result
+
+    @property
+    def lever_results(self) -> tuple[LeverResult, ...]:
+        """Return what became of each lever; one whose gain did not hold when its trial ran again is not kept."""
+        gains = self.lever_gains if self.fastest is self.best else ()
+        held = {lever for gain in gains for lever in gain.levers}
+        return tuple(
+            replace(result, status=LeverStatus.NO_FASTER, why="its gain did not hold when it ran again")
+            if result.status is LeverStatus.KEPT and result.lever not in held
+            else result
+            for result in self._lever_results.values()
+        )
 
     @property
     def lever_gains(self) -> tuple[LeverGain, ...]:
@@ -191,9 +199,10 @@ class Study:
         return self.direction.gain(trial.value, over=than.value) > max(noise, LEAST_GAIN)
 
     def _is_proven(self, trial: Trial) -> bool:
-        """Tell whether a trial is better than all that have fewer settings and are the same otherwise.
+        """Tell whether a trial is better than all that have fewer settings, are the same otherwise, and are proven too.
 
-        So are levers: one that proves no faster than its layout alone is not kept, by whatever luck its run had.
+        So are levers: one that proves no faster than its layout alone is not kept, by whatever luck its run had. Two
+        that gain too little for that may do so together.
         """
         base, own = self.baseline, self.own_params
         if len(trial.params) <= min(self._fewest_settings, len(own or trial.params)):
@@ -202,7 +211,8 @@ class Study:
         twins = [run for run in plainer if run.params.items() <= trial.params.items()]
         if base is not None and own and own.keys() < trial.params.keys() and own.items() <= trial.params.items():
             twins.append(base)
-        return all(self.proves_better(trial, than=run) for run in twins if run.ok and self.may_be_best(run))
+        usable = [run for run in twins if run.ok and self.may_be_best(run) and self._is_proven(run)]
+        return all(self.proves_better(trial, than=run) for run in usable)
 
     def _weigh(self, trial: Trial) -> None:
         is_other = trial.identity not in self._replaced and not trial.is_rerun

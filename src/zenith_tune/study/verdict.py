@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
-from zenith_tune.study.study import MIN_DIFFERENCE, LeverGain, Study
+from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
+from zenith_tune.study.study import MIN_DIFFERENCE, Study
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
 
@@ -44,6 +45,8 @@ class Verdict:
     """What of it the layout gave, where levers gave the rest."""
     lever_gains: tuple[LeverGain, ...] = ()
     """What levers gave that were turned on at once, in their order."""
+    levers: tuple[LeverResult, ...] = ()
+    """What became of each lever that could be tried on the best layout."""
     is_confirmed: bool = False
     """Whether both ran again at the end."""
     ties: tuple[int, ...] = ()
@@ -67,9 +70,11 @@ def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: f
     found = _without_gain(study, memory_share) or _with_gain(study, gpu_s / num_gpus, memory_share, capacity_bytes)
     pays_h = found.pays_after_hours
     pays = "" if pays_h is None else f" and pays for itself after {format_seconds(pays_h * 3600)} of training"
+    results = study.lever_results
     return replace(
         found,
-        sentence=f"{found.sentence}; {spent}{pays}",
+        sentence="; ".join(filter(None, (found.sentence, cut_off_sentence(results), f"{spent}{pays}"))),
+        levers=results,
         gpu_hours=gpu_s / 3600,
         cost=None if budget.price is None else gpu_s / 3600 * budget.price,
     )

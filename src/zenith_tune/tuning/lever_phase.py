@@ -2,7 +2,8 @@
 
 All that are worth a trial and go together are tried in one. Where that is no faster, or fails, each half of them is
 tried, and so on down to one. Afterwards come, one by one, levers that need what a machine may lack, other values of
-what was kept, levers that need one that was kept, and what does not fit without a lever that frees memory.
+what was kept, levers that need one that was kept, then at once all that gained too little to prove it alone, and at
+last what does not fit without a lever that frees memory.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
+from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Params
-from zenith_tune.study.study import LEAST_GAIN, LeverGain
+from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
+from zenith_tune.tuning.interruption import why_stopped
 from zenith_tune.tuning.session import StudySession
 
 LEAST_SHARE = 0.002
@@ -26,7 +29,9 @@ FULL = 0.97
 """Of the memory that may be used: levers that take more are not tried on a layout that takes so much."""
 RESERVED_SHARE = 4
 """One of so many trials is left to levers by the search for a layout."""
-WHY = "levers on trial {}"
+MAX_NAMED = 3
+"""More levers of a trial are counted in place of named."""
+TOO_LITTLE = "it is expected to save too little to be worth a trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,19 @@ class Kept:
         is_met = lever.needs <= {other.name for other in others}
         return is_met and lever not in self.levers and all(goes_with(lever, other) for other in others)
 
+    def replaced_by(self, group: Sequence[Lever]) -> list[Lever]:
+        """Return the levers that others of a group take the place of."""
+        return [other for other in self.levers if any(other.name == lever.name for lever in group)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Hold levers that are tried at once."""
+
+    levers: Sequence[Lever]
+    is_part: bool = False
+    """Whether a larger group with them was tried before, and was no faster."""
+
 
 class LeverPhase:
     """Try the levers of a preset on the fastest run of a study."""
@@ -49,84 +67,184 @@ class LeverPhase:
     def __init__(self, session: StudySession, evaluate: EvalFunction, note: Callable[[str], None]) -> None:
         self._session, self._evaluate, self._note = session, evaluate, note
         self._config: StudyConfig = session.config
+        self._shares: Mapping[str, float] | None = None
+        self._first: Trial
+        """The fastest run without levers, which they are tried on."""
+        self._point: Params = {}
+        self._waiting: dict[str, str] = {}
+        """The levers that had no trial yet, with what is said of them if they get none."""
+        self._seen: dict[frozenset[str], Trial] = {}
+        """The trials by the levers that they had."""
+        self._unproven: dict[str, tuple[Lever, float]] = {}
+        """Levers that gained less than proves anything, with their share of what they gained."""
 
     def run(self) -> None:
-        """Try them until none is left that is worth a trial."""
-        study = self._session.study
+        """Try them until none is left that is worth a trial; the study knows at any time what became of each."""
         fastest = self._fastest_layout()
-        point = self._point(fastest) if fastest is not None else None
+        point = self._point_of(fastest) if fastest is not None else None
         if fastest is None or point is None:
             return
-        shares = predicted_shares(self._config, point)
+        self._first, self._point, self._shares = fastest, point, predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
-        self._note_unallowed([lever for lever in levers if lever.is_on_request], shares)
-        allowed = sorted(
-            (lever for lever in levers if not lever.is_on_request), key=lambda lever: -gain_of(lever, shares)
-        )
-        worth = [lever for lever in allowed if is_of_use(lever, shares)]
-        if not worth:
-            return
-        kept = self._climb(Kept(trial=fastest), point, [each for each in worth if self._fits([each], fastest)], shares)
-        frees = [lever for lever in allowed if lever.is_for_memory]
-        lacking = [lever for lever in worth if not self._fits([lever], fastest)]
-        kept = self._make_room(kept, point, lacking, frees, shares)
-        if not kept.levers:
-            self._note(f"levers: none of {', '.join(lever.label for lever in worth)} is faster")
-            return
-        gain = study.direction.gain(kept.trial.value or 0.0, over=fastest.value or 1.0)
-        names = ", ".join(lever.label for lever in kept.levers)
-        self._note(f"levers: {names}: {gain:+.1%} over {_who(fastest)}")
+        self._leave_out([lever for lever in levers if lever.is_left_out])
+        allowed = sorted((lever for lever in levers if not lever.is_left_out), key=lambda lever: -self._gain_of(lever))
+        worth = [lever for lever in allowed if is_of_use(lever, self._shares)]
+        self._waiting = {lever.label: TOO_LITTLE for lever in worth}
+        try:
+            kept = self._climb(Kept(trial=fastest), [lever for lever in worth if self._fits([lever], fastest)])
+            frees = [lever for lever in allowed if lever.is_for_memory]
+            kept = self._make_room(kept, [lever for lever in worth if not self._fits([lever], fastest)], frees)
+        except BaseException as error:  # a budget that is spent, or a signal
+            self._close(why_stopped(error), is_cut_off=True)
+            raise
+        self._close()
+        if kept.levers:
+            gain = self._session.study.direction.gain(kept.trial.value or 0.0, over=fastest.value or 1.0)
+            names = ", ".join(lever.label for lever in kept.levers)
+            self._note(f"levers: {names}: {gain:+.1%} over {_who(fastest)}")
+        elif worth:
+            self._note(f"levers: none of {', '.join(lever.label for lever in worth)} is kept")
 
-    def _climb(self, kept: Kept, point: Params, levers: list[Lever], shares: Mapping[str, float] | None) -> Kept:
+    def _climb(self, kept: Kept, levers: list[Lever]) -> Kept:
         """Return the best run, and the levers that it has."""
-        groups = in_turn(levers)
-        while groups:
-            group = [lever for lever in groups.pop(0) if kept.takes(lever)]
-            better = self._tried(kept, group, point, shares)
+        groups = [Group(levers=group) for group in in_turn(levers)]
+        # One that needs what is kept later has its turn then.
+        while (group := next((each for each in groups if any(map(kept.takes, each.levers))), None)) is not None:
+            groups.remove(group)
+            taken = [lever for lever in group.levers if self._takes(kept, lever)]
+            if not self._is_worth(kept, taken, least=0.0 if group.is_part else LEAST_GAIN):
+                continue
+            better = self._tried(kept, taken)
             if better is not None:
                 kept = better
-            elif len(group) > 1:
-                half = (len(group) + 1) // 2
-                groups = [group[:half], group[half:], *groups]
-        return kept
+            elif len(taken) > 1:
+                half = (len(taken) + 1) // 2
+                groups = [Group(levers=part, is_part=True) for part in (taken[:half], taken[half:])] + groups
+        for lever in (lever for group in groups for lever in group.levers):
+            self._takes(kept, lever)  # none of them is: remember why
+        return self._together(kept)
 
-    def _make_room(
-        self,
-        kept: Kept,
-        point: Params,
-        lacking: list[Lever],
-        frees: list[Lever],
-        shares: Mapping[str, float] | None,
-    ) -> Kept:
+    def _together(self, kept: Kept) -> Kept:
+        """Try at once what gained too little to prove it one by one."""
+        left = [(lever, gain) for lever, gain in self._unproven.values() if kept.takes(lever)]
+        group = compatible([lever for lever, _ in left])
+        gain = sum(gain for lever, gain in left if lever in group)
+        return (self._tried(kept, group) if gain >= LEAST_GAIN else None) or kept
+
+    def _make_room(self, kept: Kept, lacking: list[Lever], frees: list[Lever]) -> Kept:
         """Try each lever that does not fit beside as few of those that free memory as make it fit."""
-        for lever in (each for each in lacking if kept.takes(each)):
+        for lever in lacking:
+            if not self._takes(kept, lever):
+                continue
             group = [lever]
             for other in compatible([lever, *(each for each in frees if kept.takes(each))])[1:]:
                 group += [] if self._fits(group, kept.trial) else [other]
-            if self._fits(group, kept.trial):
-                kept = self._tried(kept, group, point, shares) or kept
+            if self._fits(group, kept.trial) and self._is_worth(kept, group):
+                kept = self._tried(kept, group) or kept
+            elif not self._fits(group, kept.trial):
+                self._waiting[lever.label] = "it does not fit into the memory that the best layout leaves"
         return kept
 
-    def _tried(self, kept: Kept, group: list[Lever], point: Params, shares: Mapping[str, float] | None) -> Kept | None:
+    def _is_worth(self, kept: Kept, group: Sequence[Lever], *, least: float = LEAST_GAIN) -> bool:
+        """Tell whether a trial of a group is expected to save more of the training than it takes.
+
+        Where a group was worth one and was no faster, so are its parts: they tell what was wrong with it.
+        """
+        expected = sum(map(self._gain_of, group)) - sum(map(self._gain_of, kept.replaced_by(group)))
+        # Of a step that is shorter by now each part that is left has a larger share.
+        expected *= 1 + self._session.study.direction.gain(kept.trial.value or 0.0, over=self._first.value or 1.0)
+        training_s = self._config.budget.training.seconds(kept.trial.step_s or 1.0)
+        cost_s = (kept.trial.duration_s or 0.0) * kept.trial.num_runs
+        return bool(group) and expected >= least and expected * training_s > cost_s
+
+    def _tried(self, kept: Kept, group: list[Lever]) -> Kept | None:
         """Return the levers with a group among them, where they prove faster with it."""
-        replaced = [other for other in kept.levers if any(other.name == lever.name for lever in group)]
-        expected = sum(gain_of(lever, shares) for lever in group) - sum(gain_of(other, shares) for other in replaced)
-        if not group or not self._pays(kept.trial, expected):
-            return None
+        replaced = kept.replaced_by(group)
         levers = [*(other for other in kept.levers if other not in replaced), *group]
-        values = {lever.name: lever.value for lever in levers}
-        trial = self._evaluate.run({**point, **values}, WHY.format(kept.trial.number))
+        labels = frozenset(lever.label for lever in levers)
+        if (trial := self._seen.get(labels)) is None:
+            values = {lever.name: lever.value for lever in levers}
+            trial = self._evaluate.run({**self._point, **values}, _why(kept.trial, group))
+            self._seen[labels] = trial
         if not self._is_better(trial, kept.trial):
-            self._note_allowed(group, trial, kept.trial)
+            self._reject(group, trial, kept.trial)
             return None
         study = self._session.study
+        speedup = 1 + study.direction.gain(trial.value or 0.0, over=kept.trial.value or 1.0)
         gain = LeverGain(
             levers=tuple(lever.label for lever in group),
-            speedup=1 + study.direction.gain(trial.value or 0.0, over=kept.trial.value or 1.0),
+            speedup=speedup,
             numerics=any(lever.numerics for lever in group),
         )
         study.add_lever_gain(trial, gain)  # at once, because the budget may end the phase
+        self._say(group, LeverStatus.KEPT, trial, speedup)
+        for other in replaced:
+            self._say([other], LeverStatus.NO_FASTER, trial, why=f"{group[0].label} in its place is faster")
+        for lever in group:
+            self._unproven.pop(lever.label, None)
         return Kept(trial=trial, levers=tuple(levers))
+
+    def _reject(self, group: Sequence[Lever], trial: Trial, best: Trial) -> None:
+        """Say why a group is not kept, and remember what it gained if that is not enough to prove it."""
+        study = self._session.study
+        if not trial.ok:
+            self._say(group, LeverStatus.FAILED, trial, why=trial.cause or str(trial.outcome))
+            return
+        gain = study.direction.gain(trial.value or 0.0, over=best.value or 1.0)
+        is_over = not study.may_be_best(trial)
+        why = "it takes more memory than the limit" if is_over else "less than two runs differ by" if gain > 0 else ""
+        self._say(group, LeverStatus.NO_FASTER, trial, 1 + gain, why)
+        for lever in group:
+            self._unproven.pop(lever.label, None)
+            if gain > 0 and not is_over:
+                self._unproven[lever.label] = lever, gain / len(group)
+
+    def _say(
+        self,
+        group: Sequence[Lever],
+        status: LeverStatus,
+        trial: Trial,
+        speedup: float | None = None,
+        why: str = "",
+    ) -> None:
+        labels = [lever.label for lever in group]
+        for label in labels:
+            self._waiting.pop(label, None)
+            self._session.study.add_lever_result(
+                LeverResult(
+                    lever=label,
+                    status=status,
+                    trial=trial.number,
+                    beside=tuple(other for other in labels if other != label),
+                    speedup=speedup,
+                    why=why,
+                )
+            )
+
+    def _leave_out(self, levers: Sequence[Lever]) -> None:
+        """Say which levers may not be tried, where they would be worth it."""
+        for lever in (each for each in levers if self._gain_of(each) >= LEAST_GAIN):
+            gain = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
+            self._session.study.add_lever_result(LeverResult(lever=lever.label, why=f"{lever.why_left_out}{gain}"))
+
+    def _close(self, why: str = "", *, is_cut_off: bool = False) -> None:
+        """Say why the levers that still wait had no trial."""
+        for label, reason in self._waiting.items():
+            result = LeverResult(lever=label, why=why if is_cut_off else reason, is_cut_off=is_cut_off)
+            self._session.study.add_lever_result(result)
+
+    def _takes(self, kept: Kept, lever: Lever) -> bool:
+        """Tell whether a lever can be set beside those that are kept, and remember why not."""
+        is_taken = kept.takes(lever)
+        if not is_taken and lever.label in self._waiting:
+            lacking = lever.needs - {other.name for other in kept.levers}
+            blocking = [other.label for other in kept.levers if not goes_with(lever, other)]
+            needed = f"it needs {', '.join(sorted(lacking))}, which is not kept"
+            self._waiting[lever.label] = needed if lacking else f"it does not go with {', '.join(blocking)}"
+        return is_taken
+
+    def _gain_of(self, lever: Lever) -> float:
+        return gain_of(lever, self._shares)
 
     def _fastest_layout(self) -> Trial | None:
         """Return the fastest run without levers: a resumed study may have tried some already."""
@@ -139,7 +257,7 @@ class LeverPhase:
                 best = run
         return best
 
-    def _point(self, trial: Trial) -> Params | None:
+    def _point_of(self, trial: Trial) -> Params | None:
         params = trial.params if not trial.is_baseline else self._session.study.own_params
         space = self._config.preset.get_search_space()
         return dict(params) if params is not None and params.keys() == space.keys() else None
@@ -148,33 +266,12 @@ class LeverPhase:
         study = self._session.study
         return trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=best)
 
-    def _pays(self, best: Trial, gain: float) -> bool:
-        """Tell whether a trial is expected to save more of the training than it takes."""
-        training_s = self._config.budget.training.seconds(best.step_s or 1.0)
-        cost_s = (best.duration_s or 0.0) * best.num_runs
-        return gain >= LEAST_GAIN and gain * training_s > cost_s
-
     def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
         """Tell whether levers may still fit beside what the best run took."""
         limit, more = self._session.study.memory_limit_bytes, sum(lever.memory for lever in levers)
         if limit is None or best.peak_memory_bytes is None or more <= 0:
             return True
         return best.peak_memory_bytes * (1 + more) < FULL * limit
-
-    def _note_allowed(self, group: Sequence[Lever], trial: Trial, best: Trial) -> None:
-        """Say what a lever gave that the user has asked for, where it is not kept."""
-        for lever in (each for each in group if each.is_allowed):
-            study = self._session.study
-            gain = study.direction.gain(trial.value or 0.0, over=best.value or 1.0)
-            over = "" if study.may_be_best(trial) else " and takes more memory than the limit"
-            what = f"gives {gain:+.1%} over {_who(best)}{over}" if trial.ok else f"fails: {trial.cause}"
-            self._note(f"levers: {lever.label} is not kept: it {what}")
-
-    def _note_unallowed(self, levers: Sequence[Lever], shares: Mapping[str, float] | None) -> None:
-        for lever in (each for each in levers if gain_of(each, shares) >= LEAST_GAIN):
-            gain = f", which is expected to save {gain_of(lever, shares):.0%} of a step" if shares else ""
-            why = "it changes the numerics" if lever.numerics else "the framework calls it unstable"
-            self._note(f"not tried, because {why}: {lever.label}{gain}; give --allow {lever.name}")
 
 
 def reserved_trials(config: StudyConfig) -> int:
@@ -184,7 +281,7 @@ def reserved_trials(config: StudyConfig) -> int:
     if num_trials is None or point is None:
         return 0
     levers, shares = preset.levers(config.command, point), predicted_shares(config, point)
-    num_levers = sum(is_of_use(lever, shares) and not lever.is_on_request for lever in levers)
+    num_levers = sum(is_of_use(lever, shares) and not lever.is_left_out for lever in levers)
     return min(num_trials // RESERVED_SHARE, num_levers)
 
 
@@ -196,6 +293,12 @@ def _any_point(config: StudyConfig) -> Params | None:
     return next(iter(config.preset.points()), None)
 
 
+def _why(best: Trial, group: Sequence[Lever]) -> str:
+    """Say what a trial is for."""
+    names = ", ".join(lever.label for lever in group) if len(group) <= MAX_NAMED else f"{len(group)} levers"
+    return f"{_who(best)} with {names}"
+
+
 def _who(trial: Trial) -> str:
     return "your own command" if trial.is_baseline else f"trial {trial.number}"
 
@@ -203,13 +306,14 @@ def _who(trial: Trial) -> str:
 def in_turn(levers: Sequence[Lever]) -> list[list[Lever]]:
     """Return what is tried at once, and in which order: together what cannot fail the rest, the others one by one.
 
-    >>> safe, unsure = Lever(name="a"), Lever(name="b", is_alone=True)
-    >>> last = Lever(name="c", needs=frozenset({"b"}))
-    >>> [[lever.name for lever in group] for group in in_turn([last, unsure, safe, Lever(name="d")])]
-    [['a', 'd'], ['b'], ['c']]
+    >>> safe, alone, unsure = Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="e", is_unsure=True)
+    >>> late = Lever(name="c", needs=frozenset({"b"}))
+    >>> [[lever.name for lever in group] for group in in_turn([unsure, late, alone, safe, Lever(name="d")])]
+    [['a', 'd'], ['c'], ['b'], ['e']]
     """
-    together = compatible([lever for lever in levers if not lever.is_alone and not lever.needs])
-    others = sorted((lever for lever in levers if lever not in together), key=lambda lever: bool(lever.needs))
+    together = compatible([lever for lever in levers if not (lever.is_alone or lever.is_unsure or lever.needs)])
+    rest = [lever for lever in levers if lever not in together]
+    others = sorted(rest, key=lambda lever: lever.is_unsure)
     return [together, *([lever] for lever in others)]
 
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 from zenith_tune.errors import (
     ConsecutiveDuplicateLimitExceeded,
     ConsecutivePruneLimitExceeded,
-    LayoutTrialsExhausted,
     TrialExhausted,
     UsageError,
     ZenithTuneError,
@@ -265,10 +264,8 @@ class TrialScheduler:
         return None if num_trials is None else num_trials - self._num_reserved
 
     def _exhausted(self) -> TrialExhausted:
-        spent = f"the budget of {self._limits.n_trials} trials is spent"
-        if self._num_reserved:
-            return LayoutTrialsExhausted(f"{spent} but for {self._num_reserved} that are left to levers")
-        return TrialExhausted(spent)
+        left = f" but for {self._num_reserved} that are left to levers" if self._num_reserved else ""
+        return TrialExhausted(f"the budget of {self._limits.n_trials} trials is spent{left}")
 
     def _give_back(self, identity: str) -> None:
         """Forget a trial that the strategy cancelled before it started."""

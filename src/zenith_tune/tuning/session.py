@@ -284,14 +284,12 @@ class StudySession:
 
     def best_command(self) -> str | None:
         """Return the command of the fastest run, or the one that needs nothing but what is left for it."""
-        fastest, params = self.study.fastest, self._best_params()
-        if fastest is None or params is None:
-            # A run of the user's own command may have had more to print than the command itself asks for.
-            return None if fastest is None else self.config.masked_command if fastest.is_baseline else fastest.command
-        return (
-            self._preset.result_command(self.config.masked_command, params, self.config.place.folder.path)
-            or fastest.command
-        )
+        fastest, params, own = self.study.fastest, self._best_params(), self.config.masked_command
+        if fastest is None:
+            return None
+        made = None if params is None else self._preset.result_command(own, params, self.config.place.folder.path)
+        # A run of the user's own command may have had more to print than the command itself asks for.
+        return made or (own if fastest.is_baseline else fastest.command)
 
     def _best_params(self) -> Params | None:
         """Return the point of the fastest run, which may be the user's own."""

@@ -37,6 +37,7 @@ from zenith_tune.presets.megatron_lm.job import (
 from zenith_tune.presets.megatron_lm.levers.declaration import Situation
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
+from zenith_tune.presets.megatron_lm.packages import HOOK_FILES, asking, installed
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
@@ -164,6 +165,8 @@ class MegatronLmPreset(TuningPreset):
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
         self._bound: MegatronLmSpace | None = None
         self._unread: MegatronLmSpace | None = None
+        self._packages: dict[str, bool] = {}
+        """Which optional packages are installed where the user's command runs, as far as its log says."""
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -246,7 +249,7 @@ class MegatronLmPreset(TuningPreset):
             return []
         at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject(command))
         found = [each for each in levers_for(at, ParsedCommand.of(command)) if each.name not in space.searched]
-        return self._levers.offered(found, at)
+        return self._levers.offered(found, at, self._packages)
 
     def _known_subject(self, command: str) -> PlanSubject | None:
         try:
@@ -263,6 +266,18 @@ class MegatronLmPreset(TuningPreset):
         """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
         space = self._space(command)
         return written_command(command, space.job, space.layout(params), params)
+
+    def baseline_command(self, command: str) -> str:
+        """Return the user's own command with the hook that tells which packages it has."""
+        return asking(command)
+
+    def baseline_files(self) -> dict[str, str]:
+        return HOOK_FILES
+
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn which packages levers can count on; what that rules out stands in the report."""
+        self._packages = installed(log)
+        return []
 
     def trial_command(self, command: str) -> str:
         """Return the command as it is measured, where options can be added to it."""

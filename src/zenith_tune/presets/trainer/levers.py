@@ -39,9 +39,10 @@ class TrainerSituation:
         return self.job.trainer.compute if self.job.trainer else 0
 
     @property
-    def packages(self) -> frozenset[str]:
-        """The optional packages of the job's own interpreter."""
-        return self.job.trainer.packages if self.job.trainer else frozenset()
+    def packages(self) -> dict[str, bool]:
+        """Which optional packages the job's own interpreter has; none are known before the first run."""
+        trainer = self.job.trainer
+        return {} if trainer is None else {name: name in trainer.packages for name in PACKAGES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +51,13 @@ class TrainerLever(LeverDeclaration[TrainerSituation]):
 
     sets: Mapping[str, Value]
     """Arguments; the first decides whether the job has it already."""
-    package: str | None = None
-    """What the job's own interpreter must have."""
     least_compute: int = 0
     """The compute capability, times ten, that it needs."""
 
     def is_for(self, at: TrainerSituation) -> bool:
         """Tell whether it can be turned on for a point of a job that does not have it yet."""
         name, value = next(iter(self.sets.items()))
-        is_installed = self.package is None or self.package in at.packages
-        if not is_installed or at.compute < self.least_compute or at.has(name, value):
+        if at.compute < self.least_compute or at.has(name, value):
             return False
         dialect = at.job.dialect
         return (dialect is None or self.sets.keys() <= dialect.keys.keys()) and self.goes(at)

@@ -181,7 +181,7 @@ class TrainerPreset(TuningPreset):
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         at = TrainerSituation(job=self._space.job, params=dict(params))
-        return self._levers.offered(levers_for(at), at)
+        return self._levers.offered(levers_for(at), at, at.packages)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self._space.layout(params)
@@ -305,7 +305,7 @@ class TrainerPreset(TuningPreset):
         return notes
 
     def _lever_notes(self) -> list[str]:
-        near = {lever.name for lever in self.levers("", self._space.own_point())}
+        near = {lever.name for lever in self.levers("", self._space.own_point()) if not lever.missing}
         return self._levers.note(LEVERS, near)
 
     @property

@@ -23,6 +23,7 @@ from zenith_tune.report.terminal.trial_table import (
 )
 from zenith_tune.report.trial_row import trial_name
 from zenith_tune.shell.secrets import MASK
+from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
@@ -145,8 +146,10 @@ class TerminalReporter(StudyListener):
             self._console.print()
             self._console.print(trial_table(end.study, self._labels))
             self._print_rest(end.study)
-        if end.findings is not None and end.findings.rows:
-            self._print_findings(end.findings)
+        levers = lever_table(end.verdict.levers) if end.verdict is not None else None
+        for table in (end.findings, levers):
+            if table is not None and table.rows:
+                self._print_findings(table)
         self._print_best(end)
         if end.verdict is not None:
             self._say(f"verdict: {end.verdict.sentence}")

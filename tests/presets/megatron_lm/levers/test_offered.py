@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.presets.levers import Lever, names_on_request
+from zenith_tune.presets.megatron_lm.hook import PACKAGES
 from zenith_tune.presets.megatron_lm.levers.modules import module_cost
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES
+from zenith_tune.presets.megatron_lm.packages import APEX, installed
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Value
 
@@ -54,7 +57,7 @@ def test_declarations_are_whole() -> None:
     for lever in LEVERS:
         assert lever.source, lever.name
         assert lever.saves.keys() <= PARTS, lever.name
-        assert lever.excludes | lever.needs.keys() <= {*NAMES}, lever.name
+        assert lever.excludes | lever.needs.keys() <= {*NAMES, *(each.label for each in LEVERS)}, lever.name
         assert all(saved <= 0.8 for saved in lever.saves.values()), "nothing hides the whole of a part"
         assert lever.saves or lever.memory or lever.effect, "it must be of some use"
         for other in LEVERS:
@@ -234,3 +237,125 @@ def test_a_note_names_what_may_be_tried(tmp_path: Path) -> None:
     bare = MegatronLmPreset(cluster="h100x8", levers="none")
     bare.bind(studied.command)
     assert not noted(bare, studied.command)
+
+
+RELEASES = [
+    pytest.param(f"0.{minor}", marks=[] if minor in (9, 12, 16, 20) else pytest.mark.slow) for minor in range(9, 21)
+]
+OFF = (
+    "--no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
+    "--no-rope-fusion --no-gradient-accumulation-fusion"
+)
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+OWN: dict[str, tuple[str, dict[str, Value]]] = {
+    "bare": (DENSE, {}),
+    "off": (f"{DENSE} {OFF}", {}),
+    "underscores": (f"{DENSE} {OFF}".replace("-", "_").replace("__", "--"), {}),
+    "local": (f"{DENSE} {OFF} --transformer-impl local", {}),
+    "full": (f"{DENSE} {FULL}", {"recompute": "full/uniform"}),
+    "split": (f"{DENSE} --sequence-parallel", {"tp": 2}),
+    "experts": (f"{EXPERTS} --moe-token-dispatcher-type alltoall", {"ep": 8}),
+    "allgather": (EXPERTS, {"ep": 8}),
+}
+
+
+def options_of(command: str) -> Counter[str]:
+    """Count the options of a command, however they are spelled."""
+    names = (word.partition("=")[0] for word in command.split() if word.startswith("--"))
+    return Counter(name.replace("_", "-") for name in names)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_lever_is_written_once_and_then_known_to_be_on(tmp_path: Path, release: str) -> None:
+    seen: set[str] = set()
+    for name, (model, point) in OWN.items():
+        studied = Studied(tmp_path / name, model, release)
+        for label, lever in studied.levers(**point).items():
+            seen.add(lever.name)
+            best = studied.written(**{**point, lever.name: lever.value})
+            options = options_of(best)
+            assert not [option for option in options if options[option] > 1 or f"--no-{option[2:]}" in options], best
+            again = MegatronLmPreset(cluster="h100x8")
+            again.bind(best)
+            own = again.own_point(best)
+            assert own is not None and label not in {each.label for each in again.levers(best, own)}, best
+    assert {"overlap", "rope_fusion", "gradient_fusion", "softmax_fusion", "dispatcher", "tp_overlap"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("own", "lever"),
+    [
+        ("--manual-gc --manual-gc-interval 20", "manual_gc"),
+        ("--manual-gc", "manual_gc"),
+        ("--cross-entropy-loss-fusion", "loss_fusion"),
+        ("--no-overlap-grad-reduce", "overlap"),
+        ("--no-tp-comm-overlap", "tp_overlap"),
+        ("--ddp-bucket-size 1000000 --overlap-grad-reduce", "bucket_size"),
+        ("--attention-backend fused", "attention"),
+        ("--cuda-graph-impl local --te-rng-tracker", "cuda_graphs"),
+        ("--fp8-format e4m3", "fp8"),
+    ],
+)
+def test_what_the_command_says_itself_is_not_contradicted(tmp_path: Path, own: str, lever: str) -> None:
+    levers = Studied(tmp_path, f"{DENSE} --sequence-parallel {own}").levers(tp=2)
+    assert levers and lever not in {each.name for each in levers.values()}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_lever_does_not_go_beside_one_of_the_command_that_excludes_it(tmp_path: Path, release: str) -> None:
+    pairs: dict[tuple[str, str], tuple[str, dict[str, Value]]] = {
+        ("ep_overlap", "cuda_graphs"): (f"{EXPERTS} --moe-token-dispatcher-type alltoall", {"ep": 8}),
+        ("cuda_graphs", "fsdp"): (DENSE, {}),
+        ("bucket_size", "fsdp"): (f"{DENSE} --overlap-grad-reduce", {}),
+        ("bf16_grads", "fsdp"): (DENSE, {}),
+        ("fsdp", "gradient_fusion"): (f"{DENSE} --no-gradient-accumulation-fusion", {}),
+    }
+    for (first, second), (model, point) in pairs.items():
+        studied = Studied(tmp_path / f"{first}-{second}", model, release)
+        levers = {lever.name: lever for lever in studied.levers(**point).values()}
+        if not {first, second} <= levers.keys():
+            continue  # this release does not have both
+        best = studied.written(**{**point, first: levers[first].value})
+        again = MegatronLmPreset(cluster="h100x8")
+        again.bind(best)
+        own = again.own_point(best)
+        assert own is not None and second not in {lever.name for lever in again.levers(best, own)}, best
+
+
+def test_an_explicit_kernel_of_the_loss_or_dispatcher_stands(tmp_path: Path) -> None:
+    native = Studied(
+        tmp_path / "loss", f"{DENSE} --cross-entropy-loss-fusion --cross-entropy-fusion-impl native", "0.14"
+    )
+    assert "loss_fusion=te" not in native.levers()
+    plain = Studied(tmp_path / "plain", f"{DENSE} --cross-entropy-loss-fusion", "0.14")
+    assert "loss_fusion=te" in plain.levers(), "nobody has asked for the other"
+    flex = Studied(tmp_path / "flex", f"{EXPERTS} --moe-token-dispatcher-type flex")
+    assert not any(label.startswith("dispatcher") for label in flex.levers(ep=8))
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("", {}),
+        ('zenithtune-accelerate: {"packages": {"deep_ep": true}}', {"deep_ep": True}),
+        (
+            'x\nzenithtune-accelerate: {"packages": {"deep_ep": false}}\n'
+            '[rank0]: zenithtune-accelerate: {"packages": {"deep_ep": true}}',
+            {"deep_ep": True},
+        ),
+        ('zenithtune-accelerate: {"packages": {"deep_ep"zenithtune-', {}),
+        ("UserWarning: Transformer Engine and Apex are not installed. Falling back", dict.fromkeys(APEX, False)),
+    ],
+)
+def test_a_log_tells_which_packages_are_there(log: str, expected: dict[str, bool]) -> None:
+    assert installed(log) == expected
+
+
+def test_what_a_package_is_missing_for_is_named_and_not_tried(tmp_path: Path) -> None:
+    assert {lever.package for lever in LEVERS} - {None} == {*PACKAGES}
+    studied = Studied(tmp_path, EXPERTS)
+    assert studied.levers(ep=8)["dispatcher=deepep"].is_unsure, "nobody knows before the command ran"
+    for is_there in (True, False):
+        studied.preset.read_baseline(f'zenithtune-accelerate: {{"packages": {{"deep_ep": {str(is_there).lower()}}}}}')
+        lever = studied.levers(ep=8)["dispatcher=deepep"]
+        assert not lever.is_unsure and lever.is_left_out == (not is_there)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,23 @@ SPLIT = f"{DENSE} --tensor-model-parallel-size 4 --sequence-parallel".replace("b
 UNGROUPED = EXPERTS.replace(" --moe-grouped-gemm", "").replace(" --moe-token-dispatcher-type alltoall", "")
 
 
-def study(zenithtune: Tune, folder: Path, model: str, *more: str, version: str = "0.20") -> tuple[dict[str, Any], str]:
+def study(
+    zenithtune: Tune,
+    folder: Path,
+    model: str,
+    *more: str,
+    version: str = "0.20",
+    python: Sequence[str] = (sys.executable,),
+    **variables: str,
+) -> tuple[dict[str, Any], str]:
     """Return what a study ends with, and its best command."""
     script = placed(folder, version)
     done = zenithtune(
         *("optimize", "--preset", "megatron-lm", "--args", "cluster=h100x8,search=mbs", "--no-confirm", "--json"),
         *("--study-name", "levers", "--output-dir", str(folder / "out"), *more, "--"),
-        *("env", "WORLD_SIZE=8", sys.executable, str(script), "--standin-version", version, *model.split()),
+        *("env", "WORLD_SIZE=8", *python, str(script), "--standin-version", version, *model.split()),
         timeout=200,
+        env=variables,
     )
     assert done.returncode == 0, done.stderr
     end: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -43,10 +52,24 @@ def test_a_dense_model_is_trained_with_the_levers_that_prove_faster(
     assert "--cross-entropy-loss-fusion" in best and "--fp8-format" not in best
 
 
-def test_experts_get_theirs_though_a_package_is_missing(zenithtune: Tune, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("isolated", "present", "status"),
+    [("", False, "not tried"), ("", True, "failed"), ("-I", False, "failed")],
+    ids=["missing", "present", "unknown"],
+)
+def test_experts_get_theirs_though_a_package_is_missing(
+    zenithtune: Tune, tmp_path: Path, isolated: str, present: bool, status: str
+) -> None:
+    if present:
+        (tmp_path / "deep_ep.py").touch()
     model = f"{UNGROUPED} --expert-model-parallel-size 8"
-    end, best = study(zenithtune, tmp_path, model)
-    assert end["best"]["parameters"]["dispatcher"] == "alltoall", "DeepEP is not installed: its trial fails alone"
+    end, best = study(zenithtune, tmp_path, model, python=[sys.executable, *isolated.split()], PYTHONPATH=str(tmp_path))
+    levers = {each["lever"]: each for each in end["verdict"]["levers"]}
+    assert levers["dispatcher=deepep"]["status"] == status
+    trials = {each["trial"] for each in levers.values() if each["trial"] is not None}
+    if status == "failed" and isolated:
+        assert levers["dispatcher=deepep"]["trial"] == max(trials), "what nobody knows of is tried last"
+    assert end["best"]["parameters"]["dispatcher"] == "alltoall"
     for option in ("--moe-grouped-gemm", "--moe-permute-fusion", "--overlap-moe-expert-parallel-comm"):
         assert option in best
 

@@ -58,6 +58,8 @@ class Situation:
 BRIDGE = "NVIDIA, Megatron-Bridge's measured runs (skills/nemo-mbridge-perf-*)"
 """A source of effects."""
 Goes = Callable[[Situation], bool]
+DEFAULTS = {"--cross-entropy-fusion-impl": "native", "--moe-flex-dispatcher-backend": "deepep"}
+"""Values that Megatron takes where a command does not give the option, in every release that has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class MegatronLever(LeverDeclaration[Situation]):
     first: Release = OLDEST
     last: Release = NEWEST
     excluded_by: tuple[str, ...] = ()
-    """Options of the command that it cannot go with."""
+    """Options of the command that it cannot go with, or that say how the user wants it."""
     dumped: Mapping[str, Value] = field(default_factory=dict)
     """What Megatron's dump of its arguments says where the lever is on, if not the names of its options."""
 
@@ -82,15 +84,27 @@ class MegatronLever(LeverDeclaration[Situation]):
         """Tell whether the command has it already."""
         args = job.args
         return args.first(*self.sets) is not None and all(
-            not args.has(option) if value is None else args.has(option) and str(value) in ("True", args.text(option))
+            not args.has(option)
+            if value is None
+            else args.has(option)
+            if value is True
+            else str(value) == (args.text(option) or DEFAULTS.get(option))
             for option, value in self.sets.items()
         )
+
+    def is_refused(self, job: MegatronJob) -> bool:
+        """Tell whether the command itself says that it wants no such lever."""
+        opposites = (f"--no-{option[2:]}" for option, value in self.sets.items() if value is True)
+        return job.args.first(*self.excluded_by, *opposites) is not None
+
+    def is_known(self, job: MegatronJob) -> bool:
+        """Tell whether the job's release of Megatron-LM spells it so."""
+        return self.first <= job.features.release <= self.last
 
     def is_for(self, at: Situation) -> bool:
         """Tell whether it can be turned on for a layout of the job."""
         job = at.job
-        known = self.first <= job.features.release <= self.last
-        return known and not job.args.first(*self.excluded_by) and not self.is_on(job) and self.goes(at)
+        return self.is_known(job) and not self.is_refused(job) and not self.is_on(job) and self.goes(at)
 
     @property
     def logged(self) -> dict[str, Value]:

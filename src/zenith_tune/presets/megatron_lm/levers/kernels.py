@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.hook import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, Goes, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.overlap import captures_graphs
 from zenith_tune.study.parameters import Value
@@ -41,13 +42,16 @@ def _can_fuse_rotation(at: Situation) -> bool:
     return at.has_engine and is_plain and args.text("--position-embedding-type") == "rope"
 
 
-def _fused_again(name: str, option: str, dumped: str, saved: float, goes: Goes = _has_engine) -> MegatronLever:
+def _fused_again(
+    name: str, option: str, dumped: str, saved: float, goes: Goes = _has_engine, package: str | None = None
+) -> MegatronLever:
     """Declare a fused kernel that the command has switched off."""
     return MegatronLever(
         name=name,
         sets={option: None},
         dumped={dumped: True},
         goes=lambda at: at.job.args.has(option) and goes(at),
+        package=package,
         saves={"compute": saved},
         source=ASSUMED,
     )
@@ -89,6 +93,7 @@ KERNEL_LEVERS = (
         first=(0, 12),
         last=(0, 17),
         goes=_has_engine,
+        excluded_by=("--cross-entropy-fusion-impl",),
         saves={"compute": 0.02},
         memory=-0.04,
         source=PRIMUS,
@@ -112,13 +117,24 @@ KERNEL_LEVERS = (
         source=f"{ASSUMED}; it grows with the sequence",
     ),
     _fused_again(
-        "softmax_fusion", "--no-masked-softmax-fusion", "masked_softmax_fusion", 0.03, lambda at: not at.has_engine
+        "softmax_fusion",
+        "--no-masked-softmax-fusion",
+        "masked_softmax_fusion",
+        0.03,
+        goes=lambda at: not at.has_engine,
+        package=FUSED_SOFTMAX,
     ),
     _fused_again("swiglu_fusion", "--no-bias-swiglu-fusion", "bias_swiglu_fusion", 0.02, _taken_away("--swiglu")),
     _fused_again("gelu_fusion", "--no-bias-gelu-fusion", "bias_gelu_fusion", 0.02, _has_gelu_with_bias),
     _fused_again("dropout_fusion", "--no-bias-dropout-fusion", "bias_dropout_fusion", 0.01, lambda at: True),
     _fused_again("rope_fusion", "--no-rope-fusion", "apply_rope_fusion", 0.01, _can_fuse_rotation),
-    _fused_again("gradient_fusion", "--no-gradient-accumulation-fusion", "gradient_accumulation_fusion", 0.03),
+    _fused_again(
+        "gradient_fusion",
+        "--no-gradient-accumulation-fusion",
+        "gradient_accumulation_fusion",
+        0.03,
+        package=FUSED_GRADIENTS,
+    ),
 )
 
 
@@ -181,6 +197,7 @@ HOST_LEVERS = (
         name="manual_gc",
         sets={"--manual-gc": True, "--manual-gc-interval": 100},
         goes=lambda at: at.layout.num_gpus > 1,
+        excluded_by=("--manual-gc",),
         saves={"overhead": 0.1, "compute": 0.003},
         source=f"{ASSUMED}; Megatron-Bridge has it on",
     ),

@@ -58,7 +58,7 @@ TORCH = MegatronLever(
         *("--optimizer-cpu-offload", "--ddp-pad-buckets-for-high-nccl-busbw"),
     ),
     excludes=FSDP.excludes - {"torch_fsdp2"}
-    | {"fsdp", "overlap", "precision_aware_optimizer", "offloaded_optimizer", "bf16_moments"},
+    | {"fsdp", "overlap=params", "precision_aware_optimizer", "offloaded_optimizer", "bf16_moments"},
     saves=FSDP.saves,
     memory=FSDP.memory,
     is_alone=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.presets.levers import names_on_request, plain_names, set_levers
+from zenith_tune.presets.levers import excludes, names_on_request, plain_names, set_levers
 from zenith_tune.presets.megatron_lm.job import MegatronJob
 from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.levers.kernels import HOST_LEVERS, KERNEL_LEVERS
@@ -31,14 +31,25 @@ VALUED = (OPTIONS["recompute_granularity"], METHOD, NUM_LAYERS)
 
 
 def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
-    """Return the levers that can be turned on for a layout, beside the full sharding that the command may have."""
-    own = [lever for lever in FULL_SHARDING_LEVERS if at.job.args.has(lever.switch)]
-    beside = [lever for lever in LEVERS if all(_goes_with(lever, other) for other in own)]
+    """Return the levers that can be turned on for a layout, beside those that the command has on already."""
+    own = [lever for lever in LEVERS if lever.is_known(at.job) and _is_own(lever, at.job)]
+    beside = [lever for lever in LEVERS if not any(_is_barred(lever, other) for other in own)]
     return [lever for lever in beside if lever.is_for(at) and _is_writable(lever, at.job, line)]
 
 
-def _goes_with(lever: MegatronLever, other: MegatronLever) -> bool:
-    return lever.name != other.name and lever.name not in other.excludes and other.name not in lever.excludes
+def _is_own(lever: MegatronLever, job: MegatronJob) -> bool:
+    """Tell whether the command has a lever on; full sharding by whatever strategy."""
+    return lever.is_on(job) or (lever in FULL_SHARDING_LEVERS and job.args.has(lever.switch))
+
+
+def _is_barred(lever: MegatronLever, own: MegatronLever) -> bool:
+    """Tell whether a lever cannot be set beside one of the command, and neither builds on that nor takes it away.
+
+    Full sharding is never taken away, only what it needs could be.
+    """
+    takes_away = any(lever.sets.get(option, True) is None for option in own.sets)
+    is_replaced = own.sets.keys() <= lever.sets.keys() or takes_away
+    return excludes(lever, own) and (own in FULL_SHARDING_LEVERS or not is_replaced)
 
 
 def _is_writable(lever: MegatronLever, job: MegatronJob, line: ParsedCommand) -> bool:
@@ -61,5 +72,4 @@ def logged_levers(job: MegatronJob, params: Mapping[str, Value]) -> dict[str, Va
 
 
 def _set(job: MegatronJob, params: Mapping[str, Value]) -> list[MegatronLever]:
-    release = job.features.release
-    return [lever for lever in set_levers(LEVERS, params) if lever.first <= release <= lever.last]
+    return [lever for lever in set_levers(LEVERS, params) if lever.is_known(job)]

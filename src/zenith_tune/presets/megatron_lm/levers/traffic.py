@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.megatron_lm.hook import DEEP_EP
+from zenith_tune.presets.megatron_lm.job import TORCH_FSDP
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP
 from zenith_tune.presets.megatron_lm.overlap import DISPATCHERS, could_overlap_experts
@@ -41,6 +43,7 @@ DATA_LEVERS = (
         value="grads",
         sets={GRADS: True},
         goes=_is_reduced_alone,
+        excluded_by=(TORCH_FSDP,),
         saves={"dp": 0.6},
         source=f"{ASSUMED}: what is behind the backward pass of {GATHERED}",
     ),
@@ -91,9 +94,14 @@ def _exchanges(at: Situation) -> bool:
     return at.job.has_experts and at.has_engine and at.layout.ep > 1
 
 
+def _can_exchange_by_kernels(at: Situation) -> bool:
+    """Tell whether tokens are exchanged, and not by kernels of the user's own choice."""
+    return _exchanges(at) and at.dispatcher != "flex"
+
+
 def _exchanges_in_racks(at: Situation) -> bool:
     """Tell whether NVLink joins more than a node, which HybridEP is made for."""
-    return _exchanges(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
+    return _can_exchange_by_kernels(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
 
 
 def _can_overlap_shared(at: Situation) -> bool:
@@ -107,8 +115,9 @@ FLEX = MegatronLever(
     value="deepep",
     sets={"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": "deepep"},
     first=(0, 16),
-    goes=_exchanges,
+    goes=_can_exchange_by_kernels,
     excluded_by=NO_PADDING,
+    package=DEEP_EP,
     saves={"ep": 0.4},
     is_alone=True,
     source="Megatron MoE model zoo: 898 tokens/s predicted for Qwen3-235B with alltoall, 1,575 measured with DeepEP",
@@ -161,7 +170,7 @@ EXPERT_LEVERS = (
         first=(0, 10),
         last=(0, 17),
         goes=lambda at: _can_overlap_shared(at) and at.dispatcher == "alltoall",
-        excludes=SHARED_OVERLAP.excludes | {"dispatcher"},
+        excludes=SHARED_OVERLAP.excludes | {"dispatcher=deepep", "dispatcher=hybridep"},
     ),
     replace(
         FLEX,

@@ -294,7 +294,7 @@ const STUDY_SECTIONS = [
   { id: "doctor", title: "What the doctor says", draw: doctorList },
   { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
   { id: "unshown", title: "Not shown", wide: true, collects: true },
-  { id: "findings", title: "What the strategy found", wide: true, draw: findingsList },
+  { id: "findings", title: "What the search found", wide: true, draw: findingsList },
   { id: "failures", title: "Failures by cause", wide: true, draw: failureList },
   { id: "trials", title: "Every trial", wide: true, draw: trialTable },
 ];
