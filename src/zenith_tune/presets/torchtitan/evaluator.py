@@ -81,10 +81,10 @@ def _number(text: str) -> float:
 class TorchTitanEvaluator(TuningEvaluator):
     """Read the steady speed from the lines that torchtitan prints of its steps.
 
-    `tokens_per_s` is of all `n_gpus`, or of one GPU where that is not given; `tflops` is of one GPU as torchtitan counts
-    them, `step_time` in seconds by the tokens of a step that the log tells.
+    `tokens_per_s` is of all `n_gpus`, or of one GPU where that is not given; `tflops` is of one GPU as torchtitan
+    counts them, `step_time` in seconds by the tokens of a step that the log tells.
 
-    >>> line = "step: {0:2}  loss:  8.1  grad_norm:  1.2  memory:  1.50GiB(1.9%)  tps: 1,000  tflops: 9.10  mfu: 1.1%\\n"
+    >>> line = "step: {0:2}  loss:  8.1  grad_norm:  1.2  memory:  1.50GiB(1.9%)  tps: 1,000  tflops: 9.10\\n"
     >>> TorchTitanEvaluator(n_gpus=8).evaluate("".join(line.format(step) for step in (1, 2, 3)), {})
     8000.0
     """

@@ -1,7 +1,7 @@
 """Levers of torchtitan: settings beside the layout, which are tried on the point that won.
 
-Names are those of 0.1.0 to main at 2026-08-22. Products in 8 bits can be asked for by the command up to 0.2 alone; later
-they are part of a configuration in Python.
+Names are those of 0.1.0 to main at 2026-08-22. Products in 8 bits can be asked for by the command up to 0.2 alone;
+later they are part of a configuration in Python.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def _by_arguments(run: TitanRun) -> ModelSpec:
 def _rounded_width(args: Mapping[str, Any]) -> int:
     """Return Llama's feed-forward width: two thirds of four times the hidden size, scaled and rounded up."""
     width = int(int(8 * args["dim"] / 3) * (args.get("ffn_dim_multiplier") or 1))
-    multiple = args["multiple_of"]
-    return -(-width // multiple) * int(multiple)
+    multiple = int(args["multiple_of"])
+    return -(-width // multiple) * multiple
 
 
 def _latent(values: Mapping[str, Any], q_rank: Any) -> LatentAttention | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
@@ -48,6 +48,17 @@ def job_notes(space: TitanSpace, steps: int) -> list[str]:
     if job.splits_itself:
         notes.append("pp is not searched: the pipeline is cut by hand")
     return notes
+
+
+def _named_model(job: TitanJob) -> ModelSpec:
+    """Return the model of a job that names one of the catalog; the shape of another is seen in its run."""
+    try:
+        return job_model(job.model)
+    except UnknownNameError:
+        if job.given.model is not None:
+            raise
+        hint = "or give --args model=NAME"
+        raise UsageError(f"the shape of {job.model} is seen when your own command runs", hint=hint) from None
 
 
 @PresetRegistry.register("torchtitan")
@@ -95,7 +106,7 @@ class TorchTitanPreset(TuningPreset):
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
-        self._model = LookedUp(lambda: job_model(job.model))
+        self._model = LookedUp(lambda: _named_model(job))
         self._bind_job(job)
 
     def _bind_job(self, job: TitanJob) -> None:
@@ -111,13 +122,16 @@ class TorchTitanPreset(TuningPreset):
             problem = f"{PRESET} knows the settings of a configuration in Python after a run of it alone"
             raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
         was_unknown = isinstance(self._model.get(), UsageError)
-        if self._given.model is None and run.model:
-            self._model = LookedUp(lambda: live_model(run))
+        live = LookedUp(lambda: live_model(run))
+        if self._given.model is None and run.model and (was_unknown or isinstance(live.get(), ModelSpec)):
+            self._model = live
         self._bind_job(job)
         notes = [] if before.is_known else job_notes(self._space, self.steps)[1:]
         model = self._model.get()
         if was_unknown and isinstance(model, ModelSpec):
-            notes.append(f"the model is {model.name}, with {model.num_params:,} parameters by its own description")
+            notes.append(f"{model.name} has {model.num_params:,} parameters, by what it says of its shape")
+        elif was_unknown:
+            notes.append(f"layouts are not planned: {model}")
         return notes
 
     def get_search_space(self) -> dict[str, Parameter]:
