@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.describe.fake_smi import install
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module, skip
 from zenith_tune.presets.torchtitan.command import titan_run
@@ -156,12 +155,10 @@ def test_a_study_on_two_ranks_plans_from_the_run_and_keeps_the_batch(zenithtune:
         skip("torchtitan", "the models of this release of torchtitan do not train on CPU")
     data_of(tmp_path)
     (tmp_path / "job.toml").write_text(TOML.format(folder=tmp_path))
-    gpus = "".join(f'echo "GPU {at}: NVIDIA H100 80GB HBM3 (UUID: GPU-{at})";' for at in range(2))
-    install(tmp_path / "nvidia-smi", f'if [ "$1" = -L ]; then {gpus} fi')
     paths = os.pathsep.join([str(ON_CPU), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {**ENGINE_ENV, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": paths}
+    env = {**ENGINE_ENV, "PYTHONPATH": paths}
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
-    given = ("--n-trials", "1", "--args", "levers=none,steps=4,search=mbs+ac")
+    given = ("--n-trials", "1", "--args", "levers=none,steps=4,search=mbs+ac,cluster=h100x2")
     launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "torchtitan.train")
     command = (*launch, "--job.config_file", str(tmp_path / "job.toml"))
     done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)

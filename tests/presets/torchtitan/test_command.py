@@ -39,11 +39,14 @@ fi
         "python -m torchtitan.train --module llama3 --config llama3_8b",
         "srun torchrun --nnodes 2 --nproc_per_node 8 ./torchtitan/train.py --job.config-file=a.toml",
         "torchrun -m my.own.train --job.config_file a.toml",
+        "python3 -m torch.distributed.run --nproc-per-node 2 -m torchtitan.train --job.config_file a.toml",
         "cd titan && PYTHONPATH=. torchrun -m torchtitan.train --module my.jobs --config small",
     ],
 )
 def test_a_command_that_runs_torchtitan_is_recognised(command: str) -> None:
     assert recognised_preset(command) == "torchtitan"
+    run = titan_run(command)
+    assert run is not None and run.program.rpartition("/")[2].removesuffix(".py").endswith("train")
 
 
 @pytest.mark.parametrize("command", ["python train.py --config a", "python -m train --module a --config b"])

@@ -42,6 +42,12 @@ def test_one_rank_gives_the_speed_and_all_give_the_memory() -> None:
     assert found.peak_memory_bytes == 40 * GIB
 
 
+def test_a_step_that_every_rank_prints_without_its_number_is_one_step() -> None:
+    twice = "".join(log(line, line, rank=None) for line in RUN)
+    found = TorchTitanEvaluator(n_gpus=8).measure(twice, {})
+    assert (found.value, found.num_samples) == (8100 * 8, 3)
+
+
 def test_other_objectives() -> None:
     evaluator = TorchTitanEvaluator(n_gpus=8)
     assert evaluator.with_objective("tflops").evaluate(log(*RUN), {}) == 409.6

@@ -225,6 +225,8 @@ def test_context_parallelism_is_searched_for_long_sequences(tmp_path: Path) -> N
 def test_the_number_of_gpus_is_that_of_the_command(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         bound(of_file(tmp_path), n_gpus=4)
+    with pytest.raises(UsageError):
+        bound(of_file(tmp_path, f"--{TP} 16"))
     command = of_file(tmp_path).replace("--nproc-per-node", "--nnodes 2 --nproc-per-node")
     preset = bound(command)
     assert preset.own_point(command) is not None and preset._space.job.num_gpus == 16

@@ -39,7 +39,8 @@ def _is_titan(words: Sequence[str], at: int) -> bool:
     if at == 0 or words[at - 1] != "-m":
         return False
     named = {name for each in words[at + 1 :] if (name := _name(each.partition("=")[0]))}
-    return word == "torchtitan.train" or FILE_OPTION in named
+    # A launcher is a module as well, with the training program behind it.
+    return word == "torchtitan.train" or (FILE_OPTION in named and "-m" not in words[at + 1 :])
 
 
 def _name(word: str) -> str | None:

@@ -196,6 +196,8 @@ def _valid(lines: list[StepLine]) -> list[StepLine]:
 
 
 def _steady(lines: Sequence[StepLine]) -> Sequence[StepLine]:
-    """Return the lines after warm-up, of the first rank that prints any: the others took part in the same steps."""
-    own = [line for line in lines if line.rank == lines[0].rank]
-    return own[num_warm_up([1 / line.tokens_per_s for line in own]) :]
+    """Return the lines after warm-up, the first of each step: all ranks took part in it, and may print it."""
+    rank = lines[0].rank
+    own = {line.step: line for line in reversed(lines) if line.rank == rank}
+    found = [own[step] for step in sorted(own)]
+    return found[num_warm_up([1 / line.tokens_per_s for line in found]) :]

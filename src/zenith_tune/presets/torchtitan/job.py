@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.rules import WORLD, JobFacts
 from zenith_tune.presets.launched_gpus import machine_gpus, pretrain_gpus, run_resources
 from zenith_tune.presets.torchtitan.command import (
     FILE_OPTION,
@@ -33,6 +35,7 @@ SIZES = {
     "cp": "parallelism.context_parallel_degree",
     "ep": "parallelism.expert_parallel_degree",
 }
+CUTS = ("tp", "pp", "cp")
 SEQUENCE_PARALLEL = "parallelism.enable_sequence_parallel"
 OWN_SPLITS = ("parallelism.pipeline_parallel_layers_per_stage", "parallelism.module_fqns_per_model_part")
 """A pipeline that is cut by hand."""
@@ -109,7 +112,7 @@ class TitanJob:
     @property
     def batch_ranks(self) -> int:
         """Ranks that see other samples, as the job has them."""
-        return max(self.num_gpus // math.prod(self.size(name) for name in ("tp", "pp", "cp")), 1)
+        return max(self.num_gpus // math.prod(self.size(name) for name in CUTS), 1)
 
     @property
     def replicas(self) -> int:
@@ -178,7 +181,7 @@ def read_job(command: str, given: TitanOverrides) -> TitanJob:
     settings = {**(file_settings(run, str(file)) if file is not None else {}), **own}
     num_gpus = _num_gpus(run, given)
     target = ParsedCommand.of(command).target
-    return TitanJob(
+    job = TitanJob(
         dialect=dialect,
         num_gpus=num_gpus,
         num_nodes=run_resources(command, run, num_gpus).nodes,
@@ -188,6 +191,9 @@ def read_job(command: str, given: TitanOverrides) -> TitanJob:
         model=given.model or model_name(settings),
         given=given,
     )
+    if broken := WORLD.reason(JobFacts(), Layout(num_gpus=num_gpus, **{name: job.size(name) for name in CUTS})):
+        raise UsageError(f"the job as it is does not run: {broken}", hint="start as many GPUs as its sizes need")
+    return job
 
 
 def model_name(settings: Mapping[str, Any]) -> str | None:

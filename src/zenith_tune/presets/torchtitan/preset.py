@@ -121,17 +121,17 @@ class TorchTitanPreset(TuningPreset):
         if not job.is_known:
             problem = f"{PRESET} knows the settings of a configuration in Python after a run of it alone"
             raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
-        was_unknown = isinstance(self._model.get(), UsageError)
+        planned, was_unknown = self._subject.get(), isinstance(self._model.get(), UsageError)
         live = LookedUp(lambda: live_model(run))
         if self._given.model is None and run.model and (was_unknown or isinstance(live.get(), ModelSpec)):
             self._model = live
         self._bind_job(job)
         notes = [] if before.is_known else job_notes(self._space, self.steps)[1:]
-        model = self._model.get()
+        model, now = self._model.get(), self._subject.get()
         if was_unknown and isinstance(model, ModelSpec):
             notes.append(f"{model.name} has {model.num_params:,} parameters, by what it says of its shape")
-        elif was_unknown:
-            notes.append(f"layouts are not planned: {model}")
+        if isinstance(now, UsageError) and str(now) != str(planned):
+            notes.append(f"layouts are not planned: {now}")
         return notes
 
     def get_search_space(self) -> dict[str, Parameter]:
