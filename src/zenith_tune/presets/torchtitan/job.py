@@ -35,7 +35,6 @@ SIZES = {
     "cp": "parallelism.context_parallel_degree",
     "ep": "parallelism.expert_parallel_degree",
 }
-CUTS = ("tp", "pp", "cp")
 SEQUENCE_PARALLEL = "parallelism.enable_sequence_parallel"
 OWN_SPLITS = ("parallelism.pipeline_parallel_layers_per_stage", "parallelism.module_fqns_per_model_part")
 """A pipeline that is cut by hand."""
@@ -112,7 +111,7 @@ class TitanJob:
     @property
     def batch_ranks(self) -> int:
         """Ranks that see other samples, as the job has them."""
-        return max(self.num_gpus // math.prod(self.size(name) for name in CUTS), 1)
+        return max(self.num_gpus // math.prod(self.size(name) for name in ("tp", "pp", "cp")), 1)
 
     @property
     def replicas(self) -> int:
@@ -191,7 +190,8 @@ def read_job(command: str, given: TitanOverrides) -> TitanJob:
         model=given.model or model_name(settings),
         given=given,
     )
-    if broken := WORLD.reason(JobFacts(), Layout(num_gpus=num_gpus, **{name: job.size(name) for name in CUTS})):
+    own_layout = Layout(num_gpus=num_gpus, tp=job.size("tp"), pp=job.size("pp"), cp=job.size("cp"))
+    if broken := WORLD.reason(JobFacts(), own_layout):
         raise UsageError(f"the job as it is does not run: {broken}", hint="start as many GPUs as its sizes need")
     return job
 
