@@ -67,6 +67,13 @@ def test_a_script_is_read_with_the_variables_in_front_of_it(tmp_path: Path, text
     assert with_settings(command, TOML, {"training.steps": 7}).endswith("--training.steps 7")
 
 
+def test_a_script_that_passes_on_what_it_is_given_needs_no_option_in_the_command(tmp_path: Path) -> None:
+    (tmp_path / "run_train.sh").write_text(OLD_SCRIPT)
+    (tmp_path / "small.toml").write_text("[training]\nseq_len = 64\n")
+    job = bound(f"cd {tmp_path} && bash run_train.sh")._space.job
+    assert (job.seq_len, job.num_gpus) == (64, 8)
+
+
 def test_a_script_that_drops_its_arguments_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config small\n")

@@ -19,6 +19,7 @@ from zenith_tune.study.parameters import Value
 PRESET = "preset torchtitan"
 FILE_OPTION = "job.config_file"
 _SUBCOMMAND = re.compile(r"activation[-_]checkpoint:([a-z-]+)")
+_TRIED = "training.steps"
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 Settings = dict[str, Any]
@@ -29,6 +30,14 @@ def titan_run(command: str) -> ProgramRun | None:
     """Return the run of torchtitan that a command, or a script that it starts, comes down to."""
     runs = find_runs(command, _is_titan).runs
     return runs[-1] if runs else None
+
+
+def takes_options(command: str, run: ProgramRun) -> bool:
+    """Tell whether an option that is added to a command reaches torchtitan: a script may pass on none, or some alone."""
+    if not run.script or run.added_at is not None:
+        return True
+    found = titan_run(ParsedCommand.of(command).set({f"--{_TRIED}": 1}, keeps_names=True).text)
+    return found is not None and _TRIED in option_settings(found.arguments)
 
 
 def _is_titan(words: Sequence[str], at: int) -> bool:

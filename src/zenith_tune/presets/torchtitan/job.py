@@ -18,6 +18,7 @@ from zenith_tune.presets.torchtitan.command import (
     Settings,
     file_settings,
     option_settings,
+    takes_options,
     titan_run,
 )
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, FIRST, MODULE, TOKENS, Dialect, dialect_of
@@ -171,7 +172,7 @@ def read_job(command: str, given: TitanOverrides) -> TitanJob:
     if run is None:
         problem = f"{PRESET} tunes a run of torchtitan.train, but the command has none"
         raise UsageError(problem, hint="give `torchrun ... -m torchtitan.train ...`, or ./run_train.sh")
-    if run.script and run.added_at is None:
+    if not takes_options(command, run):
         problem = f"{run.script} does not pass its arguments on, so that no setting reaches torchtitan"
         raise UsageError(problem, hint='put "$@" at the end of its training command')
     own = option_settings(run.arguments)
