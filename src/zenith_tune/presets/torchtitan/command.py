@@ -33,7 +33,7 @@ def titan_run(command: str) -> ProgramRun | None:
 
 
 def takes_options(command: str, run: ProgramRun) -> bool:
-    """Tell whether an option that is added to a command reaches torchtitan: a script may pass on none, or some alone."""
+    """Tell whether an option that is added to a command reaches torchtitan, which a script may not pass on."""
     if not run.script or run.added_at is not None:
         return True
     found = titan_run(ParsedCommand.of(command).set({f"--{_TRIED}": 1}, keeps_names=True).text)
