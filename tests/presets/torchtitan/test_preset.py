@@ -125,6 +125,7 @@ def test_a_configuration_in_python_is_known_after_its_run_alone() -> None:
     own = preset.own_point(OF_PYTHON)
     assert own is not None and (own["schedule"], own["ac"], own["mbs"]) == ("Interleaved1F1B", "selective", 8)
     assert preset.subject(OF_PYTHON).model.num_params == NUM_PARAMS
+    assert preset.train_steps(OF_PYTHON) is None  # the run made those of a trial
     assert isinstance(preset.get_recommended_strategy(), GuidedStrategy)
 
 

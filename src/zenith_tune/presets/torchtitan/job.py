@@ -230,6 +230,7 @@ def live_job(job: TitanJob, run: TitanRun) -> TitanJob:
     dialect = job.dialect
     if not dialect.has_file:
         dialect = TOKENS if TOKENS.micro_batch in run.settings else MODULE
-    # What a trial alone has is not the job's own.
-    kept = {name: job.settings[name] for name in job.settings if name == STEPS}
-    return replace(job, dialect=dialect, settings={**run.settings, **kept}, is_known=True, gpu=run.gpu)
+    # The run made the steps of a trial.
+    settings = {name: value for name, value in run.settings.items() if name != STEPS}
+    settings |= {name: value for name, value in job.settings.items() if name == STEPS}
+    return replace(job, dialect=dialect, settings=settings, is_known=True, gpu=run.gpu)
