@@ -29,6 +29,10 @@ def test_the_first_step_is_left_out_and_the_rest_is_of_all_gpus() -> None:
     assert found.extra["tflops_per_gpu"] == 409.6
 
 
+def test_a_first_stage_that_knows_no_loss_has_a_speed() -> None:
+    assert TorchTitanEvaluator().evaluate(log(*steps(29, 48, 57, 62, loss="-1.00000")), {}) > 0
+
+
 def test_lines_of_0_1_are_read_and_those_of_validation_are_not() -> None:
     texts = [FIRST_STEP.format(step=1, tps=1820), VALIDATION.format(step=1), FIRST_STEP.format(step=2, tps=8192)]
     found = read_lines(log(*texts, rank=None))
