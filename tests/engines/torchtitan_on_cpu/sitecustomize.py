@@ -1,10 +1,12 @@
 """Stand in for what torchtitan asks of a device, so that it trains, as it is, on a machine that has none.
 
-It reads the kind of the device from PyTorch, and calls what CUDA's module has and that of the CPU has not.
+It reads the kind of the device from PyTorch, and calls what CUDA's module has and that of the CPU has not. Its
+kernels for experts, which are not used here, are left out where there is no Triton to declare them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from collections.abc import Sequence
@@ -28,6 +30,10 @@ def stand_in() -> None:
     device.empty_cache = lambda: None
     device.set_device = lambda at: None
     device.current_device = lambda: 0
+    if importlib.util.find_spec("triton") is None:
+        kernels = types.ModuleType("torchtitan.models.moe.kernels")
+        kernels.__dict__["generate_permute_indices"] = None
+        sys.modules[kernels.__name__] = kernels
     found.distributed.barrier = lambda *args, device_ids=None, **kwargs: barrier(*args, **kwargs)
 
 
