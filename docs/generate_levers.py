@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.describe.megatron.version import NEWEST, OLDEST
+from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpLever
 from zenith_tune.presets.deepspeed.levers.declaration import OLDEST as OLDEST_DEEPSPEED
 from zenith_tune.presets.deepspeed.levers.declaration import DeepSpeedLever
@@ -15,6 +16,10 @@ from zenith_tune.presets.deepspeed.levers.offered import LEVERS as DEEPSPEED_LEV
 from zenith_tune.presets.levers import LeverDeclaration
 from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS as MEGATRON_LEVERS
+from zenith_tune.presets.torchtitan.dialect import MODULE, TOML
+from zenith_tune.presets.torchtitan.job import TitanJob
+from zenith_tune.presets.torchtitan.levers import LEVERS as TITAN_LEVERS
+from zenith_tune.presets.torchtitan.levers import TitanLever
 from zenith_tune.presets.trainer.levers import LEVERS as TRAINER_LEVERS
 from zenith_tune.presets.trainer.levers import TrainerLever
 
@@ -41,6 +46,10 @@ def tables() -> dict[str, str]:
         "Trainer": _table(
             ("lever", "arguments", "needs", "time", "memory", "source"),
             [_row(each, _arguments(each), _needs(each)) for each in TRAINER_LEVERS],
+        ),
+        "torchtitan": _table(
+            ("lever", "settings", "time", "memory", "source"),
+            [_row(each, _settings(each)) for each in TITAN_LEVERS],
         ),
     }
 
@@ -79,6 +88,14 @@ def _memory(lever: LeverDeclaration[Any]) -> str:
     if lever.effect or lever.memory_at:
         return "predicted"
     return f"{lever.memory:+.0%}" if lever.memory else ""
+
+
+def _settings(lever: TitanLever) -> str:
+    """Return what it sets on two nodes, in the words of 0.2 and of 0.3 where they differ."""
+    layout = Layout(num_gpus=16)
+    known: dict[str, Any] = {"num_gpus": 16, "num_nodes": 2, "settings": {}, "options": frozenset(), "is_known": True}
+    jobs = [TitanJob(dialect=dialect, **known) for dialect in (TOML, MODULE)]
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(name for job in jobs for name in lever.sets(job, layout)))
 
 
 def _arguments(lever: TrainerLever) -> str:

@@ -111,7 +111,7 @@ FAMILIES = (
     ),
     TimeFamily(
         name="fsdp",
-        frameworks=("fsdp",),
+        frameworks=("fsdp", "torchtitan"),
         fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": LAUNCH},
         by_gpu=("gemm_efficiency",),
     ),

@@ -25,7 +25,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 
 @click.command(short_help="Find the fastest options for a training command by short real trials.")
 @click.option("--preset", metavar="NAME",
-              help="megatron-lm, deepspeed, accelerate, trainer, mimo, demo ... [default: by the command]")  # fmt: skip
+              help="megatron-lm, deepspeed, accelerate, trainer, torchtitan ... [default: by the command]")  # fmt: skip
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
 @click.option("--topology", type=click.Path(path_type=Path), metavar="FILE",
               help="What `nvidia-smi topo -m` printed on one node: the nodes of the job are linked so.")  # fmt: skip
@@ -38,7 +38,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option(
     "--evaluator",
     metavar="NAME",
-    help="How to read a trial's value: megatron, deepspeed, accelerate, trainer, regex, ...",
+    help="How to read a trial's value: megatron, deepspeed, accelerate, trainer, torchtitan, regex, ...",
 )
 @click.option("--evaluator-args", metavar="K=V,...", multiple=True, help="The evaluator's arguments.")
 @click.option("--objective", metavar="NAME|REGEX",

@@ -117,6 +117,7 @@ EvaluatorRegistry: Registry[TuningEvaluator] = Registry(
         "accelerate": "zenith_tune.presets.accelerate.evaluator",
         "trainer": "zenith_tune.presets.trainer.evaluator",
         "deepspeed": "zenith_tune.presets.deepspeed.evaluator",
+        "torchtitan": "zenith_tune.presets.torchtitan.evaluator",
     },
     contract=TuningEvaluator,
 )

@@ -122,6 +122,9 @@ LIMITS = {
     "deepspeed": FrameworkLimits(sizes=(), zero_stages=(0, 1, 2, 3), recompute=_WHOLE_LAYERS),
     "hf-accelerate": FrameworkLimits(sizes=(), zero_stages=(0,), recompute=_WHOLE_LAYERS),
     "fsdp": _FSDP,
+    "torchtitan": FrameworkLimits(
+        sizes=("tp", "pp", "vp", "cp", "ep"), zero_stages=(0, 1, 2, 3), recompute=("none", "selective", "full/uniform")
+    ),
     "llm-foundry": _FSDP,
     "jax": _FSDP,
 }

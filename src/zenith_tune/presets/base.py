@@ -284,6 +284,7 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",
         "mimo": "zenith_tune.presets.mimo.preset",
         "space": "zenith_tune.presets.space",
+        "torchtitan": "zenith_tune.presets.torchtitan.preset",
         "trainer": "zenith_tune.presets.trainer.preset",
     },
     contract=TuningPreset,

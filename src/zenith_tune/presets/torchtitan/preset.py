@@ -1,0 +1,239 @@
+"""Pre-training with torchtitan: parallel sizes, sharding, micro-batch and recomputation, as options of the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zenith_tune.describe.job_spec import JobSpec, PlanSubject
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
+from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.launched_gpus import run_resources
+from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
+from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
+from zenith_tune.presets.torchtitan.job import STEPS, TitanJob, TitanOverrides, live_job, read_job
+from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation, levers_for
+from zenith_tune.presets.torchtitan.live import TitanRun, live_model
+from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
+from zenith_tune.strategies.base import TuningStrategy
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.resources import Resources
+
+FRAMEWORK = "torchtitan"
+MOST_STEPS = 10_000
+LOG_FREQUENCY = "metrics.log_freq"
+
+
+def job_notes(space: TitanSpace, steps: int) -> list[str]:
+    """Return one line for each thing worth knowing."""
+    job = space.job
+    notes = [
+        f"trials make {steps} steps each, without saving, evaluation and profiling (--args steps=N);"
+        " the best command is without that"
+    ]
+    if not job.is_known:
+        notes.append("the job is set up in Python: the run of your own command shows its settings")
+        return notes
+    searched = [name for name, choices in space.axes.items() if len(choices) > 1]
+    what = f"{job.num_gpus} GPUs, sequence {job.seq_len}, batch {job.global_batch}"
+    notes.append(f"read by the dialect of {job.dialect.name}: {what}; searched: {', '.join(searched) or 'nothing'}")
+    own = job.own(job.dialect.global_batch)
+    if not (type(own) is int and own > 0):
+        notes.append(f"{job.dialect.global_batch} is not set, so that layouts would change the batch: trials set it")
+    if job.splits_itself:
+        notes.append("pp is not searched: the pipeline is cut by hand")
+    return notes
+
+
+def _named_model(job: TitanJob) -> ModelSpec:
+    """Return the model of a job that names one of the catalog; the shape of another is seen in its run."""
+    try:
+        return job_model(job.model)
+    except UnknownNameError:
+        if job.given.model is not None:
+            raise
+        hint = "or give --args model=NAME"
+        raise UsageError(f"the shape of {job.model} is seen when your own command runs", hint=hint) from None
+
+
+@PresetRegistry.register("torchtitan")
+class TorchTitanPreset(TuningPreset):
+    """Tune a command that runs torchtitan.train, itself or by a script such as run_train.sh.
+
+    A TOML is read; a configuration in Python is known after a run of the command. Every value is an option of the
+    command, so that no file is changed, and the global batch stays what it is. `n_gpus`, `gbs`, `seq` and `model` say
+    what the command does not tell; `cluster` is this machine unless named, and `topology` a file with what
+    `nvidia-smi topo -m` says of each machine. `search` lists the axes, with a plus between them: tp, pp, schedule, cp,
+    ep, shard, mbs and ac. `levers` are the settings that are tried on the best point: default, none, or names with a
+    plus between them; those that change the numerics where `allow` names them. `steps` are those of a trial.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        gbs: int | None = None,
+        cluster: str | None = None,
+        topology: str | None = None,
+        model: str | None = None,
+        seq: int | None = None,
+        search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
+        mbs_max: int = 64,
+        steps: int = 20,
+    ) -> None:
+        refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
+        if not 3 <= steps <= MOST_STEPS:
+            raise UsageError(f"steps must be from 3 to {MOST_STEPS}, but got {steps}", hint="give steps=20")
+        self.cluster, self.topology, self.search = cluster, topology, search
+        self.mbs_max, self.steps = mbs_max, steps
+        self._levers = LeverChoice.of(levers, allow, LEVERS)
+        self._given = TitanOverrides(n_gpus=n_gpus, gbs=gbs, seq=seq, model=model)
+        self._bound: TitanSpace | None = None
+        self._model: LookedUp[ModelSpec] = LookedUp(lambda: job_model(None))
+        self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command`, or a shell script that it starts, runs torchtitan."""
+        return titan_run(command) is not None
+
+    def bind(self, command: str) -> None:
+        job = read_job(command, self._given)
+        self._model = LookedUp(lambda: _named_model(job))
+        self._bind_job(job)
+
+    def _bind_job(self, job: TitanJob) -> None:
+        model = self._model.get()
+        self._bound = TitanSpace.of(job, model if isinstance(model, ModelSpec) else None, self.search, self.mbs_max)
+        self._subject = LookedUp(self._looked_up)
+
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn the settings of a configuration in Python, and the shape of the model, from a run of the command."""
+        run, before = TitanRun.read(log), self._space.job
+        job = live_job(before, run)
+        if not job.is_known:
+            problem = f"{PRESET} knows the settings of a configuration in Python after a run of it alone"
+            raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
+        planned, was_unknown = self._subject.get(), isinstance(self._model.get(), UsageError)
+        live = LookedUp(lambda: live_model(run))
+        if self._given.model is None and run.model and (was_unknown or isinstance(live.get(), ModelSpec)):
+            self._model = live
+        self._bind_job(job)
+        notes = [] if before.is_known else job_notes(self._space, self.steps)[1:]
+        model, now = self._model.get(), self._subject.get()
+        if was_unknown and isinstance(model, ModelSpec):
+            notes.append(f"{model.name} has {model.num_params:,} parameters, by what it says of its shape")
+        if isinstance(now, UsageError) and str(now) != str(planned):
+            notes.append(f"layouts are not planned: {now}")
+        return notes
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {name: CategoricalParameter(choices) for name, choices in self._space.axes.items()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        return self._space.explain(params)
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("tp", "pp", "mbs", "ac")
+
+    def lever_space(self) -> dict[str, Parameter]:
+        return {**lever_parameters(LEVERS, self._space.axes)}
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
+        at = TitanSituation(job=self._space.job, layout=self.layout(params), shard=str(params["shard"]))
+        return self._levers.offered(levers_for(at), at)
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._space.layout(params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return self._subject.required()
+
+    def own_point(self, command: str) -> Params | None:
+        return self._space.own_point() if self._space.job.is_known else None
+
+    def train_steps(self, command: str) -> int | None:
+        steps = self._space.job.own(STEPS)
+        return steps if type(steps) is int and steps > 0 else None
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        """Return `command` with the options of a point."""
+        return with_settings(command, self._space.job.dialect, self._space.written(params))
+
+    def trial_command(self, command: str) -> str:
+        """Return the command as it is measured: a few steps, each in the log, and nothing beside them."""
+        job = self._space.job
+        dialect = job.dialect
+        # Of a TOML it is known what is on; an option that a release does not have would end the run.
+        services = [name for name in dialect.services if not dialect.has_file or job.own(name)]
+        values: dict[str, Value] = {STEPS: self.steps, LOG_FREQUENCY: 1, **dict.fromkeys(services, False)}
+        if dialect.prints:
+            values[dialect.prints] = True
+        return with_settings(command, dialect, values)
+
+    def resources(self, command: str) -> Resources:
+        return run_resources(command, titan_run(command), self._space.job.num_gpus)
+
+    def label(self, params: Mapping[str, Value]) -> str:
+        """Return a point in a few words; what is 1 goes without saying."""
+        axes = self._space.axes
+        words = [f"{name.upper()}{params[name]}" for name in ("tp", "pp", "cp", "ep") if params[name] != 1]
+        words += [str(params["schedule"])] * (params["pp"] != 1)
+        words += [str(params["shard"])] * (params["shard"] != FSDP)
+        words += [f"mbs{params['mbs']}", f"ac-{params['ac']}"]
+        return " ".join([*words, *(lever_label(name, value) for name, value in params.items() if name not in axes)])
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        from zenith_tune.strategies.guided.strategy import GuidedStrategy
+        from zenith_tune.strategies.optuna import OptunaStrategy
+
+        return GuidedStrategy() if isinstance(self._subject.get(), PlanSubject) else OptunaStrategy()
+
+    def evaluator(self) -> TuningEvaluator:
+        found = TorchTitanEvaluator(n_gpus=self._space.job.num_gpus)
+        found.step_tokens = self._step_tokens
+        return found
+
+    def _step_tokens(self) -> int | None:
+        job = self._space.job
+        return job.global_batch * job.seq_len if job.is_known else None
+
+    def notes(self, command: str) -> list[str]:
+        notes, planned = job_notes(self._space, self.steps), self._subject.get()
+        if isinstance(planned, UsageError):
+            notes.append(f"layouts are not planned before a trial: {planned}")
+        return [*notes, *self._lever_notes(command)]
+
+    def _lever_notes(self, command: str) -> list[str]:
+        """Return which levers may be tried: those of the job's own point, and of any that differs in one value."""
+        axes = self._space.axes
+        own: Params = {name: choices[0] for name, choices in axes.items()}
+        points = [own, *({**own, name: value} for name, choices in axes.items() for value in choices[1:])]
+        near = {lever.name for point in points for lever in self.levers(command, point)}
+        return self._levers.note(LEVERS, near)
+
+    @property
+    def _space(self) -> TitanSpace:
+        if self._bound is None:
+            raise UsageError(f"{PRESET} reads its job from a command, but has none: bind a command first")
+        return self._bound
+
+    def _looked_up(self) -> PlanSubject:
+        # Not at the top: the catalogs are loaded only where a plan is made.
+        from zenith_tune.describe.framework_spec import load_framework
+
+        job, model = self._space.job, self._model.required()
+        if not job.is_known:
+            raise UsageError("the settings are seen when your own command runs", hint="run the baseline")
+        return PlanSubject(
+            model=model,
+            cluster=seen_cluster(self.cluster, job.num_gpus, self.topology, job.gpu),
+            job=JobSpec(seq_len=job.seq_len, framework=load_framework(FRAMEWORK), precision=job.precision),
+        )

@@ -1,0 +1,277 @@
+"""What is searched of a job of torchtitan, the rules of its layouts, and the settings that a point stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.rules import (
+    BATCH,
+    DENSE,
+    EXPERT_WORLD,
+    EXPERTS,
+    HEADS,
+    WHOLE_QUERY_GROUPS,
+    WORLD,
+    JobFacts,
+    LayoutRule,
+    first_reason,
+    rule_of,
+)
+from zenith_tune.presets.base import DEFAULT, chosen_axes
+from zenith_tune.presets.torchtitan.dialect import AC_MODE, CUDA_GRAPHS_OFF
+from zenith_tune.presets.torchtitan.job import (
+    EXPERT_TENSOR,
+    REPLICATE,
+    RESHARD,
+    SCHEDULE,
+    SEQUENCE_PARALLEL,
+    SHARD,
+    SIZES,
+    TitanJob,
+)
+from zenith_tune.presets.torchtitan.levers import lever_settings
+from zenith_tune.study.parameters import Params, Value
+
+AXES = ("tp", "pp", "schedule", "cp", "ep", "shard", "mbs", "ac")
+LONG_SEQUENCE = 16_384
+"""Tokens from which on context parallelism is searched without being asked for."""
+ONE_STAGE, TWO_STAGES = ("1F1B", "GPipe"), "Interleaved1F1B"
+"""Schedules with one stage of a pipeline on each rank; all others have two."""
+FSDP, KEPT, DDP = "fsdp", "fsdp-kept", "ddp"
+"""How weights are held: sharded, sharded and kept from forward to backward, or whole on each rank."""
+POLICIES = {FSDP: "default", KEPT: "never"}
+RECOMPUTATIONS = ("none", "selective", "full")
+
+
+def _sequence_cuts(at: Any) -> Any:
+    """Return what a sequence is cut into: each context rank takes a piece from both of its ends."""
+    return at.tp * (1 + (at.cp > 1) * (2 * at.cp - 1))
+
+
+RULES: tuple[LayoutRule, ...] = (
+    WORLD,
+    DENSE,
+    EXPERT_WORLD,
+    EXPERTS,
+    HEADS,
+    WHOLE_QUERY_GROUPS,
+    rule_of(
+        "sequence",
+        "seq_len must be divisible by tp, and by 2*cp with context parallelism",
+        lambda facts, at: facts.seq_len % _sequence_cuts(at) == 0,
+        lambda facts, at: f"got {facts.seq_len} with tp {at.tp} and cp {at.cp}",
+        asks="seq_len",
+    ),
+    # Embedding and output count as a layer each.
+    rule_of(
+        "stages",
+        "a pipeline must have no more stages than num_layers+2",
+        lambda facts, at: at.pp * at.vp <= facts.num_layers + 2,
+        lambda facts, at: f"{at.pp}*{at.vp} stages are more than {facts.num_layers}+2",
+        asks="num_layers",
+    ),
+    BATCH,
+    # Schedule1F1B of PyTorch refuses fewer.
+    rule_of(
+        "micro_batches",
+        "1F1B needs as many micro-batches as stages",
+        lambda facts, at: (at.pp == 1) | (at.vp > 1) | (at.num_micro_batches >= at.pp),
+        lambda facts, at: f"got {at.num_micro_batches} with pp {at.pp}",
+    ),
+    # ScheduleInterleaved1F1B of PyTorch makes rounds of at least pp, all of the same number.
+    rule_of(
+        "rounds",
+        "an interleaved schedule needs micro-batches in equal rounds of pp or more",
+        lambda facts, at: (at.vp == 1) | (at.num_micro_batches % _rounds(at) == 0),
+        lambda facts, at: f"got {at.num_micro_batches} with pp {at.pp}",
+    ),
+)
+
+
+def _rounds(at: Any) -> Any:
+    whole = at.num_micro_batches // at.pp
+    return whole + (whole == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitanSpace:
+    """Turn a point into settings; the first choice of every axis is what the job has as it is."""
+
+    job: TitanJob
+    axes: Mapping[str, tuple[Value, ...]]
+    facts: JobFacts
+
+    @classmethod
+    def of(cls, job: TitanJob, model: ModelSpec | None, search: str, mbs_max: int) -> Self:
+        """Return the axes that `search` names; the others stay as they are."""
+        named = chosen_axes(search, {DEFAULT: _usual(job, model), **{name: (name,) for name in AXES}})
+        facts = _facts(job, model)
+        axes: dict[str, tuple[Value, ...]] = {}
+        for name, (own, others) in _choices(job, facts, mbs_max).items():
+            axes[name] = (own, *(each for each in others if each != own)) if name in named else (own,)
+        return cls(job=job, axes=axes, facts=facts)
+
+    def own_point(self) -> Params | None:
+        """Return the point that the job itself stands for; None where a trial of it would run another way."""
+        job = self.job
+        accumulates = job.size("pp") > 1 and job.rank_batch * job.batch_ranks != job.global_batch
+        point = {name: choices[0] for name, choices in self.axes.items()}
+        return None if accumulates or self.explain(point) is not None else point
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks."""
+        layout = self.layout(params)
+        broken = first_reason(RULES, self.facts, layout)
+        if broken is not None:
+            return broken
+        if layout.pp == 1 and params["schedule"] != self.axes["schedule"][0]:
+            return f"a schedule needs pp above 1, but got {params['schedule']} with pp 1"
+        return self._explain_sharding(layout, str(params["shard"]))
+
+    def _explain_sharding(self, layout: Layout, shard: str) -> str | None:
+        replicas, ranks = self.job.replicas, layout.dp
+        if shard == DDP and (layout.tp, layout.pp, layout.cp, layout.ep) != (1, 1, 1, 1):
+            return f"ddp goes with no other parallelism, but got tp {layout.tp}, pp {layout.pp} and cp {layout.cp}"
+        if shard != FSDP and ranks * layout.cp == 1:
+            return f"{shard} needs data-parallel ranks, but there is one"
+        if shard == KEPT and layout.pp > 1:
+            return "with a pipeline weights are kept anyway, so that fsdp-kept is fsdp"
+        if ranks % replicas:
+            return f"data-parallel ranks must be a multiple of the {replicas} replicas, but got {ranks}"
+        if (ranks // replicas * layout.cp * layout.tp) % layout.ep:
+            return f"ep must divide the ranks that share weights, but {layout.ep} does not"
+        return None
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return the layout that a point stands for."""
+        tp, pp = int(params["tp"]), int(params["pp"])
+        recompute = {"none": "none", "full": "full/uniform"}.get(str(params["ac"]), "selective")
+        return Layout(
+            num_gpus=self.job.num_gpus,
+            tp=tp,
+            pp=pp,
+            cp=int(params["cp"]),
+            ep=int(params["ep"]),
+            vp=1 if pp == 1 else stages_per_rank(str(params["schedule"])),
+            micro_batch=int(params["mbs"]),
+            global_batch=self.job.global_batch,
+            zero=_zero(str(params["shard"]), pp),
+            recompute=recompute,
+            recompute_layers=int(recompute == "full/uniform"),
+            sequence_parallel=tp > 1 and self.job.own(SEQUENCE_PARALLEL) is not False,
+        )
+
+    def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return all that a point sets."""
+        layout, dialect, shard = self.layout(params), self.job.dialect, str(params["shard"])
+        replicas = layout.dp if shard == DDP else self.job.replicas
+        found: dict[str, Value] = {
+            **{key: int(params[name]) for name, key in SIZES.items() if name != "ep" or dialect.has_experts},
+            REPLICATE: replicas,
+            SHARD: layout.dp // replicas,
+            RESHARD: str(self.job.own(RESHARD)) if shard == DDP else POLICIES[shard],
+            SCHEDULE: str(params["schedule"]),
+            AC_MODE: str(params["ac"]),
+            **self._batch(layout),
+        }
+        if dialect.has_cuda_graphs and (layout.pp > 1 or layout.ep > 1):
+            found[CUDA_GRAPHS_OFF] = True
+        levers = {name: value for name, value in params.items() if name not in self.axes}
+        return found | lever_settings(self.job, layout, levers)
+
+    def _batch(self, layout: Layout) -> dict[str, Value]:
+        """Return the batch, which stays what it is: with a pipeline, all of a rank's micro-batches are one pass."""
+        dialect, micro_batches = self.job.dialect, layout.num_micro_batches
+        tokens = self.job.seq_len if dialect.counts_tokens else 1
+        if layout.pp == 1:
+            rank, pipeline = layout.micro_batch, None
+        elif dialect.counts_tokens:
+            rank, pipeline = layout.micro_batch, micro_batches
+        else:
+            rank, pipeline = layout.micro_batch * micro_batches, layout.micro_batch
+        found: dict[str, Value] = {
+            dialect.micro_batch: rank * tokens,
+            dialect.global_batch: layout.global_batch * tokens,
+        }
+        return found if pipeline is None else found | {dialect.pipeline_batch: pipeline}
+
+    def written(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what is written for a point: what the command has as options, and what is not so anyway."""
+        job, is_known = self.job, self.job.is_known
+        return {
+            name: value
+            for name, value in self.settings(params).items()
+            if name in job.options or not (is_known and self._is_so(name, value))
+        }
+
+    def _is_so(self, name: str, value: Value) -> bool:
+        own = self.job.own(name)
+        is_rest = name == SHARD and own == -1  # all ranks that are left, which is what a point means
+        return is_rest or bool(own == value)
+
+
+def stages_per_rank(schedule: str) -> int:
+    """Return how many stages of a pipeline a rank has."""
+    return 1 if schedule in ONE_STAGE else 2
+
+
+def _zero(shard: str, pp: int) -> int:
+    """Return what is sharded: a pipeline keeps gathered weights and gradients until all micro-batches are through."""
+    if shard == DDP:
+        return 0
+    return 1 if pp > 1 else 2 if shard == KEPT else 3
+
+
+def _usual(job: TitanJob, model: ModelSpec | None) -> tuple[str, ...]:
+    left_out = set()
+    if job.seq_len < LONG_SEQUENCE and job.size("cp") == 1:
+        left_out.add("cp")
+    if not job.dialect.has_experts or (model is not None and not model.num_experts):
+        left_out.add("ep")
+    return tuple(name for name in AXES if name not in left_out)
+
+
+def _facts(job: TitanJob, model: ModelSpec | None) -> JobFacts:
+    if model is None:
+        return JobFacts(seq_len=job.seq_len)
+    return JobFacts(
+        num_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        num_query_groups=model.num_heads if model.latent_attention else model.num_kv_heads,
+        num_experts=model.num_experts,
+        seq_len=job.seq_len,
+    )
+
+
+def _choices(job: TitanJob, facts: JobFacts, mbs_max: int) -> dict[str, tuple[Value, tuple[Value, ...]]]:
+    """Return of each axis what the job has, and all that may be tried."""
+    num_gpus, own = job.num_gpus, job.micro_batch
+    found: dict[str, tuple[Value, tuple[Value, ...]]] = {}
+    for name in SIZES:
+        sizes = [size for size in divisors(num_gpus) if _goes_alone(name, size, num_gpus, facts)]
+        is_fixed = (name == "pp" and job.splits_itself) or (name == "ep" and job.count(EXPERT_TENSOR) > 1)
+        # A model that is not known has experts only where the job itself cuts them.
+        is_unknown = name == "ep" and facts.num_experts is None and job.size("ep") == 1
+        found[name] = (job.size(name), () if is_fixed or is_unknown else tuple(sizes))
+    schedule, own_shard = str(job.own(SCHEDULE)), _own_shard(job)
+    found["schedule"] = (schedule, () if num_gpus == 1 or job.splits_itself else (ONE_STAGE[0], TWO_STAGES))
+    found["shard"] = (own_shard, () if num_gpus == 1 else (FSDP, KEPT, *(() if job.replicas > 1 else (DDP,))))
+    found["mbs"] = (own, tuple(size for size in divisors(job.global_batch) if size <= mbs_max))
+    found["ac"] = (str(job.own(AC_MODE)), RECOMPUTATIONS)
+    return {name: found[name] for name in AXES}
+
+
+def _goes_alone(name: str, size: int, num_gpus: int, facts: JobFacts) -> bool:
+    sizes: dict[str, Any] = {name: size}
+    layout = Layout(num_gpus=num_gpus, global_batch=num_gpus * num_gpus, **sizes)
+    return first_reason(RULES, facts, layout) is None
+
+
+def _own_shard(job: TitanJob) -> str:
+    if job.is_unsharded:
+        return DDP
+    return KEPT if job.own(RESHARD) == POLICIES[KEPT] else FSDP

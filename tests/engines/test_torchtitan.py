@@ -1,0 +1,175 @@
+"""torchtitan itself: its parser takes every command that is written for it, and it trains on CPU where it can.
+
+Releases with a TOML (to 0.2) train here by a stand-in for the device. The models of 0.3 have an attention without a
+backward pass on CPU, so that of those the parser alone is asked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.engines.conftest import ENGINE_ENV
+from tests.requirements import need_module, skip
+from zenith_tune.presets.torchtitan.command import titan_run
+from zenith_tune.presets.torchtitan.preset import TorchTitanPreset
+from zenith_tune.study.parameters import Params
+
+Tune = Callable[..., subprocess.CompletedProcess[str]]
+ON_CPU = Path(__file__).parent / "torchtitan_on_cpu"
+TOML = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{folder}/tokenizer"
+[training]
+dataset = "c4_test"
+dataset_path = "{folder}/data"
+local_batch_size = 2
+global_batch_size = 4
+seq_len = 64
+steps = 1000
+mixed_precision_param = "float32"
+[parallelism]
+tensor_parallel_degree = 2
+"""
+PARSER = """
+import json, sys
+try:
+    from torchtitan.config import ConfigManager
+except ImportError:
+    from torchtitan.config_manager import ConfigManager
+from torchtitan.tools.logging import init_logger
+
+init_logger()
+found = []
+for words in json.load(sys.stdin):
+    config = ConfigManager().parse_args(words)
+    training, parallel, recompute = config.training, config.parallelism, config.activation_checkpoint
+    tokens = getattr(training, "num_tokens_per_train_step", None)
+    found.append({
+        "tp": parallel.tensor_parallel_degree,
+        "pp": parallel.pipeline_parallel_degree,
+        "replicate": parallel.data_parallel_replicate_degree,
+        "schedule": parallel.pipeline_parallel_schedule,
+        "batch": tokens // training.max_context_length if tokens else training.global_batch_size,
+        "steps": training.steps,
+        "ac": getattr(recompute, "mode", None) or type(recompute).__qualname__.lower().partition("ac.")[0],
+        "saves": getattr(config.checkpoint, "enable", None) or getattr(config.checkpoint, "enable_checkpoint", None),
+    })
+    if hasattr(config, "model_spec"):
+        config.maybe_log()
+print("PARSED " + json.dumps(found))
+"""
+
+
+def has_toml() -> bool:
+    """Tell whether the release that is installed reads a TOML."""
+    spec = importlib.util.find_spec("torchtitan")
+    assert spec is not None and spec.submodule_search_locations is not None
+    return not (Path(spec.submodule_search_locations[0]) / "config" / "configs.py").exists()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchtitan() -> None:
+    for module in ("torch", "datasets", "tokenizers", "torchtitan"):
+        need_module("torchtitan", module)
+
+
+def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
+    """Return what torchtitan's own parser makes of commands, and the log."""
+    words = []
+    for command in commands:
+        run = titan_run(command)
+        assert run is not None
+        words.append(list(run.arguments))
+    paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", PARSER],
+        input=json.dumps(words),
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(done.stdout.rpartition("PARSED ")[2]), done.stderr + done.stdout
+
+
+def test_its_parser_takes_every_kind_of_point(tmp_path: Path) -> None:
+    launch = "torchrun --nnodes 2 --nproc-per-node 8 -m torchtitan.train"
+    if has_toml():
+        path = tmp_path / "job.toml"
+        path.write_text(TOML.format(folder=tmp_path).replace("global_batch_size = 4", "global_batch_size = 64"))
+        command = f"{launch} --job.config_file {path}"
+    else:
+        command = f"{launch} --module llama3 --config llama3_debugmodel"
+    preset = TorchTitanPreset(cluster="h100x16", steps=7, mbs_max=4, allow="fp8")
+    preset.bind(command)
+    _, log = parsed(preset.trial_command(command))
+    preset.read_baseline(log)
+    points = list(preset.points())
+    chosen: list[Params] = points[:: len(points) // 20 + 1]
+    levers = [(point, lever) for point in chosen for lever in preset.levers(command, point)][::3]
+    chosen += [{**point, **dict.fromkeys(lever.needs, True), lever.name: lever.value} for point, lever in levers]
+    written = [preset.apply_parameters(command, point) for point in chosen]
+    found, _ = parsed(*written, *(preset.trial_command(text) for text in written))
+    own_batch = preset.layout(points[0]).global_batch
+    for point, best, trial in zip(chosen, found, found[len(chosen) :], strict=False):
+        for each in (best, trial):
+            assert (each["tp"], each["pp"], each["batch"]) == (point["tp"], point["pp"], own_batch)
+            assert point["ac"] == each["ac"].replace("nonetype", "none")
+            assert point["pp"] == 1 or point["schedule"] == each["schedule"]
+            assert (each["replicate"] == 16) is (point["shard"] == "ddp")
+        assert trial["steps"] == 7 != best["steps"] and not trial["saves"]
+
+
+def data_of(folder: Path) -> None:
+    """Write a tokenizer of single bytes, and a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = ["<|begin_of_text|>", "<|end_of_text|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(letters[:2])
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    names = {"bos_token": letters[0], "eos_token": letters[1]}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "data").mkdir()
+    (folder / "data" / "data.json").write_text(f"{json.dumps({'text': 'one two three ' * 200})}\n" * 50)
+
+
+@pytest.mark.slow
+def test_a_study_on_two_ranks_plans_from_the_run_and_keeps_the_batch(zenithtune: Tune, tmp_path: Path) -> None:
+    if not has_toml():
+        skip("torchtitan", "the models of this release of torchtitan do not train on CPU")
+    data_of(tmp_path)
+    (tmp_path / "job.toml").write_text(TOML.format(folder=tmp_path))
+    paths = os.pathsep.join([str(ON_CPU), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**ENGINE_ENV, "PYTHONPATH": paths}
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
+    given = ("--n-trials", "1", "--args", "levers=none,steps=4,search=mbs+ac,cluster=h100x2")
+    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "torchtitan.train")
+    command = (*launch, "--job.config_file", str(tmp_path / "job.toml"))
+    done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
+    assert study["search"]["strategy"] == "guided"
+    base, trial = study["trials"]
+    assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "tokens/s"
+    assert trial["peak_memory_bytes"] == 1 << 29
+    point = trial["parameters"]
+    own = {"mbs": 2, "ac": "selective"}
+    assert any(point[name] != value for name, value in own.items())
+    best = (tmp_path / "out" / "s" / "best_command.sh").read_text()
+    assert "--training.steps" not in best and "--metrics.log_freq" not in best
