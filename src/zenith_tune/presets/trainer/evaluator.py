@@ -14,6 +14,7 @@ from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, MICRO_BATCH
 from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import CONFIRMED_ON
 
 NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
 
@@ -78,12 +79,52 @@ class LiveTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongestBatch:
+    """Hold what the first updates of a run that confirms a point were given."""
+
+    num_updates: int
+    problem: str = ""
+    """Why they were none of the longest samples."""
+    num_samples: int = 0
+    length: int = 0
+    """Of the longest: tokens, or characters where the samples are text."""
+    shortest: int = 0
+    num_looked_at: int = 0
+    """0 where tokens were repeated up to the length that samples are cut at."""
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Self | None:
+        """Read the hook's line."""
+        if event.get("event") != "longest":
+            return None
+        return cls(
+            num_updates=_count(event.get("updates")),
+            problem=str(event.get("problem") or ""),
+            num_samples=_count(event.get("samples")),
+            length=_count(event.get("length")),
+            shortest=_count(event.get("shortest")),
+            num_looked_at=_count(event.get("looked_at")),
+        )
+
+    def extra(self) -> dict[str, Value]:
+        """Return what is recorded of it; nothing where all samples are of one length."""
+        if self.problem:
+            return {CONFIRMED_ON: f"not tried on the longest samples: {self.problem}"}
+        if self.shortest == self.length:
+            return {}
+        samples = f"the {self.num_samples} longest of {self.num_looked_at} samples"
+        tried = samples if self.num_looked_at else f"{self.num_samples} samples of the length that they are cut at"
+        return {CONFIRMED_ON: f"tried on {tried}, up to {self.length}", "longest_sample": self.length}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRun(AccelerateRun):
     """Hold what a log tells, with the Trainer in it."""
 
     trainer: LiveTrainer | None = None
     trains_otherwise: bool = False
     """Whether an optimizer made steps without a Trainer, at which the hook ended the program."""
+    longest: LongestBatch | None = None
 
     @classmethod
     def read(cls, log: str) -> Self:
@@ -93,9 +134,12 @@ class TrainerRun(AccelerateRun):
         found = [trainer for event in events if (trainer := LiveTrainer.of(event)) is not None]
         trainer = found[-1] if found else None
         held: dict[str, Any] = {each.name: getattr(run, each.name) for each in fields(run)}
-        held["steps"] = [_counted(step, trainer) for step in run.steps]
+        longest = next((batch for event in events if (batch := LongestBatch.of(event)) is not None), None)
+        num_longest = longest.num_updates if longest else 0
+        # What the longest samples take is no speed; the end of the last of them is the begin of what is timed.
+        held["steps"] = [_counted(step, trainer) for step in run.steps if step.number >= num_longest]
         trains_otherwise = any(event.get("event") == "no_trainer" for event in events)
-        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise)
+        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise, longest=longest)
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line why this is not the Trainer that was asked for."""
@@ -148,6 +192,11 @@ class TrainerEvaluator(AccelerateEvaluator):
     def read(self, log: str) -> TrainerRun:
         """Return what a log tells of the run."""
         return TrainerRun.read(log)
+
+    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+        """Return the value, with what a run that confirms a point met."""
+        measured, longest = super().measure(stdout, metadata), self.read(stdout).longest
+        return replace(measured, extra={**measured.extra, **(longest.extra() if longest else {})})
 
     def describe(self) -> str:
         """Say what is measured; the batch is that of the user's own command, whatever it turns out to be."""

@@ -75,8 +75,10 @@ class Arguments:
 class TrainerWatch:
     """Tell what a Trainer was made with, and end the program when it has trained, or trains without one."""
 
-    def __init__(self, reported: list[str], packages: list[str], most_steps: int) -> None:
+    def __init__(self, reported: list[str], packages: list[str], most_steps: int, before: Any = None) -> None:
         self.reported, self.packages = reported, packages
+        self.before = before
+        """What is done with a Trainer before it trains."""
         self.is_training = False
         self.steps_left = most_steps
         """So many steps an optimizer may make without a Trainer."""
@@ -114,6 +116,8 @@ class TrainerWatch:
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
                 tell({"event": "trainer", **self.described(this)})
+                if self.before is not None:
+                    self.before(this)
             self.is_training = True
             train(this)  # from the beginning: a checkpoint may be past the last step already
             # What is left is to evaluate, save and push.
@@ -175,7 +179,9 @@ def start(settings: dict[str, Any], folder: str) -> None:
     }
     watch("transformers.training_args", Arguments(values).install)
     if "report" in settings:
-        trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"])
+        name = settings.get("before")  # of a copy beside this one
+        before = importlib.import_module(name).install if name else None
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"], before)
         watch("torch.optim.optimizer", trial.install_optimizers)
         for module in PARSERS:
             watch(module, trial.install_parser)

@@ -17,11 +17,11 @@ from zenith_tune.presets.accelerate.command import HOOK_FOLDER
 from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
 from zenith_tune.presets.accelerate.evaluator import RunAsked
 from zenith_tune.presets.accelerate.live_model import model_notes
-from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
+from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.job import refuse_sizes
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
-from zenith_tune.presets.trainer import hook
+from zenith_tune.presets.trainer import hook, longest
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -70,6 +70,8 @@ TRIAL_HOOK = hook_files(
         **HOOK_SOURCES,
     }
 )
+LONGEST = "zenithtune_longest"
+CONFIRMING_HOOK = {**TRIAL_HOOK, **hook_files({LONGEST: Path(longest.__file__)})}
 RESULT_HOOK = ("sitecustomize", "zenithtune_import_hook")
 """The part of it that sets arguments."""
 
@@ -111,8 +113,8 @@ class TrainerPreset(TuningPreset):
         self._bound: TrainerSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
         self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
-        self._too_large: dict[bool, int] = {}
-        """The least micro-batch that ran out of memory, with gradient checkpointing and without."""
+        self._largest: dict[bool, int] = {}
+        """The largest micro-batch that is worth a trial by now, with gradient checkpointing and without."""
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -153,9 +155,9 @@ class TrainerPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._space.explain(params)
-        failed = self._too_large.get(bool(params[RECOMPUTE]))
-        if broken is None and failed is not None and int(params[MBS]) > failed:
-            return f"micro-batch {failed} ran out of memory, and {params[MBS]} takes more"
+        largest = self._largest.get(bool(params[RECOMPUTE]))
+        if broken is None and largest is not None and int(params[MBS]) > largest:
+            return f"micro-batch {params[MBS]} takes as much memory as one that ran out of it"
         return broken
 
     def observe(self, trial: Trial) -> None:
@@ -163,9 +165,10 @@ class TrainerPreset(TuningPreset):
         if trial.outcome is not Outcome.OOM or MBS not in point:
             return
         # What does not fit with checkpointing does not fit without.
+        # On the longest samples, neither does the same size with other levers: it is not tried for them in turn.
+        size = int(point[MBS]) - trial.is_rerun
         for is_on in (bool(point[RECOMPUTE]), False):
-            size = int(point[MBS])
-            self._too_large[is_on] = min(size, self._too_large.get(is_on, size))
+            self._largest[is_on] = min(size, self._largest.get(is_on, size))
 
     def decisive(self) -> tuple[str, ...]:
         return (MBS, RECOMPUTE)
@@ -194,6 +197,12 @@ class TrainerPreset(TuningPreset):
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {**self._trial_hook(self._carried(params, Carrier.HOOK)), **self._argument_file(params)}
+
+    def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun:
+        """Return the run of a point whose first updates have the longest samples."""
+        values = self._carried(params, Carrier.HOOK)
+        files = {**self._trial_hook(values, before=LONGEST), **self._argument_file(params)}
+        return ConfirmingRun(meets="the longest samples", files=files, smaller=self._space.smaller(params))
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with the hook."""
@@ -230,13 +239,14 @@ class TrainerPreset(TuningPreset):
         file, changes = self._space.job.file, self._carried(params, Carrier.FILE)
         return {file.trial_name: file.having(changes)} if file and changes else {}
 
-    def _trial_hook(self, values: Mapping[str, Value]) -> dict[str, str]:
+    def _trial_hook(self, values: Mapping[str, Value], before: str = "") -> dict[str, str]:
         settings = {
             "set": {**IN_TRIALS, "max_steps": self.steps, **values},
             "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, *REPORTED}),
             "packages": PACKAGES,
+            **({"before": before} if before else {}),
         }
-        return {**TRIAL_HOOK, f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
+        return {**(CONFIRMING_HOOK if before else TRIAL_HOOK), f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
 
     def label(self, params: Mapping[str, Value]) -> str:
         axes = self._space.axes

@@ -60,6 +60,14 @@ class TrainerSpace:
             recompute_layers=int(recomputes),
         )
 
+    def smaller(self, params: Mapping[str, Value]) -> Params | None:
+        """Return the next point that takes less memory: a smaller micro-batch, or else gradient checkpointing."""
+        sizes = [int(size) for size in self.axes[MBS] if int(size) < int(params[MBS])]
+        if sizes:
+            return {**params, MBS: max(sizes)}
+        can_turn = not params[RECOMPUTE] and True in self.axes[RECOMPUTE]
+        return {**params, RECOMPUTE: True} if can_turn else None
+
     def accumulation(self, params: Mapping[str, Value]) -> int:
         """Return the passes of an update, so that the global batch stays what it is."""
         return max(self.job.global_batch // (int(params[MBS]) * self.job.num_processes), 1)
