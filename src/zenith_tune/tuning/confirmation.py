@@ -41,7 +41,8 @@ class Confirmation:
         lines = [*self._until_one_fits(again), *self._own_again()]
         gain = self._gain(again, over=first)
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
-        self._more(self._near(first, gain if differs else None) if study.may_be_best(first) else [])
+        if study.may_be_best(first):
+            self._more(self._near(first, gain if differs else None))
         num_more = sum(trial.is_rerun for trial in study.trials) - num_before
         return [self._verdict(first, again, gain, num_more, differs=differs), *lines, *self._drift()]
 
@@ -109,7 +110,7 @@ class Confirmation:
             if differs:
                 slowed = "trials side by side slow one another" if self._side_by_side else "the machine is faster now"
                 verdict = slowed if gain > 0 else "what it measured at first did not hold"
-        if not num_more and gain is not None:
+        if not num_more:
             return f"{line}: {verdict}"
         study = self._session.study
         last = study.best

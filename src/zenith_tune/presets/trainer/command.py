@@ -30,6 +30,8 @@ ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
 ATTENTION = "attn_implementation"
 """No field of TrainingArguments: an option of TRL, and of scripts that have it."""
+MAX_LENGTH = "max_length"
+"""Of TRL: where samples are cut, and how long a packed row is."""
 FILE_STEM = "trainer_arguments"
 MAX_BYTES = 1 << 20
 _SUFFIXES = (".yaml", ".yml", ".json")

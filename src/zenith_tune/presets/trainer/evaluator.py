@@ -6,6 +6,7 @@ figures are not read: they are cumulative since its start, and divide the steps 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -125,6 +126,8 @@ class TrainerRun(AccelerateRun):
     trains_otherwise: bool = False
     """Whether an optimizer made steps without a Trainer, at which the hook ended the program."""
     longest: LongestBatch | None = None
+    usual_tokens: float | None = None
+    """Of an update of the user's own command, on average; None of that run itself."""
 
     @classmethod
     def read(cls, log: str) -> Self:
@@ -140,6 +143,20 @@ class TrainerRun(AccelerateRun):
         held["steps"] = [_counted(step, trainer) for step in run.steps if step.number >= num_longest]
         trains_otherwise = any(event.get("event") == "no_trainer" for event in events)
         return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise, longest=longest)
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Tokens of an update that are no padding, on average; None where a step does not tell."""
+        counts = [step.tokens for _, step in self.timed if step.tokens is not None]
+        return statistics.fmean(counts) if counts and len(counts) == len(self.timed) else None
+
+    @property
+    def seconds(self) -> list[float]:
+        """The time of each step; where samples are of many lengths, what it were for as many tokens as usual."""
+        usual = self.usual_tokens or self.mean_tokens
+        if usual is None or self.mean_tokens is None:
+            return [step_s for step_s, _ in self.timed]
+        return [step_s * usual / (step.tokens or usual) for step_s, step in self.timed]
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line why this is not the Trainer that was asked for."""
@@ -182,16 +199,18 @@ class TrainerEvaluator(AccelerateEvaluator):
         super().__init__(objective, gbs, n_gpus, wrapper, check)
         self.arguments: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda params: {}
         """What a point asks of TrainingArguments."""
+        self.usual_tokens: Callable[[], float | None] = lambda: None
+        """The tokens of an update of the user's own command, where they are known by now."""
 
     def with_objective(self, name: str) -> Self:
         """Return the evaluator of the same job that reads another objective."""
         other = super().with_objective(name)
-        other.arguments = self.arguments
+        other.arguments, other.usual_tokens = self.arguments, self.usual_tokens
         return other
 
     def read(self, log: str) -> TrainerRun:
         """Return what a log tells of the run."""
-        return TrainerRun.read(log)
+        return replace(TrainerRun.read(log), usual_tokens=self.usual_tokens())
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value, with what a run that confirms a point met."""
@@ -207,7 +226,7 @@ class TrainerEvaluator(AccelerateEvaluator):
         return "s" if self.objective == "latency" else "samples/s"
 
     def _batch(self, run: AccelerateRun, params: Mapping[str, Value]) -> int:
-        return run.samples or self.gbs or 1
+        return self.asked(params).batch or run.samples or self.gbs or 1
 
     def _fault(self, run: AccelerateRun, params: Mapping[str, Value]) -> str | None:
         if not self.check:

@@ -37,7 +37,7 @@ from zenith_tune.presets.trainer.command import (
 )
 from zenith_tune.presets.trainer.evaluator import TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
-from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, PACKING, REPORTED, TrainerSituation, levers_for
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -265,6 +265,7 @@ class TrainerPreset(TuningPreset):
         job = self._space.job
         found = TrainerEvaluator(gbs=job.global_batch, n_gpus=job.num_processes, check=self.check)
         found.asked = self.asked
+        found.usual_tokens = lambda: self._space.job.tokens
         found.arguments = lambda params: self._space.arguments(params) if params else {}
         return found
 
@@ -277,8 +278,10 @@ class TrainerPreset(TuningPreset):
         return RunAsked(
             num_processes=job.num_processes,
             wrapper=job.wrapper,
-            samples=job.samples,
-            passes=self._space.accumulation(params) if is_usual else None,
+            # Rows of packed samples are counted by their tokens.
+            samples=None if params.get(PACKING) else job.samples,
+            batch=job.global_batch if params.get(PACKING) else None,
+            passes=self._space.batch(params)[1] if is_usual else None,
         )
 
     def notes(self, command: str) -> list[str]:

@@ -11,7 +11,7 @@ from zenith_tune.layouts.rules import BATCH, JobFacts
 from zenith_tune.presets.base import DEFAULT, chosen_axes
 from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
 from zenith_tune.presets.trainer.job import TrainerJob
-from zenith_tune.presets.trainer.levers import lever_arguments
+from zenith_tune.presets.trainer.levers import PACKING, lever_arguments
 from zenith_tune.study.parameters import Params, Value
 
 MBS, RECOMPUTE = "mbs", "checkpointing"
@@ -72,9 +72,19 @@ class TrainerSpace:
         """Return the passes of an update, so that the global batch stays what it is."""
         return max(self.job.global_batch // (int(params[MBS]) * self.job.num_processes), 1)
 
+    def batch(self, params: Mapping[str, Value]) -> tuple[int, int]:
+        """Return the micro-batch and the passes of an update; of packed rows as many as hold the same tokens."""
+        size, num_passes = int(params[MBS]), self.accumulation(params)
+        per_row = self.job.samples_of_row if params.get(PACKING) else None
+        if per_row is None:
+            return size, num_passes
+        rows = max(round(size / per_row), 1)
+        return rows, max(round(size * num_passes / per_row / rows), 1)
+
     def arguments(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return what the Trainer of a point must have been made with."""
-        found: dict[str, Value] = {MICRO_BATCH: int(params[MBS]), ACCUMULATION: self.accumulation(params)}
+        size, num_passes = self.batch(params)
+        found: dict[str, Value] = {MICRO_BATCH: size, ACCUMULATION: num_passes}
         if not self.job.checkpoints_itself:
             found[CHECKPOINTING] = bool(params[RECOMPUTE])
         return found | lever_arguments({name: value for name, value in params.items() if name not in self.axes})
