@@ -208,3 +208,22 @@ def test_the_winner_is_confirmed_on_the_longest_samples_and_a_smaller_batch_chos
     verdict = study["search"]["verdict"]
     assert verdict["is_confirmed"] and verdict["confirmed_on"] and verdict["confirmed_on"] in done.stdout
     assert "--per_device_train_batch_size 4" in study["best_command"]
+
+
+@pytest.mark.slow
+def test_two_ranks_share_a_model_by_deepspeed(zenithtune: Tune, tmp_path: Path) -> None:
+    need_module("engines", "deepspeed")
+    script = tmp_path / "ranks.py"
+    script.write_text(BY_OPTIONS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
+    given = ("--strategy", "grid", "--n-trials", "1", "--args", "levers=none,steps=6,search=sharding")
+    arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")
+    env = {**ENGINE_ENV, "DS_ACCELERATOR": "cpu"}
+    done = zenithtune("optimize", *options, *given, "--", *command, *arguments, env=env, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    base, trial = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
+    assert (trial["parameters"]["sharding"], trial["outcome"]) == ("zero1", "ok")
+    assert (base["wrapper"], trial["wrapper"]) == ("DistributedDataParallel", "DeepSpeedEngine")
+    log = (tmp_path / "out" / "s" / "trials" / "0001" / "log.txt").read_text()
+    assert '"zero_optimization.stage": 1' in log and '"samples": 4' in log

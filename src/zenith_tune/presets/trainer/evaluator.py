@@ -37,6 +37,8 @@ class LiveTrainer:
     attention: str | None = None
     packages: frozenset[str] = frozenset()
     """Those of the optional ones that its interpreter has."""
+    major_release: int = 0
+    """Of transformers."""
     compute: int = 0
     """The GPU's compute capability times ten; 0 without a GPU."""
 
@@ -55,6 +57,7 @@ class LiveTrainer:
             is_checkpointing=event.get("checkpointing") is True,
             attention=event["attention"] if isinstance(event.get("attention"), str) else None,
             packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
+            major_release=int(major) if (major := str(event.get("version")).partition(".")[0]).isdecimal() else 0,
             compute=_count(event.get("compute")),
         )
 

@@ -77,6 +77,11 @@ def _padding_free_goes(at: TrainerSituation) -> bool:
     return trainer is not None and "flash" in (trainer.attention or "") and trainer.arguments.get(MAX_LENGTH) is None
 
 
+def _is_ddp_without_checkpointing(at: TrainerSituation) -> bool:
+    is_ddp = at.job.num_processes > 1 and at.job.is_plain and at.params.get("sharding", "none") == "none"
+    return is_ddp and not at.params["checkpointing"]
+
+
 def _packing_goes(at: TrainerSituation) -> bool:
     """Tell whether rows of TRL hold several samples each."""
     return (at.job.samples_of_row or 0.0) >= 2 and at.job.arguments.get("padding_free") is False
@@ -133,7 +138,7 @@ LEVERS = (
     TrainerLever(
         name="no_unused_search",
         sets={"ddp_find_unused_parameters": False},
-        goes=lambda at: at.job.num_processes > 1 and at.job.is_plain and not at.params["checkpointing"],
+        goes=_is_ddp_without_checkpointing,
         saves={"dp": 0.1, "overhead": 0.05},
         is_alone=True,
         source=f"{ASSUMED}: DDP walks the graph for unused parameters in every pass, unless it is said that none are",
@@ -176,7 +181,7 @@ LEVERS = (
         source=f"{ASSUMED}: Micikevicius et al. 2017 (arXiv 1710.03740), with bfloat16",
     ),
 )
-PACKAGES = tuple(sorted({lever.package for lever in LEVERS if lever.package} | {"peft", "trl"}))
+PACKAGES = tuple(sorted({lever.package for lever in LEVERS if lever.package} | {"deepspeed", "peft", "trl"}))
 """What a run is asked for."""
 REPORTED = tuple(sorted({MAX_LENGTH, *(name for lever in LEVERS for name in lever.sets)} - {ATTENTION}))
 

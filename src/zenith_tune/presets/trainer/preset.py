@@ -38,6 +38,7 @@ from zenith_tune.presets.trainer.command import (
 from zenith_tune.presets.trainer.evaluator import TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, PACKING, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of, shardings_for
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -113,8 +114,8 @@ class TrainerPreset(TuningPreset):
         self._bound: TrainerSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
         self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
-        self._largest: dict[bool, int] = {}
-        """The largest micro-batch that is worth a trial by now, with gradient checkpointing and without."""
+        self._too_large: list[tuple[int, Params]] = []
+        """The points that ran out of memory, each with the largest micro-batch that is worth a trial after it."""
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -148,6 +149,8 @@ class TrainerPreset(TuningPreset):
         self._bind_job(live_job(job, run))
         notes = live_notes(self._space.job)
         notes += model_notes(run.model if self._given.model is None else None, planned, self._subject.get())
+        if SHARDING not in self._space.axes and (found := shardings_for(self._space.job)):
+            notes.append(f"sharding ({', '.join(found)}) is searched with --args search=default+{SHARDING}")
         return [*notes, *self._lever_notes()]
 
     def get_search_space(self) -> dict[str, Parameter]:
@@ -155,20 +158,19 @@ class TrainerPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._space.explain(params)
-        largest = self._largest.get(bool(params[RECOMPUTE]))
-        if broken is None and largest is not None and int(params[MBS]) > largest:
-            return f"micro-batch {params[MBS]} takes as much memory as one that ran out of it"
-        return broken
+        if broken is not None:
+            return broken
+        for largest, failed in self._too_large:
+            if int(params[MBS]) > largest and self._space.takes_no_less(params, failed):
+                return f"micro-batch {params[MBS]} takes no less memory than {failed[MBS]}, which ran out of it"
+        return None
 
     def observe(self, trial: Trial) -> None:
         point = trial.params or (self._space.own_point() if trial.is_baseline else {})
         if trial.outcome is not Outcome.OOM or MBS not in point:
             return
-        # What does not fit with checkpointing does not fit without.
-        # On the longest samples, neither does the same size with other levers: it is not tried for them in turn.
-        size = int(point[MBS]) - trial.is_rerun
-        for is_on in (bool(point[RECOMPUTE]), False):
-            self._largest[is_on] = min(size, self._largest.get(is_on, size))
+        # What does not fit on the longest samples is not tried with other levers in turn.
+        self._too_large.append((int(point[MBS]) - trial.is_rerun, dict(point)))
 
     def decisive(self) -> tuple[str, ...]:
         return (MBS, RECOMPUTE)
@@ -253,6 +255,8 @@ class TrainerPreset(TuningPreset):
         words = [f"mbs{params[MBS]}"]
         if len(axes[RECOMPUTE]) > 1:
             words.append("checkpointing" if params[RECOMPUTE] else "no-checkpointing")
+        if SHARDING in axes:
+            words.append(str(params[SHARDING]) if params[SHARDING] != "none" else "ddp")
         return " ".join([*words, *(lever_label(name, value) for name, value in params.items() if name not in axes)])
 
     def get_recommended_strategy(self) -> TuningStrategy:
@@ -277,7 +281,8 @@ class TrainerPreset(TuningPreset):
         is_usual = job.passes in (None, job.accumulation)  # a trainer of TRL may make other passes
         return RunAsked(
             num_processes=job.num_processes,
-            wrapper=job.wrapper,
+            wrapper=sharding_of(params).wrapper if SHARDING in params else job.wrapper,
+            settings=sharding_of(params).settings,
             # Rows of packed samples are counted by their tokens.
             samples=None if params.get(PACKING) else job.samples,
             batch=job.global_batch if params.get(PACKING) else None,
