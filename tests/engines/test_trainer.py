@@ -170,12 +170,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+clock = [0.0]
+time.monotonic = lambda: clock[0]  # a batch takes a second, so that few large ones are faster on any machine
+
 class Tokens(torch.utils.data.Dataset):
     def __len__(self): return 4000
     def __getitem__(self, at): return {"input_ids": torch.full((64 if at % 500 == 7 else 4 + at % 3,), 7)}
 
 def collate(samples):
-    time.sleep(0.1)  # so that few large batches are faster on any machine
+    clock[0] += 1.0
     tokens = pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)
     if tokens.numel() > 300:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
