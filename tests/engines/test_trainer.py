@@ -162,3 +162,71 @@ def test_a_loop_without_a_trainer_is_ended_and_says_what_to_do(zenithtune: Tune,
     command = (sys.executable, str(tmp_path / "loop.py"))
     done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 2 and "--space" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+VARIED = """
+import time
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+clock = [0.0]
+time.monotonic = lambda: clock[0]  # a batch takes a second, so that few large ones are faster on any machine
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self): return 4000
+    def __getitem__(self, at): return {"input_ids": torch.full((64 if at % 500 == 7 else 4 + at % 3,), 7)}
+
+def collate(samples):
+    clock[0] += 1.0
+    tokens = pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)
+    if tokens.numel() > 300:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+                                     "79.11 GiB of which 1.00 GiB is free.")
+    return {"input_ids": tokens, "labels": tokens}
+
+[args] = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                     num_attention_heads=4, num_key_value_heads=2))
+Trainer(model, args, train_dataset=Tokens(), data_collator=collate).train()
+"""
+
+
+@pytest.mark.slow
+def test_the_winner_is_confirmed_on_the_longest_samples_and_a_smaller_batch_chosen_where_it_does_not_fit(
+    zenithtune: Tune, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(VARIED)
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--strategy", "grid", "--no-early-stop")
+    given = ("--args", "levers=none,steps=6,search=mbs")
+    own = ("--output_dir", "own", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")
+    command = (sys.executable, str(tmp_path / "train.py"), *own, "--use_cpu")
+    done = zenithtune("optimize", *options, *given, "--", *command, env=ENGINE_ENV, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
+    runs = [(run["parameters"].get("mbs"), run["outcome"]) for run in study["trials"] if not run["is_baseline"]]
+    assert sorted(runs[:3]) == [(1, "ok"), (4, "ok"), (8, "ok")], "the short trials do not meet a long sample"
+    assert runs[3:] == [(8, "oom"), (4, "ok")], "the largest of all is ruled out, and the next one confirmed"
+    assert study["best"]["parameters"]["mbs"] == 4 and study["best"]["longest_sample"] == 64
+    verdict = study["search"]["verdict"]
+    assert verdict["is_confirmed"] and verdict["confirmed_on"] and verdict["confirmed_on"] in done.stdout
+    assert "--per_device_train_batch_size 4" in study["best_command"]
+
+
+@pytest.mark.slow
+def test_two_ranks_share_a_model_by_deepspeed(zenithtune: Tune, tmp_path: Path) -> None:
+    need_module("engines", "deepspeed")
+    script = tmp_path / "ranks.py"
+    script.write_text(BY_OPTIONS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
+    given = ("--strategy", "grid", "--n-trials", "1", "--args", "levers=none,steps=6,search=sharding")
+    arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")
+    env = {**ENGINE_ENV, "DS_ACCELERATOR": "cpu"}
+    done = zenithtune("optimize", *options, *given, "--", *command, *arguments, env=env, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    base, trial = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
+    assert (trial["parameters"]["sharding"], trial["outcome"]) == ("zero1", "ok")
+    assert (base["wrapper"], trial["wrapper"]) == ("DistributedDataParallel", "DeepSpeedEngine")
+    log = (tmp_path / "out" / "s" / "trials" / "0001" / "log.txt").read_text()
+    assert '"zero_optimization.stage": 1' in log and '"samples": 4' in log

@@ -12,12 +12,14 @@ import pytest
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
+from zenith_tune.presets.base import ConfirmingRun
 from zenith_tune.record.source import find_study
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import MAX_RERUNS, Study
+from zenith_tune.study.trial import Outcome, Trial
 
 COMMAND = "sh -c 'n=$(cat {count} 2>/dev/null || echo 0); echo $((n+1)) > {count}; echo value: $(({values}))' x0"
 """Prints a value that may depend on x, its own last word, and on n, how many runs there were before."""
@@ -145,3 +147,72 @@ def test_what_a_resumed_study_finds_may_be_the_best_after_all_reruns_of_the_firs
     assert sum(trial.is_rerun for trial in study.trials) == MAX_RERUNS and study.gain is not None and study.gain < 0
     study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 6, resume=True)
     assert study.best is not None and study.best.params == {"x": 6} and study.best.is_rerun
+
+
+class Tight(ToyPreset):
+    """Print 100 times x; a run that confirms it is out of memory where x is above `most`."""
+
+    def __init__(self, choices: tuple[int, ...], most: int, own: int) -> None:
+        super().__init__(choices)
+        self._most, self._own, self._largest = most, own, max(choices)
+
+    def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        folder = "{trial_folder}"
+        return f"sh -c 'cat {folder}/said 2>/dev/null; echo value: {100 * int(params['x'])}'"
+
+    def own_point(self, command: str) -> dict[str, Value]:
+        return {"x": self._own}
+
+    def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun:
+        x = int(params["x"])
+        said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." if x > self._most else "fits"
+        return ConfirmingRun(meets="the most", files={"said": said}, smaller={"x": x // 2} if x > 1 else None)
+
+    def observe(self, trial: Trial) -> None:
+        if trial.is_rerun and trial.outcome is Outcome.OOM:
+            self._largest = min(self._largest, int(trial.params["x"]) - 1)
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        return None if int(params["x"]) <= self._largest else "out of memory"
+
+
+def confirmed_tight(
+    tmp_path: Path, choices: tuple[int, ...], most: int, own: int = 1, num: int | None = None, **options: Any
+) -> tuple[Study, list[tuple[Value, bool, str]]]:
+    witness = Witness()
+    preset = Tight(choices, most, own)
+    options = {"confirm": True, "listener": witness, **options}
+    tune(tmp_path, f"sh -c 'echo value: {100 * own}'", preset, **options).optimize(num)
+    assert witness.end is not None
+    runs = [(t.params["x"], t.is_rerun, str(t.outcome)) for t in witness.trials if not t.is_baseline]
+    return witness.end.study, runs
+
+
+def test_what_is_out_of_memory_when_it_is_confirmed_gives_way_to_the_next_one_that_fits(tmp_path: Path) -> None:
+    study, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, num=3)
+    # 8 was not searched, and is tried because it is the next smaller one.
+    searched = [(2, False, "ok"), (4, False, "ok"), (16, False, "ok")]
+    assert runs == [*searched, (16, True, "oom"), (8, False, "ok"), (8, True, "oom"), (4, True, "ok")]
+    assert study.best is not None and study.best.params == {"x": 4} and study.best.is_rerun
+    assert study.baseline is not None and study.baseline.is_rerun and study.gain == pytest.approx(3.0)
+    again, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, num=3, resume=True)
+    assert not runs and again.best is not None and again.best.params == {"x": 4}
+
+
+def test_where_nothing_smaller_is_faster_your_own_command_stays(tmp_path: Path) -> None:
+    study, runs = confirmed_tight(tmp_path, (2, 4, 8), most=1, own=4)
+    assert runs[-1] == (8, True, "oom") and study.fastest is study.baseline
+
+
+def test_an_own_command_that_takes_as_much_as_what_is_out_of_memory_is_not_the_best(tmp_path: Path) -> None:
+    class Inverse(Tight):
+        def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+            return super().apply_parameters(command, params).replace("value: ", "value: -")
+
+    witness = Witness()
+    preset = Inverse((1, 4, 8), 2, 16)
+    preset._largest = 16
+    tune(tmp_path, "sh -c 'echo value: -1600'", preset, confirm=True, listener=witness).optimize()
+    assert witness.end is not None
+    study = witness.end.study
+    assert study.best is not None and study.best.params == {"x": 1}, "the smallest is the fastest, and fits"

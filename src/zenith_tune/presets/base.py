@@ -69,6 +69,18 @@ class ImplicitDefault:
         return f"set {self.key}: {self.meant}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmingRun:
+    """Hold what the run that confirms a point does beyond the trial of it."""
+
+    meets: str
+    """What a short trial may not meet, in a few words, such as "the longest samples"."""
+    files: Mapping[str, str]
+    """The files of the run, in place of those of the trial."""
+    smaller: Params | None = None
+    """The point to try where it runs out of memory; None where there is none."""
+
+
 DEFAULT = "default"
 """What `search` is unless the user says otherwise."""
 
@@ -234,6 +246,10 @@ class TuningPreset(ABC):
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return the files that a trial needs beside its command, as relative path and text."""
         return {}
+
+    def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun | None:
+        """Return how the run that confirms a point differs from the trial of it; None: it repeats the trial."""
+        return None
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command as it runs first: as it is, but for what makes it print what is measured."""

@@ -6,7 +6,7 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
@@ -32,6 +32,8 @@ class Study:
         """The point that the user's own command stands for; None where it is none, or nobody knows."""
         self.memory_limit_bytes: float | None = None
         """What the best may take of a GPU's memory; `limit_memory` sets it."""
+        self.ruled_out: dict[str, str] = {}
+        """Why runs that went well cannot be the best, as a run that confirms another has shown; `rule_out` sets it."""
         self.cut_off_s = 0.0
         """What runs took that were cut off, and are no trials of the study."""
         self.trials: list[Trial] = []
@@ -186,8 +188,21 @@ class Study:
                 self._checked = self._better_of(self._checked, trial)
             self._weigh(trial)
 
+    def rule_out(self, trials: Iterable[Trial], why: str) -> None:
+        """Choose the best among the other runs."""
+        self.ruled_out.update(dict.fromkeys(map(_settings, trials), why))
+        self.limit_memory(self.memory_limit_bytes)
+
+    def why_ruled_out(self, trial: Trial) -> str | None:
+        """Return why a run cannot be the best."""
+        return self.ruled_out.get(_settings(trial))
+
     def may_be_best(self, trial: Trial) -> bool:
-        """Tell whether a run stays within the memory that the best may take."""
+        """Tell whether a run stays within the memory that the best may take, as far as any run has shown."""
+        return self.why_ruled_out(trial) is None and self.is_within_limit(trial)
+
+    def is_within_limit(self, trial: Trial) -> bool:
+        """Tell whether a run measured no more memory than the best may take."""
         limit = self.memory_limit_bytes
         return limit is None or trial.peak_memory_bytes is None or trial.peak_memory_bytes <= limit
 
@@ -286,3 +301,8 @@ class Study:
             return trial
         # Of equals the first, in whatever order they ended: so several tuners of a study name the same one.
         return trial if trial.value == best.value and (trial.number or 0) < (best.number or 0) else best
+
+
+def _settings(trial: Trial) -> str:
+    """Name what a run has in common with those that repeat it."""
+    return "" if trial.is_baseline else trial.identity.removesuffix(RERUN)

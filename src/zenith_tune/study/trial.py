@@ -27,6 +27,9 @@ YOUR_COMMAND = "your command"
 RERUN = " # alone"
 """Ends the identity of a run that repeats another one with the machine for itself, to confirm what it measured."""
 
+CONFIRMED_ON = "confirmed_on"
+"""The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
 from zenith_tune.study.study import MIN_DIFFERENCE, Study
-from zenith_tune.study.trial import Trial
+from zenith_tune.study.trial import CONFIRMED_ON, Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
 
 RUN_NOISE = 0.003
@@ -49,6 +49,8 @@ class Verdict:
     """What became of each lever that could be tried on the best layout."""
     is_confirmed: bool = False
     """Whether both ran again at the end."""
+    confirmed_on: str = ""
+    """What the best met when it ran again, which a short trial may not, or why it could not."""
     ties: tuple[int, ...] = ()
     """Trials that are as fast as the best within the noise."""
     memory_share: float | None = None
@@ -122,6 +124,8 @@ def _stays(study: Study) -> str:
 
 
 def _takes_more(study: Study, base: Trial) -> str:
+    if (why := study.why_ruled_out(base)) is not None:
+        return f"your own command {why}"
     limit = format_bytes(study.memory_limit_bytes or 0)
     return f"your own command takes {format_bytes(base.peak_memory_bytes or 0)}, more than the limit of {limit}"
 
@@ -136,9 +140,11 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     safer = _safer(study, memory_share, capacity_bytes)
     is_faster = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
     levers = study.lever_speedup
+    confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
     parts = (
         _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)) + _phases(study, 1 + gain),
         f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
+        confirmed_on,
         _memory(memory_share, safer),
     )
     return Verdict(
@@ -150,6 +156,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         layout_speedup=None if levers is None else (1 + gain) / levers,
         lever_gains=study.lever_gains,
         is_confirmed=is_confirmed,
+        confirmed_on=confirmed_on,
         ties=ties,
         memory_share=memory_share,
         safer=safer,

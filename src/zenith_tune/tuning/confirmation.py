@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
+from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE
-from zenith_tune.study.trial import RERUN, Trial
+from zenith_tune.study.trial import RERUN, Outcome, Trial
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.units import format_value
 
@@ -23,21 +24,67 @@ class Confirmation:
 
     def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True) -> None:
         self._session, self._side_by_side, self._claims = session, side_by_side, claims
+        self._num_failed = 0
+        """Of the runs that confirm, those that were out of memory and are dealt with."""
 
     def run(self) -> list[str]:
         """Return what came of it, one line each."""
         study = self._session.study
+        self._rule_out()  # by what an earlier run of the study has shown
         first = study.contender
         if not (self._side_by_side or self._claims_gain()):
             return []
         if first is None:
             return self._own_again() if study.baseline is not None and not study.baseline.is_rerun else []
         again = self._again(first)
-        lines = self._own_again()
+        num_before = sum(trial.is_rerun for trial in study.trials)
+        lines = [*self._until_one_fits(again), *self._own_again()]
         gain = self._gain(again, over=first)
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
-        num_more = self._more(self._near(first, gain if differs else None))
+        if study.may_be_best(first):
+            self._more(self._near(first, gain if differs else None))
+        num_more = sum(trial.is_rerun for trial in study.trials) - num_before
         return [self._verdict(first, again, gain, num_more, differs=differs), *lines, *self._drift()]
+
+    def _until_one_fits(self, again: Trial) -> list[str]:
+        """Run smaller points, each again as well, where the best runs out of memory on what its trial did not meet."""
+        study = self._session.study
+        lines: list[str] = []
+        while (why := self._rule_out()) is not None:
+            confirming = self._session.config.preset.confirming(again.params)
+            if confirming is not None and confirming.smaller is not None:
+                self._try(dict(confirming.smaller), f"trial {study.number_of(again)} {why}")
+            following = study.contender
+            if following is None or study.fastest is study.baseline:
+                return [*lines, f"trial {study.number_of(again)} {why}, and nothing smaller is faster"]
+            lines.append(f"trial {study.number_of(again)} {why}: trial {following.number} is tried in its place")
+            again = self._again(following)
+        return lines
+
+    def _rule_out(self) -> str | None:
+        """Rule out what would run out of memory like a run that confirmed its trial; returns why, where there is any.
+
+        None where no such run came after the last time.
+        """
+        study, preset = self._session.study, self._session.config.preset
+        failed = [trial for trial in study.trials if trial.is_rerun and trial.outcome is Outcome.OOM]
+        confirming = preset.confirming(failed[-1].params) if len(failed) > self._num_failed else None
+        self._num_failed = len(failed)
+        if confirming is None:
+            return None
+        why = f"runs out of memory on {confirming.meets}"
+        own, base = study.own_params, study.baseline
+        same = [base] if base is not None and own and preset.prune(own) else []
+        study.rule_out([*same, *(trial for trial in study.trials if preset.prune(trial.params))], why)
+        return why
+
+    def _try(self, params: Params, why: str) -> None:
+        """Run a point, unless the study has."""
+        config, study = self._session.config, self._session.study
+        identity = config.identify(params)
+        known = {*config.own_identities, *(trial.identity for trial in study.trials)}
+        if identity not in known and not config.preset.prune(params):
+            self._session.run_point(params, identity, why)
 
     def _own_again(self) -> list[str]:
         """Run the user's own command again where there is a gain over it; returns what is to be said of it."""
@@ -63,7 +110,7 @@ class Confirmation:
             if differs:
                 slowed = "trials side by side slow one another" if self._side_by_side else "the machine is faster now"
                 verdict = slowed if gain > 0 else "what it measured at first did not hold"
-        if not num_more and gain is not None:
+        if not num_more:
             return f"{line}: {verdict}"
         study = self._session.study
         last = study.best
@@ -88,14 +135,13 @@ class Confirmation:
         was = f"your own command measured {at_first} at first and {at_end} at the end"
         return [f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"]
 
-    def _more(self, near: list[Trial]) -> int:
-        """Run further trials again, those that may be as good or that are best now; return how many."""
-        for count in range(MAX_RERUNS - 1):
+    def _more(self, near: list[Trial]) -> None:
+        """Run further trials again, those that may be as good or that are best now."""
+        for _ in range(MAX_RERUNS - 1):
             following = near.pop(0) if near else self._session.study.contender
             if following is None:
-                return count
+                return
             self._again(following)
-        return MAX_RERUNS - 1
 
     def _again(self, trial: Trial) -> Trial:
         identity = trial.identity + RERUN
@@ -113,6 +159,7 @@ class Confirmation:
             (abs(behind), trial.number or 0, trial)
             for trial in study.trials
             if trial.number != best.number and not trial.is_rerun and trial.identity + RERUN not in known
+            if study.may_be_best(trial)
             if (behind := self._gain(trial, over=best)) is not None
         ]
         ordered = [(gap, trial) for gap, _, trial in sorted(others, key=lambda other: other[:2])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zenith_tune.errors import OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
@@ -404,7 +404,7 @@ class StudySession:
                 command=command,
                 launched=self._preset.trial_command(command),
                 identity=started.identity,
-                files=self._preset.files(started.params) if started.params else self._preset.baseline_files(),
+                files=self._files(started),
                 is_baseline=started.is_baseline,
                 why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
@@ -434,6 +434,13 @@ class StudySession:
         except BaseException as error:
             self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
             raise
+
+    def _files(self, trial: Trial) -> Mapping[str, str]:
+        """Return what a run needs beside its command."""
+        if not trial.params:
+            return self._preset.baseline_files()
+        confirming = self._preset.confirming(trial.params) if trial.is_rerun else None
+        return self._preset.files(trial.params) if confirming is None else confirming.files
 
     def _wait_while_paused(self) -> None:
         """Start no trial while somebody asked for a pause; those that run continue."""

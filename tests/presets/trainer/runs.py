@@ -38,10 +38,17 @@ def trained(arguments: dict[str, Any] | None = None, **values: Any) -> str:
 
 
 def run(
-    arguments: dict[str, Any] | None = None, *, passes: int = 1, world: int = 2, samples: int | None = 8, **values: Any
+    arguments: dict[str, Any] | None = None,
+    *,
+    passes: int = 1,
+    world: int = 2,
+    samples: int | None = 8,
+    tokens: int | None = None,
+    **values: Any,
 ) -> str:
     """Return the log of a whole run of steps that take a second."""
     wrapper = "DistributedDataParallel" if world > 1 else "LlamaForCausalLM"
     ranks = "".join(prepared(f"host:{rank}", processes=world, wrapper=wrapper) for rank in range(world))
-    counted = {} if samples is None else {"samples": samples}
+    found = {"samples": samples, "tokens": tokens}
+    counted = {name: value for name, value in found.items() if value is not None}
     return trained(arguments, world=world, **values) + ranks + steps([1.0] * 6, passes=passes, **counted)

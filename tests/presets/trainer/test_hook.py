@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zenith_tune.presets.import_hook import PREFIX
-from zenith_tune.presets.trainer.hook import Arguments, TrainerWatch
+from zenith_tune.presets.trainer.hook import Arguments, TokenCount, TrainerWatch
 
 VALUES = {"per_device_train_batch_size": 2, "save_strategy": "no", "of_a_later_release": 1}
 
@@ -131,3 +131,18 @@ def test_a_program_that_trains_without_a_trainer_is_ended(capfd: pytest.CaptureF
     watch = TrainerWatch([], [], 0)
     watch.is_training = True
     watch.stepped()
+
+
+def test_tokens_that_are_no_padding_are_counted() -> None:
+    torch = pytest.importorskip("torch")
+    count, passes = TokenCount(), []
+    trainer = SimpleNamespace(training_step=lambda model, inputs, num: passes.append(num))
+    count.install(trainer)
+    padded = {"input_ids": torch.ones(2, 3), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    trainer.training_step(None, padded, 8)
+    trainer.training_step(None, {"input_ids": torch.ones(1, 5)}, 8)
+    assert passes == [8, 8] and count.taken() == {"tokens": 9} and count.taken() == {}
+    for other in ({"input_ids": torch.ones(2, 3)}, {"pixels": torch.ones(2, 3)}):
+        trainer.training_step(None, padded, 8)
+        trainer.training_step(None, other, 8)
+        assert count.taken() == {}, "what a mask does not tell is not counted"

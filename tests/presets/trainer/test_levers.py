@@ -74,3 +74,27 @@ def test_a_lever_is_written_and_must_arrive() -> None:
     asked = preset.evaluator().arguments(point)  # type: ignore[attr-defined]
     assert asked["attn_implementation"] == "flash_attention_2" and asked["dataloader_persistent_workers"] is True
     assert set(preset.lever_space()) == {lever.name for lever in LEVERS}
+
+
+def test_padding_free_is_offered_where_trl_takes_it() -> None:
+    flash = {"attention": "flash_attention_2"}
+    assert "padding_free" not in offered(arguments={"max_length": 1024}, **flash), "samples would not be cut"
+    assert "padding_free" not in offered(attention="sdpa")
+
+
+def test_packed_rows_hold_as_many_tokens_as_an_update_had() -> None:
+    own = {**OFF, "packing": False, "padding_free": False, "max_length": 1024}
+    preset = bound("python train.py --per_device_train_batch_size 8", allow="packing")
+    log = run({**own, "per_device_train_batch_size": 8}, world=1, samples=8, tokens=2048)
+    preset.read_baseline(log)
+    assert "packing" in [lever.name for lever in preset.levers("", POINT)]
+    point = {"mbs": 8, "checkpointing": False, "packing": True}
+    asked = preset.evaluator().arguments(point)  # type: ignore[attr-defined]
+    assert asked["per_device_train_batch_size"] == 2 and asked["gradient_accumulation_steps"] == 1, "of 256 tokens each"
+    rows = {**own, "per_device_train_batch_size": 2, "packing": True}
+    packed = run(rows, world=1, samples=2, tokens=4096)
+    assert preset.evaluator().evaluate(packed, {"parameters": point}) == 16.0, "twice the tokens in the same time"
+    assert preset.evaluator().evaluate(log, {"parameters": {}}) == 8.0
+    for arguments in ({"max_length": None}, {"max_length": 300}, {"padding_free": True}):
+        assert "packing" not in offered(arguments={**own, **arguments}, world=1, samples=8, tokens=2048)
+    assert "packing" not in offered(arguments=own), "tokens are not counted"

@@ -235,3 +235,23 @@ def test_processes_that_only_a_run_tells_are_taken_from_it() -> None:
 def test_senseless_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         bound(**arguments)
+
+
+def test_updates_of_many_tokens_count_as_much_as_they_hold() -> None:
+    preset = bound("python train.py --output_dir out --bf16")
+    log = run(world=1, samples=8, tokens=100, arguments={"per_device_train_batch_size": 8})
+    # Every other update has three times the tokens and takes three times as long.
+    lines, at_s, later = log.splitlines(), 100.0, []
+    for line in lines:
+        prefix, _, text = line.partition("accelerate: ")
+        event = json.loads(text)
+        if event["event"] == "step" and event["step"] > 1:
+            event["tokens"] = 300 if event["step"] % 2 else 100
+            at_s += event["tokens"] / 100
+            event["seconds"] = at_s
+        later.append(f"{prefix}accelerate: {json.dumps(event)}\n")
+    own = preset.evaluator().measure("".join(later), {"parameters": {}})
+    assert own.value == 4.0 and own.spread == 0.0, "8 samples of 200 tokens in 2 s"
+    preset.read_baseline("".join(later))
+    short = "".join(later[:-4])
+    assert preset.evaluator().measure(short, {"parameters": {}}).value == 4.0, "whichever updates a run has"

@@ -68,6 +68,8 @@ class Step:
     """What all ranks trained, where the loader tells."""
     sequence: int | None = None
     """Tokens of its longest sequence."""
+    tokens: int | None = None
+    """What the first rank trained that is no padding."""
     is_end: bool = False
     """It is of the last batches of a dataloader, however few: Accelerate steps at its end."""
 
@@ -164,11 +166,16 @@ class AccelerateRun:
         return asked.batch * passes // asked.accumulation if passes and asked.accumulation else asked.batch
 
     @property
-    def seconds(self) -> list[float]:
-        """The time of each step but the first and those of fewer passes than usual, whose batch is another."""
+    def timed(self) -> list[tuple[float, Step]]:
+        """The steps with their times, but for the first and those of fewer passes, whose batch is another."""
         usual = self.usual_passes
         pairs = itertools.pairwise(self.steps)
-        return [b.at_s - a.at_s for a, b in pairs if b.at_s > a.at_s and b.passes == usual]
+        return [(b.at_s - a.at_s, b) for a, b in pairs if b.at_s > a.at_s and b.passes == usual]
+
+    @property
+    def seconds(self) -> list[float]:
+        """The time of each of them."""
+        return [step_s for step_s, _ in self.timed]
 
     def fault(self, asked: RunAsked) -> str | None:
         """Return in one line how the job differs from what was asked for."""
@@ -265,6 +272,7 @@ def _step(event: Mapping[str, Any]) -> Step | None:
         passes=passes,
         samples=_whole(event.get("samples")),
         sequence=_whole(event.get("sequence")),
+        tokens=_whole(event.get("tokens")),
         is_end=event.get("is_end") is True,
     )
 

@@ -42,7 +42,9 @@ MEGATRON_ARGS = (
 class Watch:
     """Note what `prepare` returns, and the steps that follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Any = dict) -> None:
+        self.more = more
+        """Returns what else is to be told of a step."""
         self.is_first_rank = False
         self.optimizer: Any = None
         self.num_passes = 0
@@ -145,7 +147,7 @@ class Watch:
         # There Accelerate makes a step of whatever passes there were.
         is_end = bool(getattr(optimizer.gradient_state, "end_of_dataloader", False))
         count = {"step": self.num_steps, "passes": passes, "is_end": is_end, **samples(optimizer, passes)}
-        tell({"event": "step", **count, **self.sequence(), **measured()})
+        tell({"event": "step", **count, **self.sequence(), **self.more(), **measured()})
 
     def sequence(self) -> dict[str, int]:
         """Return the longest sequence since the step before."""
@@ -226,9 +228,9 @@ def measured() -> dict[str, Any]:
     return {**found, "seconds": time.monotonic()}
 
 
-def start() -> None:
-    """Watch from when Accelerate is loaded."""
-    watch("accelerate.accelerator", Watch().install)
+def start(more: Any = dict) -> None:
+    """Watch from when Accelerate is loaded; `more` returns what else is to be told of a step."""
+    watch("accelerate.accelerator", Watch(more).install)
 
 
 if __name__ == "sitecustomize":

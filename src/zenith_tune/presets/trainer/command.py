@@ -30,6 +30,8 @@ ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
 ATTENTION = "attn_implementation"
 """No field of TrainingArguments: an option of TRL, and of scripts that have it."""
+MAX_LENGTH = "max_length"
+"""Of TRL: where samples are cut, and how long a packed row is."""
 FILE_STEM = "trainer_arguments"
 MAX_BYTES = 1 << 20
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -58,6 +60,8 @@ OWN_NAMES = frozenset(
 )
 """Fields that only they have."""
 NAMES = SHARED_NAMES | OWN_NAMES
+BARE = frozenset({"fsdp"})
+"""Switches that take a word for something else than a switch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +166,11 @@ def starts_python(command: str) -> bool:
 
 def with_options(command: str, values: Mapping[str, Value]) -> str:
     """Return the command with options of the script, in place of those that it has."""
-    options = {f"--{name}": value for name, value in values.items()}
-    return ParsedCommand.of(command).set(options, keeps_names=True).text if options else command
+    options = {f"--{name}": value for name, value in values.items() if name not in BARE}
+    text = ParsedCommand.of(command).set(options, keeps_names=True).text if options else command
+    for name in BARE & values.keys():
+        text = ParsedCommand.of(text).add_flag(f"--{name}").text
+    return text
 
 
 def with_file(command: str, path: str) -> str:

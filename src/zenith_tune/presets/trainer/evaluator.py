@@ -6,6 +6,7 @@ figures are not read: they are cumulative since its start, and divide the steps 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -14,8 +15,9 @@ from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH
 from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import CONFIRMED_ON
 
-PACKING = "sample_packing"
+SAMPLE_PACKING = "sample_packing"
 """Of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
 NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
 
@@ -37,6 +39,8 @@ class LiveTrainer:
     attention: str | None = None
     packages: frozenset[str] = frozenset()
     """Those of the optional ones that its interpreter has."""
+    major_release: int = 0
+    """Of transformers."""
     compute: int = 0
     """The GPU's compute capability times ten; 0 without a GPU."""
 
@@ -55,6 +59,7 @@ class LiveTrainer:
             is_checkpointing=event.get("checkpointing") is True,
             attention=event["attention"] if isinstance(event.get("attention"), str) else None,
             packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
+            major_release=int(major) if (major := str(event.get("version")).partition(".")[0]).isdecimal() else 0,
             compute=_count(event.get("compute")),
         )
 
@@ -85,12 +90,54 @@ class LiveTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongestBatch:
+    """Hold what the first updates of a run that confirms a point were given."""
+
+    num_updates: int
+    problem: str = ""
+    """Why they were none of the longest samples."""
+    num_samples: int = 0
+    length: int = 0
+    """Of the longest: tokens, or characters where the samples are text."""
+    shortest: int = 0
+    num_looked_at: int = 0
+    """0 where tokens were repeated up to the length that samples are cut at."""
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Self | None:
+        """Read the hook's line."""
+        if event.get("event") != "longest":
+            return None
+        return cls(
+            num_updates=_count(event.get("updates")),
+            problem=str(event.get("problem") or ""),
+            num_samples=_count(event.get("samples")),
+            length=_count(event.get("length")),
+            shortest=_count(event.get("shortest")),
+            num_looked_at=_count(event.get("looked_at")),
+        )
+
+    def extra(self) -> dict[str, Value]:
+        """Return what is recorded of it; nothing where all samples are of one length."""
+        if self.problem:
+            return {CONFIRMED_ON: f"not tried on the longest samples: {self.problem}"}
+        if self.shortest == self.length:
+            return {}
+        samples = f"the {self.num_samples} longest of {self.num_looked_at} samples"
+        tried = samples if self.num_looked_at else f"{self.num_samples} samples of the length that they are cut at"
+        return {CONFIRMED_ON: f"tried on {tried}, up to {self.length}", "longest_sample": self.length}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRun(AccelerateRun):
     """Hold what a log tells, with the Trainer in it."""
 
     trainer: LiveTrainer | None = None
     trains_otherwise: bool = False
     """Whether an optimizer made steps without a Trainer, at which the hook ended the program."""
+    longest: LongestBatch | None = None
+    usual_tokens: float | None = None
+    """Of an update of the user's own command, on average; None of that run itself."""
 
     @classmethod
     def read(cls, log: str) -> Self:
@@ -100,9 +147,26 @@ class TrainerRun(AccelerateRun):
         found = [trainer for event in events if (trainer := LiveTrainer.of(event)) is not None]
         trainer = found[-1] if found else None
         held: dict[str, Any] = {each.name: getattr(run, each.name) for each in fields(run)}
-        held["steps"] = [_counted(step, trainer) for step in run.steps]
+        longest = next((batch for event in events if (batch := LongestBatch.of(event)) is not None), None)
+        num_longest = longest.num_updates if longest else 0
+        # What the longest samples take is no speed; the end of the last of them is the begin of what is timed.
+        held["steps"] = [_counted(step, trainer) for step in run.steps if step.number >= num_longest]
         trains_otherwise = any(event.get("event") == "no_trainer" for event in events)
-        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise)
+        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise, longest=longest)
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Tokens of an update that are no padding, on average; None where a step does not tell."""
+        counts = [step.tokens for _, step in self.timed if step.tokens is not None]
+        return statistics.fmean(counts) if counts and len(counts) == len(self.timed) else None
+
+    @property
+    def seconds(self) -> list[float]:
+        """The time of each step; where samples are of many lengths, what it were for as many tokens as usual."""
+        usual = self.usual_tokens or self.mean_tokens
+        if usual is None or self.mean_tokens is None:
+            return [step_s for step_s, _ in self.timed]
+        return [step_s * usual / (step.tokens or usual) for step_s, step in self.timed]
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line why this is not the Trainer that was asked for."""
@@ -119,7 +183,7 @@ def _counted(step: Step, trainer: LiveTrainer | None) -> Step:
     """Return a step with its samples, also where the data is a stream that does not tell them, or rows hold several."""
     if trainer is None or trainer.micro_batch is None:
         return step
-    if step.samples is not None and not trainer.arguments.get(PACKING):
+    if step.samples is not None and not trainer.arguments.get(SAMPLE_PACKING):
         return step
     return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
 
@@ -147,16 +211,23 @@ class TrainerEvaluator(AccelerateEvaluator):
         super().__init__(objective, gbs, n_gpus, wrapper, check)
         self.arguments: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda params: {}
         """What a point asks of TrainingArguments."""
+        self.usual_tokens: Callable[[], float | None] = lambda: None
+        """The tokens of an update of the user's own command, where they are known by now."""
 
     def with_objective(self, name: str) -> Self:
         """Return the evaluator of the same job that reads another objective."""
         other = super().with_objective(name)
-        other.arguments = self.arguments
+        other.arguments, other.usual_tokens = self.arguments, self.usual_tokens
         return other
 
     def read(self, log: str) -> TrainerRun:
         """Return what a log tells of the run."""
-        return TrainerRun.read(log)
+        return replace(TrainerRun.read(log), usual_tokens=self.usual_tokens())
+
+    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
+        """Return the value, with what a run that confirms a point met."""
+        measured, longest = super().measure(stdout, metadata), self.read(stdout).longest
+        return replace(measured, extra={**measured.extra, **(longest.extra() if longest else {})})
 
     def describe(self) -> str:
         """Say what is measured; the batch is that of the user's own command, whatever it turns out to be."""
@@ -167,7 +238,7 @@ class TrainerEvaluator(AccelerateEvaluator):
         return "s" if self.objective == "latency" else "samples/s"
 
     def _batch(self, run: AccelerateRun, params: Mapping[str, Value]) -> int:
-        return run.samples or self.gbs or 1
+        return self.asked(params).batch or run.samples or self.gbs or 1
 
     def _fault(self, run: AccelerateRun, params: Mapping[str, Value]) -> str | None:
         if not self.check:

@@ -75,8 +75,11 @@ class Arguments:
 class TrainerWatch:
     """Tell what a Trainer was made with, and end the program when it has trained, or trains without one."""
 
-    def __init__(self, reported: list[str], packages: list[str], most_steps: int) -> None:
+    def __init__(self, reported: list[str], packages: list[str], most_steps: int, before: Any = None) -> None:
         self.reported, self.packages = reported, packages
+        self.tokens = TokenCount()
+        self.before = before
+        """What is done with a Trainer before it trains."""
         self.is_training = False
         self.steps_left = most_steps
         """So many steps an optimizer may make without a Trainer."""
@@ -114,6 +117,10 @@ class TrainerWatch:
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
                 tell({"event": "trainer", **self.described(this)})
+                if getattr(this.args, "world_size", 1) == 1:  # of several ranks one does not tell for all
+                    self.tokens.install(this)
+                if self.before is not None:
+                    self.before(this)
             self.is_training = True
             train(this)  # from the beginning: a checkpoint may be past the last step already
             # What is left is to evaluate, save and push.
@@ -151,6 +158,40 @@ class TrainerWatch:
         }
 
 
+class TokenCount:
+    """Count the tokens of a Trainer's passes that are no padding."""
+
+    def __init__(self) -> None:
+        self.counts: list[Any] = []
+        """One for each pass since they were last asked for; None of one that does not tell."""
+
+    def install(self, trainer: Any) -> None:
+        """Count what each pass is given."""
+        step = trainer.training_step
+
+        @functools.wraps(step)
+        def counted(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.counts.append(num_tokens(inputs))
+            return step(model, inputs, *args, **kwargs)
+
+        trainer.training_step = counted
+
+    def taken(self) -> dict[str, int]:
+        """Return the tokens of the passes since the last time; nothing where one did not tell."""
+        counts, self.counts = self.counts, []
+        return {"tokens": int(sum(counts))} if counts and all(count is not None for count in counts) else {}
+
+
+def num_tokens(inputs: Any) -> Any:
+    """Return the tokens of a batch that are no padding, on whatever device they are; None where it does not tell."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        tokens, mask = inputs["input_ids"], inputs.get("attention_mask")
+        if mask is not None:
+            return mask.sum() if mask.shape == tokens.shape else None
+        return tokens.numel() if tokens.shape[0] == 1 else None  # in one row there is nothing to pad
+    return None
+
+
 def plain(value: Any) -> Any:
     """Return a value that a line can hold: of an enumeration its value, of anything else its class."""
     value = getattr(value, "value", value)
@@ -175,12 +216,14 @@ def start(settings: dict[str, Any], folder: str) -> None:
     }
     watch("transformers.training_args", Arguments(values).install)
     if "report" in settings:
-        trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"])
+        name = settings.get("before")  # of a copy beside this one
+        before = importlib.import_module(name).install if name else None
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"], before)
         watch("torch.optim.optimizer", trial.install_optimizers)
         for module in PARSERS:
             watch(module, trial.install_parser)
         watch("transformers.trainer", trial.install_trainer)
-        importlib.import_module("zenithtune_accelerate_hook").start()  # the copy beside this one
+        importlib.import_module("zenithtune_accelerate_hook").start(trial.tokens.taken)  # the copy beside this one
 
 
 if __name__ == "sitecustomize":

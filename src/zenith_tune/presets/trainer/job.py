@@ -14,6 +14,7 @@ from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,
     CHECKPOINTING,
+    MAX_LENGTH,
     MICRO_BATCH,
     PRESET,
     ArgumentFile,
@@ -74,6 +75,8 @@ class TrainerJob:
     samples: int | None = None
     """Of an update, as it was seen."""
     passes: int | None = None
+    tokens: float | None = None
+    """Of an update, without padding, on average; None where it is not known."""
     precision: str = "fp32"
     seq_len: int | None = None
     gpu: str | None = None
@@ -107,6 +110,12 @@ class TrainerJob:
     def is_plain(self) -> bool:
         """Whether ranks hold the whole model, as layouts are planned."""
         return self.wrapper in (None, "DistributedDataParallel")
+
+    @property
+    def samples_of_row(self) -> float | None:
+        """Samples that fill a row up to where samples are cut, on average; None where it is not known."""
+        length = self.arguments.get(MAX_LENGTH)
+        return length * self.global_batch / self.tokens if type(length) is int and self.tokens else None
 
     def takes(self, name: str) -> bool:
         """Tell whether a name that is no field of TrainingArguments can be given."""
@@ -196,6 +205,7 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
         wrapper=wrapper if wrapper in WRAPPER_NAMES else None,
         samples=run.samples,
         passes=run.usual_passes or None,
+        tokens=run.mean_tokens,
         precision=run.precision if run.precision in ("bf16", "fp16", "fp8") else "fp32",
         seq_len=job.seq_len or run.seq_len,
         gpu=run.model.gpu if run.model else None,

@@ -1,7 +1,6 @@
 """Levers of a Trainer: arguments beside the batch and checkpointing, which are tried on the point that won.
 
-Names are those of TrainingArguments in transformers 5.22 and of TRL 1.16. Packing is not among them: it puts several
-samples into one, so that neither the batch nor samples per second stay what they were.
+Names are those of TrainingArguments in transformers 5.22 and of TRL 1.16.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, set_levers
-from zenith_tune.presets.trainer.command import ATTENTION
+from zenith_tune.presets.trainer.command import ATTENTION, MAX_LENGTH
 from zenith_tune.presets.trainer.job import TrainerJob
 from zenith_tune.study.parameters import Params, Value
 
 FLASH = "flash_attention_2"
+PACKING = "packing"
 AMPERE = 80
 """The compute capability, times ten, from which tf32, bf16 and FlashAttention run."""
 
@@ -72,6 +72,22 @@ def _loads_in_line(at: TrainerSituation) -> bool:
     return at.job.arguments.get("dataloader_num_workers") == 0
 
 
+def _padding_free_goes(at: TrainerSituation) -> bool:
+    """Tell whether TRL takes padding_free: samples must not be cut, and attention must know where each one ends."""
+    trainer = at.job.trainer
+    return trainer is not None and "flash" in (trainer.attention or "") and trainer.arguments.get(MAX_LENGTH) is None
+
+
+def _is_ddp_without_checkpointing(at: TrainerSituation) -> bool:
+    is_ddp = at.job.num_processes > 1 and at.job.is_plain and at.params.get("sharding", "none") == "none"
+    return is_ddp and not at.params["checkpointing"]
+
+
+def _packing_goes(at: TrainerSituation) -> bool:
+    """Tell whether rows of TRL hold several samples each."""
+    return (at.job.samples_of_row or 0.0) >= 2 and at.job.arguments.get("padding_free") is False
+
+
 LEVERS = (
     TrainerLever(
         name="attention",
@@ -123,7 +139,7 @@ LEVERS = (
     TrainerLever(
         name="no_unused_search",
         sets={"ddp_find_unused_parameters": False},
-        goes=lambda at: at.job.num_processes > 1 and at.job.is_plain and not at.params["checkpointing"],
+        goes=_is_ddp_without_checkpointing,
         saves={"dp": 0.1, "overhead": 0.05},
         is_alone=True,
         source=f"{ASSUMED}: DDP walks the graph for unused parameters in every pass, unless it is said that none are",
@@ -132,10 +148,18 @@ LEVERS = (
         name="padding_free",
         sets={"padding_free": True},
         least_compute=AMPERE,
-        goes=lambda at: at.job.trainer is not None and "flash" in (at.job.trainer.attention or ""),
+        goes=_padding_free_goes,
         saves={"compute": 0.1},
         is_alone=True,
         source=f"{ASSUMED}: TRL, no tokens of padding; by how much depends on the lengths",
+    ),
+    TrainerLever(
+        name=PACKING,
+        sets={PACKING: True},
+        goes=_packing_goes,
+        saves={"compute": 0.3},
+        numerics=True,
+        source=f"{ASSUMED}: TRL, no padding and full rows; an update has as many tokens, of other samples",
     ),
     TrainerLever(
         name="tf32",
@@ -158,9 +182,9 @@ LEVERS = (
         source=f"{ASSUMED}: Micikevicius et al. 2017 (arXiv 1710.03740), with bfloat16",
     ),
 )
-PACKAGES = tuple(sorted({lever.package for lever in LEVERS if lever.package} | {"peft", "trl"}))
+PACKAGES = tuple(sorted({lever.package for lever in LEVERS if lever.package} | {"deepspeed", "peft", "trl"}))
 """What a run is asked for."""
-REPORTED = tuple(sorted({name for lever in LEVERS for name in lever.sets} - {ATTENTION}))
+REPORTED = tuple(sorted({MAX_LENGTH, *(name for lever in LEVERS for name in lever.sets)} - {ATTENTION}))
 
 
 def levers_for(at: TrainerSituation) -> list[TrainerLever]:

@@ -17,12 +17,12 @@ from zenith_tune.presets.accelerate.command import HOOK_FOLDER
 from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
 from zenith_tune.presets.accelerate.evaluator import RunAsked
 from zenith_tune.presets.accelerate.live_model import model_notes
-from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
+from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset
 from zenith_tune.presets.deepspeed.job import refuse_sizes
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
-from zenith_tune.presets.trainer import hook
+from zenith_tune.presets.trainer import hook, longest
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -37,9 +37,10 @@ from zenith_tune.presets.trainer.command import (
     with_options,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
-from zenith_tune.presets.trainer.evaluator import PACKING, TrainerEvaluator, TrainerRun
+from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
-from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, PACKING, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of, shardings_for
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -73,6 +74,8 @@ TRIAL_HOOK = hook_files(
         **HOOK_SOURCES,
     }
 )
+LONGEST = "zenithtune_longest"
+CONFIRMING_HOOK = {**TRIAL_HOOK, **hook_files({LONGEST: Path(longest.__file__)})}
 RESULT_HOOK = ("sitecustomize", "zenithtune_import_hook")
 """The part of it that sets arguments."""
 
@@ -117,8 +120,8 @@ class TrainerPreset(TuningPreset):
         self._bound: TrainerSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
         self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
-        self._too_large: dict[bool, int] = {}
-        """The least micro-batch that ran out of memory, with gradient checkpointing and without."""
+        self._too_large: list[tuple[int, Params]] = []
+        """The points that ran out of memory, each with the largest micro-batch that is worth a trial after it."""
 
     @classmethod
     def recognises(cls, command: str) -> bool:
@@ -152,6 +155,8 @@ class TrainerPreset(TuningPreset):
         self._bind_job(live_job(job, run))
         notes = live_notes(self._space.job)
         notes += model_notes(run.model if self._given.model is None else None, planned, self._subject.get())
+        if SHARDING not in self._space.axes and (found := shardings_for(self._space.job)):
+            notes.append(f"sharding ({', '.join(found)}) is searched with --args search=default+{SHARDING}")
         return [*notes, *self._lever_notes()]
 
     def get_search_space(self) -> dict[str, Parameter]:
@@ -159,19 +164,19 @@ class TrainerPreset(TuningPreset):
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._space.explain(params)
-        failed = self._too_large.get(bool(params[RECOMPUTE]))
-        if broken is None and failed is not None and int(params[MBS]) > failed:
-            return f"micro-batch {failed} ran out of memory, and {params[MBS]} takes more"
-        return broken
+        if broken is not None:
+            return broken
+        for largest, failed in self._too_large:
+            if int(params[MBS]) > largest and self._space.takes_no_less(params, failed):
+                return f"micro-batch {params[MBS]} takes no less memory than {failed[MBS]}, which ran out of it"
+        return None
 
     def observe(self, trial: Trial) -> None:
         point = trial.params or (self._space.own_point() if trial.is_baseline else {})
         if trial.outcome is not Outcome.OOM or MBS not in point:
             return
-        # What does not fit with checkpointing does not fit without.
-        for is_on in (bool(point[RECOMPUTE]), False):
-            size = int(point[MBS])
-            self._too_large[is_on] = min(size, self._too_large.get(is_on, size))
+        # What does not fit on the longest samples is not tried with other levers in turn.
+        self._too_large.append((int(point[MBS]) - trial.is_rerun, dict(point)))
 
     def decisive(self) -> tuple[str, ...]:
         return (MBS, RECOMPUTE)
@@ -200,6 +205,12 @@ class TrainerPreset(TuningPreset):
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {**self._trial_hook(self._carried(params, Carrier.HOOK)), **self._argument_file(params)}
+
+    def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun:
+        """Return the run of a point whose first updates have the longest samples."""
+        values = self._carried(params, Carrier.HOOK)
+        files = {**self._trial_hook(values, before=LONGEST), **self._argument_file(params)}
+        return ConfirmingRun(meets="the longest samples", files=files, smaller=self._space.smaller(params))
 
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with the hook."""
@@ -245,19 +256,22 @@ class TrainerPreset(TuningPreset):
         file, changes = self._space.job.file, self._carried(params, Carrier.FILE)
         return {file.trial_name: file.having(changes)} if file and changes else {}
 
-    def _trial_hook(self, values: Mapping[str, Value]) -> dict[str, str]:
+    def _trial_hook(self, values: Mapping[str, Value], before: str = "") -> dict[str, str]:
         settings = {
             "set": {**IN_TRIALS, "max_steps": self.steps, **values},
-            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, PACKING, *REPORTED}),
+            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, SAMPLE_PACKING, *REPORTED}),
             "packages": PACKAGES,
+            **({"before": before} if before else {}),
         }
-        return {**TRIAL_HOOK, f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
+        return {**(CONFIRMING_HOOK if before else TRIAL_HOOK), f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
 
     def label(self, params: Mapping[str, Value]) -> str:
         axes = self._space.axes
         words = [f"mbs{params[MBS]}"]
         if len(axes[RECOMPUTE]) > 1:
             words.append("checkpointing" if params[RECOMPUTE] else "no-checkpointing")
+        if SHARDING in axes:
+            words.append(str(params[SHARDING]) if params[SHARDING] != "none" else "ddp")
         return " ".join([*words, *(lever_label(name, value) for name, value in params.items() if name not in axes)])
 
     def get_recommended_strategy(self) -> TuningStrategy:
@@ -271,6 +285,7 @@ class TrainerPreset(TuningPreset):
         found = TrainerEvaluator(gbs=job.global_batch, n_gpus=job.num_processes, check=self.check)
         found.asked = self.asked
         found.arguments = self._proven
+        found.usual_tokens = lambda: self._space.job.tokens
         return found
 
     def _proven(self, params: Mapping[str, Value]) -> dict[str, Value]:
@@ -287,9 +302,12 @@ class TrainerPreset(TuningPreset):
         is_usual = job.passes in (None, job.accumulation)  # a trainer of TRL may make other passes
         return RunAsked(
             num_processes=job.num_processes,
-            wrapper=job.wrapper,
-            samples=job.samples,
-            passes=self._space.accumulation(params) if is_usual else None,
+            wrapper=sharding_of(params).wrapper if SHARDING in params else job.wrapper,
+            settings=sharding_of(params).settings,
+            # Rows of packed samples are counted by their tokens.
+            samples=None if params.get(PACKING) else job.samples,
+            batch=job.global_batch if params.get(PACKING) else None,
+            passes=self._space.batch(params)[1] if is_usual else None,
         )
 
     def notes(self, command: str) -> list[str]:

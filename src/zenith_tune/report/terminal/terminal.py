@@ -171,7 +171,7 @@ class TerminalReporter(StudyListener):
         num_again = sum(trial.is_rerun for trial in study.trials)
         shown += f" ({num_again} to confirm)" if num_again else ""
         self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or 'none finished'}{extra}")
-        if over := [trial for trial in study.trials if trial.ok and not study.may_be_best(trial)]:
+        if over := [trial for trial in study.trials if trial.ok and not study.is_within_limit(trial)]:
             limit = format_bytes(study.memory_limit_bytes or 0)
             names = ", ".join(str(trial.number) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
             self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
