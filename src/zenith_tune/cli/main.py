@@ -36,7 +36,10 @@ class LazyGroup(click.Group):
 class ZenithTune(LazyGroup):
     """All commands, each in a module of its own."""
 
-    names = ("calibrate", "checkpoint", "doctor", "export", "guide", "optimize", "plan", "probe", "report", "serve")
+    names = (
+        *("calibrate", "checkpoint", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report"),
+        "serve",
+    )
 
 
 @click.group(cls=ZenithTune, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

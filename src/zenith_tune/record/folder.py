@@ -34,6 +34,8 @@ class StudyFolder:
         self.json = self.path / "study.json"
         self.best_command = self.path / "best_command.sh"
         self.environment = self.path / "environment.json"
+        self.record = self.path / "record.json"
+        """What the database holds of the study beside its trials, to make a lost one anew from their files."""
         self.control = self.path / "control.json"
         """What was asked of the study while it runs."""
 
@@ -59,8 +61,9 @@ class StudyFolder:
         """Refuse a folder with the files of a study that `database` does not have: its logs would be read as ours."""
         if self.json.exists() or (self.path / "trials").exists():
             raise StudyError(
-                f"folder {self.path} holds a study that is not in {database}: give the --db that has it, choose "
-                "another --study-name or --output-dir, or move the folder away"
+                f"folder {self.path} holds a study that is not in {database}",
+                hint="give the --db that has it, make a lost database anew by zenithtune recover, choose another "
+                "--study-name or --output-dir, or move the folder away",
             )
 
     def trial(self, number: int) -> TrialFolder:

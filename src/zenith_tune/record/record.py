@@ -28,12 +28,14 @@ from zenith_tune.record.stored_trial import (
 )
 from zenith_tune.record.tuner_identity import TunerIdentity
 from zenith_tune.record.view import StudyHeader, TrialView
+from zenith_tune.study.files import write_json
 from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
 from zenith_tune.study.parameters import Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
@@ -64,6 +66,8 @@ class StudyRecord:
         self._trial_ids: dict[int, int] = {}
         self._num_trials = 0
         self._is_holder = False
+        self._kept: dict[str, Any] = {}
+        """The distributions that record.json has, by parameter."""
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -87,6 +91,7 @@ class StudyRecord:
             study = create_study(storage=self._storage, study_name=self.study_name, direction=direction.value)
             study.set_user_attr(HEADER_KEY, asdict(header))
         self._begin(study)
+        self._keep(header, direction, {})
 
     def reopen(self, header: StudyHeader) -> None:
         """Continue a study, if it is the same one."""
@@ -137,10 +142,12 @@ class StudyRecord:
         if self.claims is not None:
             run["claim"] = self.claims.begin(run_key(identity, is_baseline=is_baseline))
             run["host"] = self.claims.identity.host
+        distributions = {name: to_distribution(space[name]) for name in params}
+        self._keep_space(distributions)
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(params),
-            distributions={name: to_distribution(space[name]) for name in params},
+            distributions=distributions,
             # One attribute, not three: each costs the database several statements.
             user_attrs={RUN: run},
         )
@@ -153,6 +160,22 @@ class StudyRecord:
             self._num_trials += 1
             self._trial_ids[number] = trial_id
             return number
+
+    def _keep_space(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        """Write the values that a parameter may have, as soon as one is tried."""
+        from optuna.distributions import distribution_to_json
+
+        if distributions.keys() <= self._kept.keys():
+            return
+        header = StudyHeader.from_stored(self._ask(lambda: self._study.user_attrs).get(HEADER_KEY), self.study_name)
+        new = {name: json.loads(distribution_to_json(each)) for name, each in distributions.items()}
+        self._keep(header, Direction(self._study.direction.name.lower()), {**self._kept, **new})
+
+    def _keep(self, header: StudyHeader, direction: Direction, distributions: Mapping[str, Any]) -> None:
+        """Write what a lost database is made anew from, beside the trials' own files."""
+        self._kept = dict(distributions)
+        content = {"header": asdict(header), "direction": direction.value, "distributions": self._kept}
+        write_json(self._folder.record, content)
 
     @contextmanager
     def _same_choices(self) -> Iterator[None]:

@@ -170,7 +170,9 @@ class TrialExecution:
         make_folder(folder.path)
         launched = mask(request.launched or request.command, self._secrets)
         write_atomically(folder.command, f"#!/usr/bin/env bash\n{launched}\n")
-        write_json(folder.trial, {"number": request.number, "parameters": dict(request.params), "outcome": "running"})
+        started = {"number": request.number, "parameters": dict(request.params), "outcome": "running"}
+        known = {"identity": request.identity, "is_baseline": request.is_baseline, "why": request.why}
+        write_json(folder.trial, {**started, **known})
         for name, text in request.files.items():
             path = folder.path / name
             if not path.resolve().is_relative_to(folder.path.resolve()):
@@ -257,7 +259,7 @@ class TrialExecution:
         def write() -> None:
             try:
                 make_folder(folder.path)
-                write_json(folder.trial, trial_as_json(trial))
+                write_json(folder.trial, {**trial_as_json(trial), "identity": trial.identity})
             except OSError as error:
                 # A trial may do anything to its own folder; the record has all that this file would hold.
                 if is_system_fault(error):
