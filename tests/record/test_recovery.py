@@ -20,9 +20,9 @@ FAILING = "sh -c '[ {x} != 2 ] && echo value: {x}'"
 
 def view_of(root: Path, name: str = "s") -> list[tuple[object, ...]]:
     trials = StudyReader(database_url(root / "studies.db"), name).view().trials
+    plain = ("value", "outcome", "identity", "command", "cause", "duration_s", "is_baseline")
     return [
-        (each.number, dict(each.trial.params), each.trial.value, each.trial.outcome, each.trial.identity)
-        + (each.trial.command, each.trial.cause, each.trial.duration_s, dict(each.trial.extra), each.trial.is_baseline)
+        (each.number, dict(each.trial.params), dict(each.trial.extra), *(getattr(each.trial, name) for name in plain))
         for each in trials
     ]
 
