@@ -123,7 +123,7 @@ def test_every_mistake_in_args_is_one_line(zenithtune: Run, args: str, parts: li
         ([*MEGATRON, "--"], ["empty"]),
         ([*MEGATRON], ["empty"]),
         ([*MEGATRON, "--", "no-such-program-anywhere"], ["no-such-program-anywhere"]),
-        (["optimize", "--args", "n_gpus=8,gbs=16", "--", "true"], ["no preset recognises", "demo, megatron"]),
+        (["optimize", "--args", "n_gpus=8,gbs=16", "--", "true"], ["no preset recognises", "demo, ", "megatron-lm"]),
         ([*MEGATRON, "--", "for i in 1 2; do python train.py; done"], ["{tp}"]),
         (["optimise"], ["optimise"]),
     ],

@@ -26,6 +26,11 @@ FUSED_LOSS = MegatronLever(
 )
 
 
+def _has_own_loss(at: Situation) -> bool:
+    """Tell whether Megatron's own kernel is the one to try: there is no other, or the command names it."""
+    return not at.has_engine or at.job.args.text("--cross-entropy-fusion-impl") == "native"
+
+
 def _taken_away(option: str) -> Goes:
     return lambda at: at.job.args.has(option)
 
@@ -99,7 +104,7 @@ KERNEL_LEVERS = (
         source=PRIMUS,
     ),
     replace(FUSED_LOSS, last=(0, 11)),
-    replace(FUSED_LOSS, first=(0, 12), last=(0, 17), goes=lambda at: not at.has_engine),
+    replace(FUSED_LOSS, first=(0, 12), last=(0, 17), goes=_has_own_loss),
     replace(
         FUSED_LOSS,
         first=(0, 18),
