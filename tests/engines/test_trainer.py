@@ -217,7 +217,9 @@ def test_the_winner_is_confirmed_on_the_longest_samples_and_a_smaller_batch_chos
 def test_two_ranks_share_a_model_by_deepspeed(zenithtune: Tune, tmp_path: Path) -> None:
     need_module("engines", "deepspeed")
     script = tmp_path / "ranks.py"
-    script.write_text(BY_OPTIONS)
+    # Compiling the kernel that CPU ranks could share memory by takes minutes.
+    plain = 'import deepspeed\ndeepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False\n'
+    script.write_text(plain + BY_OPTIONS)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
     given = ("--strategy", "grid", "--n-trials", "1", "--args", "levers=none,steps=6,search=sharding")

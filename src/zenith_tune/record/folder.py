@@ -39,13 +39,16 @@ class StudyFolder:
         self.control = self.path / "control.json"
         """What was asked of the study while it runs."""
 
+    def make(self) -> None:
+        """Make the folder where it is missing; commands, logs and environments are nobody else's to read."""
+        self.output_dir.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.output_dir, self.path):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
     def create(self) -> None:
         """Make the folder, or say in one line why it cannot be made."""
         try:
-            # Commands, logs and environments may hold what others must not read; a chmod shares them.
-            self.output_dir.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.output_dir, self.path):
-                folder.mkdir(mode=0o700, exist_ok=True)
+            self.make()
             probe = self.path / f".writable-{os.getpid()}-{threading.get_ident()}"
             probe.write_text("")
             probe.unlink()

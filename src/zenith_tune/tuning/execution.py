@@ -142,7 +142,7 @@ class TrialExecution:
             silence=request.silence,
         )
         try:
-            return watch.wait(job)
+            return self._patience.call(lambda: watch.wait(job))
         except BaseException:
             job.cancel()  # whatever went wrong, nothing may be left running
             raise

@@ -272,7 +272,7 @@ class StudySession:
         self._patience.call(self._export)
 
     def _export(self) -> None:
-        self.config.place.folder.create()  # a trial may have removed it
+        self.config.place.folder.make()  # a trial may have removed it
         if self.others is not None:
             self.others.catch_up_if_possible()
         export(self.study, self.config.header, self.config.place.folder, self.best_command(), self._search)

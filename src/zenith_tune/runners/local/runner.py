@@ -141,7 +141,8 @@ class LocalJob(Job):
 
     def look(self) -> JobResult | None:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        has_exited = os.waitid(os.P_PID, self._process.pid, flags) is not None
+        is_reaped = self._process.returncode is not None  # where something failed after that
+        has_exited = is_reaped or os.waitid(os.P_PID, self._process.pid, flags) is not None
         return self.collect(End.EXITED) if has_exited else None
 
     def pause(self, limit_s: float) -> None:
