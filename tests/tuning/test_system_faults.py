@@ -71,7 +71,8 @@ def test_a_fault_that_stays_stops_the_study_and_a_resumed_one_runs_what_was_left
     assert [trial.value for trial in witness.trials] == VALUES[1:], "the first was kept, and none was given up"
 
 
-def test_a_study_that_cannot_begin_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_study_that_cannot_begin_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "DEFAULT_PATIENCE_S", 0.05)
     _, clean = run_study(tmp_path / "clean")
     begun = next(index for index, call in enumerate(clean.calls, 1) if "trials" in call)
     for first in range(1, begun):
@@ -88,12 +89,12 @@ def test_a_command_that_is_too_long_is_the_trials_own_failure(tmp_path: Path) ->
 
 def test_a_second_without_file_descriptors_is_waited_for(tmp_path: Path) -> None:
     witness = Witness()
-    began = tmp_path / "began"
+    began, is_over = tmp_path / "began", threading.Event()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def take_descriptors() -> None:
-        while not began.exists():
-            time.sleep(0.01)
+        while not began.exists() and not is_over.wait(0.01):
+            pass
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay open
         time.sleep(1.0)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -104,6 +105,7 @@ def test_a_second_without_file_descriptors_is_waited_for(tmp_path: Path) -> None
     try:
         value, _ = tune(tmp_path, command, ToyPreset(list(range(1, 9))), listener=witness, baseline=False).optimize()
     finally:
+        is_over.set()
         taker.join()
     assert value == 8.0
     assert [trial.value for trial in witness.trials] == list(range(1, 9))
@@ -115,10 +117,13 @@ def test_a_program_that_locks_the_database_for_long_is_waited_for(tmp_path: Path
     witness = Witness()
     tuner = tune(tmp_path, "sh -c 'sleep 0.3; echo value: {x}'", listener=witness, baseline=False)
 
+    is_over = threading.Event()
+
     def lock() -> None:
         database = tmp_path / "out" / "studies.db"
-        while not (tmp_path / "out" / "s" / "trials" / "0000" / "log.txt").exists():
-            time.sleep(0.01)
+        log = tmp_path / "out" / "s" / "trials" / "0000" / "log.txt"
+        while not log.exists() and not is_over.wait(0.01):
+            pass
         connection = sqlite3.connect(database, timeout=60, isolation_level=None)
         connection.execute("BEGIN EXCLUSIVE")
         time.sleep(12)  # SQLite itself waits for five seconds
@@ -127,7 +132,10 @@ def test_a_program_that_locks_the_database_for_long_is_waited_for(tmp_path: Path
 
     locker = threading.Thread(target=lock)
     locker.start()
-    value, _ = tuner.optimize()
-    locker.join()
+    try:
+        value, _ = tuner.optimize()
+    finally:
+        is_over.set()
+        locker.join()
     assert value == 3.0 and [trial.value for trial in witness.trials] == VALUES
     assert any("locked" in note for note in witness.notes)
