@@ -66,6 +66,7 @@ class StudyRecord:
         self._trial_ids: dict[int, int] = {}
         self._num_trials = 0
         self._is_holder = False
+        self._keeping = threading.Lock()
         self._kept: dict[str, Any] = {}
         """The distributions that record.json has, by parameter."""
 
@@ -165,16 +166,18 @@ class StudyRecord:
         """Write the values that a parameter may have, as soon as one is tried."""
         from optuna.distributions import distribution_to_json
 
-        if distributions.keys() <= self._kept.keys():
-            return
-        header = StudyHeader.from_stored(self._ask(lambda: self._study.user_attrs).get(HEADER_KEY), self.study_name)
-        new = {name: json.loads(distribution_to_json(each)) for name, each in distributions.items()}
-        self._keep(header, Direction(self._study.direction.name.lower()), {**self._kept, **new})
+        with self._keeping:
+            if distributions.keys() <= self._kept.keys():
+                return
+            header = StudyHeader.from_stored(self._ask(lambda: self._study.user_attrs).get(HEADER_KEY), self.study_name)
+            new = {name: json.loads(distribution_to_json(each)) for name, each in distributions.items()}
+            self._keep(header, Direction(self._study.direction.name.lower()), {**self._kept, **new})
 
     def _keep(self, header: StudyHeader, direction: Direction, distributions: Mapping[str, Any]) -> None:
         """Write what a lost database is made anew from, beside the trials' own files."""
         self._kept = dict(distributions)
         content = {"header": asdict(header), "direction": direction.value, "distributions": self._kept}
+        self._folder.make()
         write_json(self._folder.record, content)
 
     @contextmanager

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,7 +65,8 @@ class TrialFolder:
 
 def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None:
     """Replace a file as a whole: a reader, or a full disk, never sees half of it; nobody else sees a private one."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write one file
+    # Two processes, or threads, may write one file.
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     mode = 0o600 if is_private else file_mode(path.parent)
     try:
         draft.unlink(missing_ok=True)
