@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     options, more = parser.parse_known_args()
     command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {MODELS[options.model]} {RUN}"
-    rows = study(f"{command} --train-iters {options.iterations}", more)
+    learn = ["--strategy", "guided", "--strategy-args", "learn=false"]
+    rows = study(f"{command} --train-iters {options.iterations}", [*learn, *more])
     options.output.write_text(json.dumps({**rows, "command": command, "argv": sys.argv[1:]}, indent=1) + "\n")
     print(json.dumps(rows["summary"], indent=1))
 
@@ -56,11 +57,8 @@ def study(command: str, more: list[str]) -> dict[str, Any]:
     """Return every run of the study, and what they cost together."""
     with tempfile.TemporaryDirectory() as folder:
         tune = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--output-dir", folder, "--json"]
-        learn = ["--strategy", "guided", "--strategy-args", "learn=false"]
         start = time.monotonic()
-        done = subprocess.run(
-            [*tune, *learn, *more, "--", *command.split()], stdout=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([*tune, *more, "--", *command.split()], stdout=subprocess.PIPE, text=True, check=False)
         seconds = time.monotonic() - start
     events = [json.loads(line) for line in done.stdout.splitlines()]
     runs = [{name: event[name] for name in KEPT} for event in events if event["event"] == "trial_finished"]

@@ -155,7 +155,15 @@ def test_what_a_log_dumps_is_compared_with_what_was_asked(log: str, asked: Param
     assert (disagreement(log, asked) is None) is agrees
 
 
-def made(number: int, tp: int, *, step_s: float = 2.0, gib: float = 40.0, outcome: Outcome = Outcome.OK) -> Trial:
+def made(
+    number: int,
+    tp: int,
+    *,
+    step_s: float = 2.0,
+    gib: float = 40.0,
+    outcome: Outcome = Outcome.OK,
+    spread: float = 0.002,
+) -> Trial:
     value = None if outcome is not Outcome.OK else step_s
     params: Params = {"tp": tp, "pp": 1, "mbs": 1}
     return Trial(
@@ -166,7 +174,7 @@ def made(number: int, tp: int, *, step_s: float = 2.0, gib: float = 40.0, outcom
         identity=str(number),
         step_s=value,
         peak_memory_bytes=int(gib * 2**30),
-        spread=0.002,
+        spread=spread,
     )
 
 
@@ -178,8 +186,12 @@ def made(number: int, tp: int, *, step_s: float = 2.0, gib: float = 40.0, outcom
         (made(3, 4, gib=41), False),
         (made(3, 2), False),
         (made(3, 4, outcome=Outcome.OOM), False),
+        (made(3, 4, step_s=2.2, spread=0.3), False),
     ],
-    ids=["all alike", "another time", "equally fast in another memory", "two points only", "one out of memory"],
+    ids=[
+        *("all alike", "another time", "equally fast in another memory", "two points only", "one out of memory"),
+        "another time within much noise",
+    ],
 )
 def test_a_plateau_is_no_sign_but_three_points_alike_in_all_are(last: Trial, stops: bool) -> None:
     from zenith_tune import Direction

@@ -134,7 +134,7 @@ class TrialWatch:
             # What was spent on looking counts against the whole time: a long start-up pays for many looks at its end.
             if size == seen or looked_s > (began - start) * _LOOK_SHARE:
                 continue
-            seen = size
+            seen, used = size, time.thread_time()  # not the clock: on a busy machine a look waits for a core
             try:
                 early = self._look(job, began - start)
             except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are reported
@@ -143,7 +143,7 @@ class TrialWatch:
                 job.stop()
                 result = job.wait()
                 return result, early if result.end is End.STOPPED else None
-            looked_s += self._clock() - began
+            looked_s += time.thread_time() - used
         return result, None
 
     def _pause(self, job: Job, pause_s: float, start: float) -> JobResult | None:

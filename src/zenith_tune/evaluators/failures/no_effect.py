@@ -24,7 +24,7 @@ NUM_ALIKE, NUM_ALIKE_BLIND = 3, 6
 SAME_TIME, SAME_MEMORY = 0.01, 0.001
 """Relative differences that are none: of times, beside their spread, and of peaks of memory, which hardly vary."""
 NOISY_TIME = 0.05
-"""The same of times where the memory is the same to the byte, which tells by itself."""
+"""The same of times where the memory is the same to the byte, which tells by itself. In more noise nobody can tell."""
 HINT = 'does the script hand its arguments on? ("$@" at the end of the line that starts the training)'
 
 
@@ -88,7 +88,7 @@ def _same(a: Trial, b: Trial, same_time: float, *, by_memory: bool) -> bool:
     times = [trial.step_s or trial.value or 0.0 for trial in (a, b)]
     if not a.ok or not b.ok or not all(times):
         return False
-    noise = max(same_time, (a.spread or 0.0) + (b.spread or 0.0))
+    noise = max(same_time, min((a.spread or 0.0) + (b.spread or 0.0), NOISY_TIME))
     is_same_time = abs(times[0] - times[1]) <= noise * abs(times[0])
     peaks = [trial.peak_memory_bytes or 0 for trial in (a, b)]
     is_same_memory = min(peaks) > 0 and max(peaks) - min(peaks) <= SAME_MEMORY * max(peaks)
