@@ -12,7 +12,7 @@ from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimate.calibration import Calibration, TimeCalibration
 from zenith_tune.estimate.memory_risk import slowdown
 from zenith_tune.estimate.step import estimate
-from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_UNIFORM, LayoutBatch
 
 MODEL, CLUSTER = load_model("llama3-8b"), load_cluster("h100x8")
 JOB = JobSpec(seq_len=8192, framework=load_framework("megatron"))
@@ -77,3 +77,18 @@ def test_layouts_together_are_as_good_as_alone() -> None:
     for i in range(4):
         alone = estimate(MODEL, CLUSTER, JOB, LAYOUTS.take(np.array([i])), Calibration())
         assert (alone.step_s[0], alone.memory_bytes[0]) == pytest.approx((together.step_s[i], together.memory_bytes[i]))
+
+
+def test_what_is_frozen_has_no_gradient_and_no_update() -> None:
+    """LoRA of Llama 3 8B, rank 16: 42M parameters trained of 8.03B."""
+    job = JobSpec(seq_len=2048, framework=load_framework("hf-accelerate"))
+    layouts = LayoutBatch.of(tp=1, dp=8, mbs=2, gbs=64, zero=0, recompute=[RECOMPUTE_NONE, RECOMPUTE_UNIFORM])
+    whole = estimate(MODEL, CLUSTER, job, layouts, Calibration())
+    part = estimate(replace(MODEL, trained_share=0.00522), CLUSTER, job, layouts, Calibration())
+    states = (4 + 8) * MODEL.num_params * (1 - 0.00522)  # gradients and moments in fp32
+    assert (whole.memory_bytes - part.memory_bytes > states).all()
+    compute = part.time_parts["compute"] / whole.time_parts["compute"]
+    assert ((compute > 0.6) & (compute < 0.8)).all(), "two products in place of three"
+    assert part.time_parts["recompute"][1] == pytest.approx(whole.time_parts["recompute"][1], rel=0.1)
+    assert (part.time_parts["optimizer"] < 0.01 * whole.time_parts["optimizer"]).all()
+    assert (part.time_parts["dp"] < 0.2 * whole.time_parts["dp"]).all(), "little more than latency"

@@ -78,6 +78,8 @@ class ModelSpec:
     latent_attention: LatentAttention | None = None
     num_mtp_layers: int = 0
     """Layers for multi-token prediction, after the last one; published counts leave them out."""
+    trained_share: float = 1.0
+    """How many of its parameters are trained, as a share; the others are frozen, as beside an adapter (LoRA)."""
     traced: TracedLayers | None = None
     """Of a model without a known shape: its widths are 0 but for the hidden size, and blocks are what was seen."""
 

@@ -172,6 +172,7 @@ def data_time(
     framework: FrameworkSpec,
     coefficients: TimeCoefficients,
     pass_s: FloatArray,
+    trained_share: Number = 1.0,
 ) -> FloatArray:
     """Return the exposed time of reducing gradients and gathering weights; `pass_s` is one micro-batch of a stage."""
     c, m = coefficients, layouts.num_micro_batches
@@ -179,8 +180,9 @@ def data_time(
     # Bandwidth falls as domains are added, latency does not: the same bytes count for more.
     weight = np.maximum(layouts.dp * layouts.cp * layouts.tp / machine.fast_domain, 1.0) ** c.data_decay
     weights = exchange_time(gather_time, params, bucket, machine, layouts, BF16 * weight, c)
-    gradient_bytes, gradients = framework.reduced_gradient_bytes * weight, weights
-    if framework.reduced_gradient_bytes != BF16:
+    reduced = framework.reduced_gradient_bytes * trained_share
+    gradient_bytes, gradients = reduced * weight, weights
+    if np.any(reduced != BF16):
         gradients = exchange_time(gather_time, params, bucket, machine, layouts, gradient_bytes, c)
     sums = gradients
     if ((layouts.zero == 0) & (layouts.dp * layouts.cp > 1)).any():

@@ -3,8 +3,9 @@
 Legend: t tokens of a micro-batch on one context-parallel rank, s sequence length, h hidden size.
 
 A matrix product of f operations takes f / (peak * efficiency) (Williams et al., "Roofline", CACM 52 (2009)); its
-backward pass takes two of them. What it must read and write whatever its size, the weights and the gradients that are
-added up, is counted in bytes: this is why small micro-batches and thin shards are slow.
+backward pass takes two of them, or one where the weights are frozen. What it must read and write whatever its size, the
+weights and the gradients that are added up, is counted in bytes: this is why small micro-batches and thin shards are
+slow.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ import numpy as np
 
 from zenith_tune.estimate.calibration import TimeCoefficients
 from zenith_tune.estimate.routing import busiest_rank
-from zenith_tune.estimate.workload import FloatArray, Machine, Workload
+from zenith_tune.estimate.workload import FloatArray, Machine, Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
-WEIGHT_TRAFFIC = 14.0
-"""Bytes per weight and micro-batch: read in bf16 three times, and added to a gradient in fp32 (read and written)."""
+READ_TRAFFIC, GRADIENT_TRAFFIC = 4.0, 10.0
+"""Bytes per weight and micro-batch: read in bf16 twice; of a trained one, once more and added to a gradient in fp32."""
+
+
+def flops_per_weight(workload: Workload) -> Number:
+    """Return the operations of a token and weight, forward and backward."""
+    return 4.0 + 2.0 * workload.trained_share
+
+
+def weight_traffic(workload: Workload) -> Number:
+    """Return the bytes that are moved of a weight for each micro-batch, whatever its size."""
+    return READ_TRAFFIC + GRADIENT_TRAFFIC * workload.trained_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,7 @@ def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeff
     attention = attention_time(w, machine, layouts, c)
     # Norms and residuals are split over the tensor-parallel ranks only with sequence parallelism.
     rows = tokens / np.where(layouts.sequence_parallel, tp, 1.0)
-    per_weight = 6 * tokens / flops + WEIGHT_TRAFFIC / memory
+    per_weight = flops_per_weight(w) * tokens / flops + weight_traffic(w) / memory
     shared = w.attention_params * per_weight / tp + attention
     shared = shared + rows * w.hidden * c.hidden_passes / memory
     width = c.ffn_passes / memory
@@ -83,10 +94,10 @@ def _expert_time(
     local = w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
     narrow = 1 + c.expert_narrowness * layouts.etp / np.maximum(w.moe_ffn_hidden, 1.0)
     # The product of one expert is summed up while the weights of the next are read.
-    product = 6 * routed * w.expert_params * narrow / (flops * c.expert_efficiency)
-    work = np.hypot(product, local * WEIGHT_TRAFFIC / memory)
+    product = flops_per_weight(w) * routed * w.expert_params * narrow / (flops * c.expert_efficiency)
+    work = np.hypot(product, local * weight_traffic(w) / memory)
     moved = routed * (w.moe_ffn_hidden * c.ffn_passes + w.hidden * c.expert_passes) / memory
-    shared = w.shared_params * (6 * tokens / flops + WEIGHT_TRAFFIC / memory) / tp
+    shared = w.shared_params * (flops_per_weight(w) * tokens / flops + weight_traffic(w) / memory) / tp
     return work + moved + shared + tokens * w.shared_ffn_hidden * c.ffn_passes / memory / tp
 
 
@@ -96,7 +107,7 @@ def head_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeffi
     tokens = tokens_per_rank(w, layouts) * (1 + w.num_mtp_layers)
     memory = machine.memory_bytes_per_s * c.memory_efficiency
     product = w.embedding_params * (
-        6 * tokens / (machine.attention_flops * c.gemm_efficiency) + WEIGHT_TRAFFIC / memory
+        flops_per_weight(w) * tokens / (machine.attention_flops * c.gemm_efficiency) + weight_traffic(w) / memory
     )
     result: FloatArray = (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp
     return result

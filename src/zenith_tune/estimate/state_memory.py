@@ -92,7 +92,7 @@ def _joins(w: Workload, stage: Stage) -> FloatArray:
 def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> StateMemory:
     """Return what a rank of a stage keeps between steps, by kind."""
     f, params, layouts = framework, stage_params(workload, stage), stage.layouts
-    dense, experts = params.dense, params.experts
+    dense, experts, trained = params.dense, params.experts, workload.trained_share
     shard, expert_shard = layouts.dp * layouts.cp, np.maximum(layouts.edp, 1)
     whole = dense + experts
     sharded = dense / shard + experts / expert_shard
@@ -100,10 +100,10 @@ def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> 
     gathered = f.weight_bytes * sharded + _gathered(stage, params)
     return StateMemory(
         weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole + _cached(workload, stage, f, params)),
-        gradients=f.gradient_bytes * np.where(layouts.zero >= 2, sharded, whole),
-        optimizer=f.optimizer_bytes * updated,
-        step=f.step_bytes * updated + np.where(layouts.zero >= 1, f.sync_bytes * whole, 0.0),
-        buckets=np.where((layouts.zero == 0) & (shard > 1), f.bucket_bytes * whole, 0.0),
+        gradients=trained * f.gradient_bytes * np.where(layouts.zero >= 2, sharded, whole),
+        optimizer=trained * f.optimizer_bytes * updated,
+        step=trained * (f.step_bytes * updated + np.where(layouts.zero >= 1, f.sync_bytes * whole, 0.0)),
+        buckets=np.where((layouts.zero == 0) & (shard > 1), trained * f.bucket_bytes * whole, 0.0),
         layer_casts=f.cast_bytes * (params.matrices + experts),
         head_casts=f.cast_bytes * params.head,
     )

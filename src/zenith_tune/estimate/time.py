@@ -17,7 +17,7 @@ from zenith_tune.estimate.communication import (
     local_params,
     tensor_time,
 )
-from zenith_tune.estimate.compute import LayerTime, head_time, layer_time
+from zenith_tune.estimate.compute import LayerTime, flops_per_weight, head_time, layer_time
 from zenith_tune.estimate.stage import Stage, stage_loads
 from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import (
@@ -79,8 +79,8 @@ def estimate_time(
     parts["bubble"] = pipeline_s - through_s * busy
     parts["p2p"] = _handovers(w, machine, layouts, c)
     params = local_params(w, layouts, loads.fullest)
-    parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s)
-    parts["optimizer"] = optimizer_time(params, machine, layouts, c)
+    parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s, w.trained_share)
+    parts["optimizer"] = w.trained_share * optimizer_time(params, machine, layouts, c)
     parts["overhead"] = parts["overhead"] + c.step_overhead_s
     step_s = sum(parts.values(), start=np.zeros(len(layouts)))
     host_share = host * (pipeline_s - m * head_s / layouts.pp) / step_s
@@ -102,7 +102,7 @@ def _layer(
     context = context_time(w, machine, layouts, c, time.attention_s)
     experts = moe * expert_exchange_time(w, machine, layouts, c)
     again = recomputed_share(w, layouts)
-    recompute = _recompute(layouts, again, compute + tensor + experts, time)
+    recompute = _recompute(w, layouts, again, compute + tensor + experts, time)
     work = compute + tensor + context + experts + recompute
     floor = launch_time(w, machine, layouts, c) * (1 + c.launch_again * again)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
@@ -117,10 +117,10 @@ def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
     return mean
 
 
-def _recompute(layouts: LayoutBatch, again: FloatArray, work: FloatArray, time: LayerTime) -> FloatArray:
+def _recompute(w: Workload, layouts: LayoutBatch, again: FloatArray, work: FloatArray, time: LayerTime) -> FloatArray:
     """Return the seconds of the forward passes that run twice: of whole layers, or of the attention kernel alone."""
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
-    seconds: FloatArray = FORWARD * (again * work + selective * time.attention_s)
+    seconds: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * time.attention_s
     return seconds
 
 
@@ -217,7 +217,7 @@ def stage_time(
     stage = Stage.of(w, layouts, framework, rank)
     time, again = layer_time(w, machine, layouts, c), recomputed_share(w, layouts)
     compute = _mean_compute(w, time)
-    work = compute + _recompute(layouts, again, compute, time)
+    work = compute + _recompute(w, layouts, again, compute, time)
     floor = _host_time(w, layouts, c) * (1 + c.launch_again * again)
     layer_s, host = joint_time(work, floor)
     head_s = stage.is_last * head_time(w, machine, layouts, c)
@@ -226,7 +226,7 @@ def stage_time(
     parts = {
         "compute": m * (num_layers * work + head_s),
         "overhead": m * num_layers * (layer_s - work) + c.step_overhead_s,
-        "optimizer": optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c),
+        "optimizer": w.trained_share * optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c),
     }
     step_s = sum(parts.values(), start=zero)
     host_share = host * m * num_layers * layer_s / step_s

@@ -64,6 +64,7 @@ class Workload:
     saved_layer_bytes: Number = 0.0
     """Bytes that a layer was seen to keep of each token; 0 where its widths tell."""
     saved_other_bytes: Number = 0.0
+    trained_share: Number = 1.0
     fused_dispatch: Number = 0.0
     """1 where kernels of their own take tokens to their experts (DeepEP), 0 where a plain all-to-all does."""
     narrow: Number = 0.0

@@ -67,7 +67,8 @@ def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: f
     gpu_s = spent_s(study) * num_gpus
     spent = f"the study took {budget.cost(gpu_s)}"
     best = study.best
-    peak_bytes = best.peak_memory_bytes if best is not None else None
+    first = study.first_run(best) if best is not None else None
+    peak_bytes = max((trial.peak_memory_bytes or 0 for trial in (best, first) if trial is not None), default=0)
     memory_share = peak_bytes / capacity_bytes if peak_bytes and capacity_bytes else None
     found = _without_gain(study, memory_share) or _with_gain(study, gpu_s / num_gpus, memory_share, capacity_bytes)
     pays_h = found.pays_after_hours
@@ -138,7 +139,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     is_confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
     ties = tuple(study.number_of(trial) for trial in _ties(study, half))
     safer = _safer(study, memory_share, capacity_bytes)
-    is_faster = (1 + gain) * (1 - half) > 1 and _faster(best) == "faster"
+    is_faster = (1 + gain) * math.exp(-half) > 1 and _faster(best) == "faster"
     levers = study.lever_speedup
     confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
     parts = (
@@ -150,8 +151,8 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     return Verdict(
         sentence="; ".join(part for part in parts if part),
         speedup=1 + gain,
-        low=(1 + gain) * (1 - half),
-        high=(1 + gain) * (1 + half),
+        low=(1 + gain) * math.exp(-half),
+        high=(1 + gain) * math.exp(half),
         lever_speedup=levers,
         layout_speedup=None if levers is None else (1 + gain) / levers,
         lever_gains=study.lever_gains,
@@ -170,7 +171,7 @@ def spent_s(study: Study) -> float:
 
 
 def interval_half(study: Study) -> float:
-    """Return how far the gain may be off to either side, relatively, in 90 of 100 studies.
+    """Return how far the logarithm of the gain may be off to either side in 90 of 100 studies.
 
     Two errors for each of the two runs: the median's over its iterations, and that of one run against the next, which
     the runs that were repeated at the end tell. Of few of those the interval is wide.
@@ -207,7 +208,7 @@ def _ties(study: Study, half: float) -> list[Trial]:
         trial
         for trial in study.counted
         if best is not None and best.value and trial.value and trial is not best and study.may_be_best(trial)
-        if abs(trial.value / best.value - 1) < half
+        if trial.value / best.value > 0 and abs(math.log(trial.value / best.value)) < half
     ]
 
 
@@ -233,7 +234,7 @@ def _faster(trial: Trial) -> str:
 
 
 def _speed(speedup: float, half: float, *, is_confirmed: bool, word: str) -> str:
-    low, high = speedup * (1 - half), speedup * (1 + half)
+    low, high = speedup * math.exp(-half), speedup * math.exp(half)
     if low <= 1:
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
     how = "confirmed" if is_confirmed else "not confirmed"

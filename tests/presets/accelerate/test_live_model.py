@@ -77,12 +77,13 @@ def test_a_line_of_the_model_without_steps_or_config_teaches_no_plan(tmp_path: P
     assert isinstance(preset.get_recommended_strategy(), GridStrategy)
 
 
-def test_a_model_that_is_trained_in_part_is_not_planned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_params", [NUM_PARAMS, NUM_PARAMS + 167_772_160], ids=["frozen layers", "an adapter"])
+def test_a_model_that_is_trained_in_part_is_planned_as_such(tmp_path: Path, num_params: int) -> None:
     named = plain(tmp_path, "--batch_size 2 --model_name_or_path llama3-8b --block_size 512")
+    [note] = named.read_baseline(log(model(parameters=num_params, trained=167_772_160)))
+    assert "168M" in note
+    assert planned(named).model.trained_share == 167_772_160 / num_params
     assert isinstance(named.get_recommended_strategy(), GuidedStrategy)
-    [note] = named.read_baseline(log(model(trained=4_194_304)))
-    assert "4.19M" in note and "8.03B" in why_not(named)
-    assert isinstance(named.get_recommended_strategy(), GridStrategy)
 
 
 def test_a_model_that_the_user_gives_stays(tmp_path: Path) -> None:

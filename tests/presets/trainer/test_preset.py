@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def model_event(**values: Any) -> str:
     return f"zenithtune-accelerate: {json.dumps({**event, **values})}\n"
 
 
-def test_the_live_model_is_planned_and_one_that_is_trained_in_part_is_not() -> None:
+def test_the_live_model_is_planned_and_so_is_one_that_is_trained_in_part() -> None:
     log = run(samples=8).replace('"passes": 1', '"passes": 1, "sequence": 32')
     whole, part = bound(), bound()
     whole.read_baseline(log + model_event(trained=90_432))
@@ -181,9 +182,8 @@ def test_the_live_model_is_planned_and_one_that_is_trained_in_part_is_not() -> N
     assert (subject.cluster.num_gpus, subject.job.precision) == (2, "bf16")
     assert whole.layout(SMALL).recompute == "full/uniform"
     part.read_baseline(log + model_event(trained=4096))
-    assert not isinstance(part.get_recommended_strategy(), GuidedStrategy)
-    with pytest.raises(UsageError):
-        part.subject(OPTIONS)
+    assert isinstance(part.get_recommended_strategy(), GuidedStrategy)
+    assert (subject.model.trained_share, part.subject(OPTIONS).model.trained_share) == (1.0, 4096 / 90_432)
 
 
 def test_a_sharded_trainer_is_searched_without_a_plan() -> None:
@@ -255,3 +255,12 @@ def test_updates_of_many_tokens_count_as_much_as_they_hold() -> None:
     preset.read_baseline("".join(later))
     short = "".join(later[:-4])
     assert preset.evaluator().measure(short, {"parameters": {}}).value == 4.0, "whichever updates a run has"
+
+
+def test_updates_that_take_the_same_time_whatever_they_hold_are_not_weighed() -> None:
+    preset = bound("python train.py --output_dir out --bf16")
+    log = run(world=1, samples=8, tokens=100, arguments={"per_device_train_batch_size": 8})
+    later = re.sub(r'("step": \d*[13579],.*"tokens": )100', r"\g<1>300", log)
+    assert later != log
+    own = preset.evaluator().measure(later, {"parameters": {}})
+    assert (own.value, own.spread) == (8.0, 0.0), "8 samples in a second, which the host decides"

@@ -102,21 +102,25 @@ class LiveModel:
         """Return the model as its config describes it, else as its blocks were seen; raise why neither can be."""
         if self.num_models > 1:
             raise UsageError(f"the script trains {self.num_models} models, and a plan is of one", hint=HINT)
-        if self.num_trained < ALL_TRAINED * self.num_params:
-            trained, whole = format_params(self.num_trained), format_params(self.num_params)
-            problem = f"{trained} of the {whole} parameters of {self.name} are trained"
-            raise UsageError(f"{problem}, and the estimates are of models that are trained whole", hint=HINT)
         try:
-            return self._configured()
+            found = self._configured()
         except ModelConfigError as error:
-            return self._traced(error)
+            found = self._traced(error)
+        return found if self.is_whole else replace(found, trained_share=self.num_trained / self.num_params)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is trained."""
+        return self.num_trained >= ALL_TRAINED * self.num_params
 
     def _configured(self) -> ModelSpec:
         """Return what the config describes, if that has as many parameters as the module."""
         if self.config is None:
             raise ModelConfigError(f"{self.name} has no config", hint=HINT)
         spec = model_spec_from_config(dict(self.config), self.name)
-        if abs(spec.num_params - self.num_params) > SAME_SIZE * self.num_params:
+        # Beside an adapter a config describes what is frozen.
+        sizes = (self.num_params, *(() if self.is_whole else (self.num_params - self.num_trained,)))
+        if min(abs(spec.num_params - size) for size in sizes) > SAME_SIZE * self.num_params:
             counted, whole = format_params(spec.num_params), format_params(self.num_params)
             raise ModelConfigError(f"{self.name} has {whole} parameters, but its config describes {counted}", hint=HINT)
         return spec
@@ -167,7 +171,9 @@ def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after:
     if isinstance(after, UsageError):
         return [f"layouts are not planned, also after your own command has run: {after}"]
     model, job = after.model, after.job
-    shape = f"{count(model.num_layers, 'layer')}, hidden {model.hidden}, {format_params(live.num_params)} parameters"
+    part = "" if live.is_whole else f", {format_params(live.num_trained)} of them trained"
+    size = f"{format_params(live.num_params)} parameters{part}"
+    shape = f"{count(model.num_layers, 'layer')}, hidden {model.hidden}, {size}"
     batch = f"sequences of {job.seq_len}, {job.precision}"
     how = "by what its blocks keep of a pass" if model.traced else "by its config"
     return [f"your own command trains {model.name} ({shape}; {batch}): layouts are planned {how}"]

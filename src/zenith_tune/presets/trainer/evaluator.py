@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
-from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH
+from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH, PACKING
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import CONFIRMED_ON
 
@@ -162,11 +162,22 @@ class TrainerRun(AccelerateRun):
 
     @property
     def seconds(self) -> list[float]:
-        """The time of each step; where samples are of many lengths, what it were for as many tokens as usual."""
-        usual = self.usual_tokens or self.mean_tokens
-        if usual is None or self.mean_tokens is None:
-            return [step_s for step_s, _ in self.timed]
-        return [step_s * usual / (step.tokens or usual) for step_s, step in self.timed]
+        """The time of each step; where samples are of many lengths, what it were for as many tokens as usual.
+
+        How much longer a step of more tokens takes is learnt from the steps themselves, by least squares: nothing where
+        the host is the bottleneck, in proportion at most. Packed rows hold more samples the more tokens they hold.
+        """
+        times, mean = [step_s for step_s, _ in self.timed], self.mean_tokens
+        if mean is None:
+            return times
+        tokens = [float(step.tokens or mean) for _, step in self.timed]
+        usual, mean_s = self.usual_tokens or mean, statistics.fmean(times)
+        slope = statistics.linear_regression(tokens, times).slope if len(set(tokens)) > 1 else 0.0
+        token_s = min(max(slope, 0.0), mean_s / mean)
+        packs = self.trainer is not None and self.trainer.arguments.get(PACKING) is True
+        usual_s = mean_s * usual / mean if packs else mean_s + token_s * (usual - mean)
+        expected = [mean_s + token_s * (num - mean) for num in tokens]
+        return [step_s * usual_s / own_s for step_s, own_s in zip(times, expected, strict=True)]
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line why this is not the Trainer that was asked for."""

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, set_levers
-from zenith_tune.presets.trainer.command import ATTENTION, MAX_LENGTH
+from zenith_tune.presets.trainer.command import ATTENTION, MAX_LENGTH, PACKING
 from zenith_tune.presets.trainer.job import TrainerJob
 from zenith_tune.study.parameters import Params, Value
 
 FLASH = "flash_attention_2"
-PACKING = "packing"
 AMPERE = 80
 """The compute capability, times ten, from which tf32, bf16 and FlashAttention run."""
 

@@ -28,6 +28,7 @@ from zenith_tune.presets.trainer.command import (
     CHECKPOINTING,
     FILE_STEM,
     MICRO_BATCH,
+    PACKING,
     PRESET,
     hooked,
     is_trainer_command,
@@ -39,7 +40,7 @@ from zenith_tune.presets.trainer.command import (
 from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
-from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, PACKING, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
 from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of, shardings_for
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders

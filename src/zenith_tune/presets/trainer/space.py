@@ -9,9 +9,9 @@ from typing import Self
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, JobFacts
 from zenith_tune.presets.base import DEFAULT, chosen_axes
-from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH
+from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, PACKING
 from zenith_tune.presets.trainer.job import TrainerJob
-from zenith_tune.presets.trainer.levers import PACKING, lever_arguments
+from zenith_tune.presets.trainer.levers import lever_arguments
 from zenith_tune.presets.trainer.sharding import DDP, SHARDING, sharding_of, shardings_for
 from zenith_tune.study.parameters import Params, Value
 
