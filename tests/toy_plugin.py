@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
+PATIENCE = "TOY_PATIENCE_S"
+"""The variable that says how many seconds a fault of the system is waited for, where that is to be short."""
+
 
 def install(folder: Path) -> dict[str, str]:
     """Write the package's metadata and return the environment in which it is installed."""
@@ -18,7 +21,10 @@ def install(folder: Path) -> dict[str, str]:
     )
     (folder / "toy_plugin_broken.py").write_text("import a_module_that_nobody_has\n")
     (folder / "toy_plugin.py").write_text(
+        "import os\n"
         "from tests.toy_preset import ToyPreset\n"
+        "from zenith_tune.study import faults\n"
+        f"faults.DEFAULT_PATIENCE_S = float(os.environ.get('{PATIENCE}', faults.DEFAULT_PATIENCE_S))\n"
         "class Toy(ToyPreset):\n"
         "    def __init__(self, *, n: int = 3) -> None:\n"
         "        super().__init__(range(1, n + 1))\n"

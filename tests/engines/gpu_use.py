@@ -11,6 +11,17 @@ echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $start $end" > "$ZENITHTUNE_TRIAL_F
 echo "value: $1"
 """
 """A trainer: its first argument is its value, its second how many seconds it takes."""
+MEETING = """
+start=$(date +%s.%N); touch "$ZENITHTUNE_TRIAL_FOLDER/began"
+for _ in $(seq 4000); do
+  if [ "$(ls "$ZENITHTUNE_TRIAL_FOLDER"/../*/began | wc -l)" -ge "$2" ]; then break; fi
+  sleep 0.1
+done
+end=$(date +%s.%N)
+echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $start $end" > "$ZENITHTUNE_TRIAL_FOLDER/used"
+echo "value: $1"
+"""
+"""A trainer whose second argument is how many trials must have begun before it ends: they run side by side, or never."""
 
 GpuUse = list[tuple[str, float, float]]
 

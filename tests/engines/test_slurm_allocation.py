@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.gpu_use import NOTE, check_no_gpu_was_given_twice, gpu_use
+from tests.engines.gpu_use import MEETING, NOTE, check_no_gpu_was_given_twice, gpu_use
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.mentions import mentions
 from tests.study_tools import Witness
@@ -41,9 +41,11 @@ def steps(cluster: SlurmCluster, job_id: str) -> list[str]:
     return [step for step in shown if not step.endswith(("extern", "batch"))]
 
 
-def run_study(tmp_path: Path, runner: SlurmRunner, num_trials: int, seconds: float) -> tuple[Witness, object]:
+def run_study(
+    tmp_path: Path, runner: SlurmRunner, num_trials: int, seconds: float, script: str = NOTE
+) -> tuple[Witness, object]:
     trainer = tmp_path / "trainer.sh"
-    trainer.write_text(NOTE)
+    trainer.write_text(script)
     witness = Witness()
     tuner = PresetTuner(
         f"bash {trainer} {{x}} {seconds:g}",
@@ -63,7 +65,7 @@ def test_trials_run_as_steps_side_by_side_inside_an_allocation(
 ) -> None:
     before = len(cluster.jobs())
     runner = SlurmRunner()
-    witness, best = run_study(tmp_path, runner, num_trials=5, seconds=1)
+    witness, best = run_study(tmp_path, runner, 5, 4, MEETING)
     assert runner.num_slots == 4
     assert [trial.outcome for trial in witness.trials] == [Outcome.OK] * 5
     assert best == (4.0, {"x": 4})
@@ -148,11 +150,11 @@ def test_no_more_steps_are_started_than_the_allocation_holds(allocation: str) ->
 
 def inside_srun(tmp_path: Path, *srun: str) -> subprocess.CompletedProcess[str]:
     """Tune inside a step, which holds what it asked for."""
-    (tmp_path / "trainer.sh").write_text(NOTE)
+    (tmp_path / "trainer.sh").write_text(MEETING)
     study = ["--preset", "demo", "--objective", r"value: (\d+)", "--maximize", "--no-baseline", "--study-name", "s"]
     where = ["--slurm", "gpus_per_node=4", "--parallel", "auto", "--n-trials", "4", "--output-dir", str(tmp_path)]
     tuner = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *study, *where]
-    command = ["bash", str(tmp_path / "trainer.sh"), "{mbs}", "1", "{tp}", "{recompute}", "{gbs}"]
+    command = ["bash", str(tmp_path / "trainer.sh"), "{mbs}", "2", "{tp}", "{recompute}", "{gbs}"]
     argv = ["srun", *srun, *tuner, "--", *command]
     return subprocess.run(argv, env={**os.environ}, capture_output=True, text=True, timeout=500)
 

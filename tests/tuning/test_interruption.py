@@ -252,8 +252,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("filler", ["log", "other"])
 def test_a_full_disk_stops_the_study_clearly_and_leaves_the_record_intact(
-    tmp_path: Path, small_disk: Callable[[], Path], filler: str
+    tmp_path: Path, small_disk: Callable[[], Path], filler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(toy_plugin.PATIENCE, "2")
     disk = small_disk()
     fill = "head -c 2000000 /dev/zero" if filler == "log" else f"head -c 2000000 /dev/zero > {disk}/ballast"
     command = f"sh -c 'if [ {{x}} = 4 ] && [ ! -e {tmp_path}/go ]; then {fill} || exit 1; fi; echo value: {{x}}'"
