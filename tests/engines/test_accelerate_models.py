@@ -91,7 +91,9 @@ def test_a_module_of_its_own_kind_is_planned_by_its_blocks(zenithtune: Tune, tmp
     assert trial["outcome"] == "ok" and "predicted" in trial["why"]
 
 
-def test_a_model_that_is_trained_in_part_is_searched_without_a_plan(zenithtune: Tune, tmp_path: Path) -> None:
+def test_a_model_that_is_trained_in_part_is_planned_as_such(zenithtune: Tune, tmp_path: Path) -> None:
     output, study = tune(zenithtune, tmp_path, FROZEN)
-    assert study["search"]["strategy"] == "grid"
-    assert "4,096 of the 26,784 parameters" in output
+    assert study["search"]["strategy"] == "guided"
+    assert "26,784 parameters, 4,096 of them trained" in output
+    _, trial = study["trials"]
+    assert trial["outcome"] == "ok" and "predicted" in trial["why"]

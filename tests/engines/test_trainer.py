@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.describe.fake_smi import install
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
@@ -95,7 +96,8 @@ def run_by_hand(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(zenithtune: Tune, tmp_path: Path) -> None:
     given = ("--output_dir", str(tmp_path / "own"), "--per_device_train_batch_size", "4", "--use_cpu")
     own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
-    output, study = tune(zenithtune, tmp_path, BY_OPTIONS, *own, preset_args="search=mbs,mbs_max=8")
+    script = (ROOT / "examples" / "trainer_train.py").read_text()
+    output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8")
     assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on h100x1" in output
     base, trial = study["trials"]
     assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "samples/s"
