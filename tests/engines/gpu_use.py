@@ -21,7 +21,7 @@ end=$(date +%s.%N)
 echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $start $end" > "$ZENITHTUNE_TRIAL_FOLDER/used"
 echo "value: $1"
 """
-"""A trainer whose second argument is how many trials must have begun before it ends: they run side by side, or never."""
+"""A trainer whose second argument is how many trials must have begun before it ends: side by side, or never."""
 
 GpuUse = list[tuple[str, float, float]]
 
