@@ -83,15 +83,24 @@ def test_a_memory_limit_that_is_kept_decides_what_is_best(tmp_path: Path) -> Non
 def test_a_budget_that_is_spent_stays_spent_until_a_larger_one_is_given(
     tmp_path: Path, budget_of: Callable[[float], Budget]
 ) -> None:
-    preset, command = ToyPreset(range(9)), "sh -c 'sleep 0.3; echo value: {x}'"
+    preset = ToyPreset(range(9))
+    command = f"sh -c 'if [ {{x}} = 3 ] && [ ! -e {tmp_path}/go ]; then sleep 600; fi; echo value: {{x}}'"
     first, again, more = Witness(), Witness(), Witness()
-    tune(tmp_path, command, preset, budget=budget_of(1.0 / 3600), listener=first).optimize()
+    tune(tmp_path, command, preset, budget=budget_of(8.0 / 3600), listener=first).optimize()
     ran = [trial for trial in first.trials if trial.ok]
-    assert 1 <= len(ran) <= 4
+    assert 1 <= len(ran) <= 3
+    (tmp_path / "go").touch()
     tune(tmp_path, command, preset, resume=True, listener=again).optimize()
     assert again.trials == []
     tune(tmp_path, command, preset, resume=True, budget=budget_of(1.0), listener=more).optimize()
     assert len(more.trials) == 9 - len(ran)
+
+
+def test_a_trial_that_the_budget_would_cut_off_is_not_started(tmp_path: Path) -> None:
+    witness = Witness()
+    command, budget = "sh -c 'sleep 3; echo value: {x}'", Budget(gpu_hours=5.3 / 3600)
+    tune(tmp_path, command, ToyPreset(range(9)), budget=budget, listener=witness).optimize()
+    assert [str(trial.outcome) for trial in witness.trials] == ["ok"]
 
 
 def test_the_estimate_is_no_longer_than_the_budget(tmp_path: Path) -> None:

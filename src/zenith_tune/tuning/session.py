@@ -41,10 +41,13 @@ from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import OrphanedTrials
 from zenith_tune.tuning.watch import SilenceLimit, SilenceWatch
+from zenith_tune.units import format_seconds
 
 _PAUSE_S = 0.5
 CONFIRMING = 1.2
 """How many times as long as at first the runs that confirm a gain are taken to last, where a budget must hold them."""
+SHORTEST = 0.8
+"""A trial may take this share of the shortest so far; one that has less time left by the budget is not started."""
 NUM_SHOWN_LINES = 20
 """Of the log of the user's own command, where it fails."""
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
@@ -336,11 +339,18 @@ class StudySession:
 
     def _check_budget(self, *, keeps: bool) -> None:
         left_s = self._left_s(keeps=keeps)
-        if left_s is not None and left_s <= 0:
-            left = (
-                " but for what confirming the best takes" if keeps and self.config.confirm and self.study.best else ""
-            )
-            raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent{left}")
+        if left_s is None:
+            return
+        # A trial that cannot come to its end would be paid for in vain.
+        least_s = SHORTEST * min((run.duration_s or 0.0 for run in self.study.runs if run.ok), default=0.0)
+        if left_s <= least_s:
+            left = []
+            if left_s > 0:
+                left.append(f"{format_seconds(left_s)}, less than a trial takes")
+            if keeps and self.config.confirm and self.study.best:
+                left.append("what confirming the best takes")
+            kept = f" but for {' and '.join(left)}" if left else ""
+            raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent{kept}")
 
     def _without_budget(self, trial: Trial, *, keeps: bool) -> Trial:
         """Take a trial that the end of the budget cut off for one that did not run: a resumed study runs it again."""
