@@ -129,10 +129,11 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
                 describe_gain(study),
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
                 format_seconds(took) if took is not None else "unknown",
+                format_seconds(sum((trial["duration_s"] or 0.0) * trial["num_runs"] for trial in study["trials"])),
                 _state(study),
             ]
         )
-    names = ("best layout", "best value", "gain over its own command", "trials", "time", "state")
+    names = ("best layout", "best value", "gain over its own command", "trials", "time", "spent in trials", "state")
     return [[name, *pair] for name, *pair in zip(names, *rows, strict=True)]
 
 
