@@ -81,7 +81,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--db", metavar="PATH|URL",
               help="The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db; with a file, its "
               "folder is the default of --output-dir]")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
+@click.option("--resume", is_flag=True, help="Continue a study: the one named, or else the last one.")
 @click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
 @click.option("--runner", metavar="NAME", help="Where trials run: local, slurm, ray or hostfile. [default: local]")
 @click.option("--runner-args", multiple=True, metavar="K=V,...", help="Arguments of the runner.")

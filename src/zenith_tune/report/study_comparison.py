@@ -36,7 +36,7 @@ def compared(first: Json, second: Json) -> Json:
         "unit": first["unit"],
         "direction": str(direction),
         "is_comparable": not why_not,
-        "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that went well."),
+        "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that succeeded."),
         "gain": gain,
         "verdict": _verdict(gain, [_noise(each, best) for each, best in zip((first, second), bests, strict=True)]),
         "caution": _caution(differences),
