@@ -94,7 +94,7 @@ class Run:
         self.vp: int = options.num_virtual_stages_per_pipeline_rank
         self.mbs: int = options.micro_batch_size
         self._check()
-        self.dp = world_size // (self.tp * self.pp * self.cp)
+        self.dp: int = world_size // (self.tp * self.pp * self.cp)
         self.num_microbatches: int = options.global_batch_size // (self.mbs * self.dp)
         self.stage_layers: int = options.num_layers // self.pp
         self.tokens: float = self.mbs * options.seq_length / self.cp
@@ -125,7 +125,7 @@ class Run:
     @property
     def rank_parameters(self) -> float:
         """The parameters of the fullest rank."""
-        tables = (2 if self.pp == 1 else 1) * self.options.vocab_size * self.options.hidden_size
+        tables: int = (2 if self.pp == 1 else 1) * self.options.vocab_size * self.options.hidden_size
         return (self.stage_layers * self.layer_parameters + tables) / self.tp
 
     @property
@@ -139,18 +139,21 @@ class Run:
     def memory_gib(self) -> float:
         """Return the peak memory of the fullest rank."""
         state = self.rank_parameters * (6 + 12 / (self.dp * self.cp))
-        logits = self.tokens * self.options.vocab_size / self.tp * (4 if self.options.cross_entropy_loss_fusion else 6)
+        logits: float = (
+            self.tokens * self.options.vocab_size / self.tp * (4 if self.options.cross_entropy_loss_fusion else 6)
+        )
         return CONTEXT_GIB + (state + self._activation_bytes() + (logits if self.pp == 1 else 0)) / GIB
 
     def _activation_bytes(self) -> float:
-        options, h = self.options, self.options.hidden_size
+        options = self.options
+        h: int = options.hidden_size
         shared = 1 / self.tp if options.sequence_parallel else 1.0
-        whole = self.tokens * (10 * h * shared + (4 * h + 6 * options.ffn_hidden_size) / self.tp)
+        whole: float = self.tokens * (10 * h * shared + (4 * h + 6 * options.ffn_hidden_size) / self.tp)
         inputs = self.tokens * 2 * h * shared
         in_flight = min(self.pp, self.num_microbatches) * (1 + (self.pp - 1) / self.pp * (1 - 1 / self.vp))
         if options.recompute_granularity != "full":
             return self.stage_layers * whole * in_flight
-        num = min(options.recompute_num_layers, self.stage_layers)
+        num: int = min(options.recompute_num_layers, self.stage_layers)
         if options.recompute_method == "block":
             return (num * inputs + (self.stage_layers - num) * whole) * in_flight + whole
         return self.stage_layers / num * inputs * in_flight + num * whole
@@ -177,12 +180,12 @@ class Run:
         return self.model_flops / self.world_size / PEAK_FLOPS / efficiency * fusion
 
     def _tensor_s(self) -> float:
-        num_bytes = 8 * self.tokens * self.options.hidden_size * 2 * (self.tp - 1) / self.tp
+        num_bytes: float = 8 * self.tokens * self.options.hidden_size * 2 * (self.tp - 1) / self.tp
         exposed = 0.5 if self.options.tp_comm_overlap else 1.0
         return num_bytes * exposed / LINK_BYTES_PER_S * self.stage_layers * self.num_microbatches
 
     def _data_s(self) -> float:
-        ranks = self.dp * self.cp
+        ranks: int = self.dp * self.cp
         exposed_grads = 0.2 if self.options.overlap_grad_reduce else 1.0
         exposed_params = 0.2 if self.options.overlap_param_gather else 1.0
         per_parameter = (4 * exposed_grads + 2 * exposed_params) * (ranks - 1) / ranks
