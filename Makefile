@@ -6,8 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: demo test test-all check docs bench scoreboard replay calibrations clean
 
-demo: $(VENV)/.base  ## tune the bundled fake trainer
-	PATH="$(CURDIR)/$(BIN):$$PATH" zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- python examples/fake_megatron_train.py
+demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
+	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
+	zenithtune optimize --args cluster=examples/demo/cluster.toml --study-name $$name -- bash examples/demo/train.sh && \
+	zenithtune report $$name
 
 # Many tests wait for processes, so that four workers keep two cores busy; compiled modules are kept for all of them.
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
@@ -27,10 +29,12 @@ check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/mypy
 	$(BIN)/python docs/generate_cli.py --check
 	$(BIN)/python docs/generate_levers.py --check
+	$(BIN)/python docs/generate_results.py --check
 
-docs: $(VENV)/.dev  ## write docs/cli.md anew from --help
+docs: $(VENV)/.dev  ## write docs/cli.md, the tables of levers and the README's results anew
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_levers.py
+	$(BIN)/python docs/generate_results.py
 
 bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the planner is
 	$(BIN)/python benchmarks/overhead.py

@@ -50,6 +50,7 @@ def main() -> None:
         driver = chromium()
         try:
             shoot(driver, folder / "h200.html", IMAGES / "report-h200.png", width=1280, height=1560)
+            shoot(driver, folder / "h200.html", IMAGES / "report-h200-top.png", width=1280, height=1010)
             shoot(driver, folder / "report.html", IMAGES / "report.png", width=1280, height=980)
             shoot(driver, folder / "report.html", IMAGES / "report-dark.png", width=390, height=1180, theme="dark")
             shoot(driver, folder / "plan.html", IMAGES / "plan.png", width=1200, height=1060, at="#layouts")

@@ -147,7 +147,7 @@ class PresetTuner:
         return self.config.render(params)
 
     def optimize(self, n_trials: int | None = None) -> tuple[float | None, Params | None]:
-        """Run the study; returns the best value and its parameters, or (None, None) if no trial went well.
+        """Run the study; returns the best value and its parameters, or (None, None) if every trial failed.
 
         Where the user's own command is the fastest, they are its own, as far as they are parameters.
         """
@@ -268,7 +268,7 @@ class PresetTuner:
                 with scheduler.leaving(reserved_trials(config)):
                     strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
                     scheduler.settle()
-                why = strategy.why_done() or f"strategy {config.strategy_name} came to its end"
+                why = strategy.why_done() or "every planned trial has run"
             except LAYOUTS_END as limit:
                 why = str(limit)
                 with contextlib.suppress(TrialExhausted):  # of trials that the same limit cut off

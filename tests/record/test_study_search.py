@@ -66,7 +66,7 @@ def test_they_survive_a_resume_that_is_cut_off_before_anything_was_found(tmp_pat
     tune(tmp_path, strategy=Finds(), resume=True).optimize(5)
     search = look(tmp_path).search
     assert search.tables == (FOUND,) and search.max_trials == 5
-    assert "Finds" in search.stopped and "budget" not in search.stopped
+    assert search.strategy == "Finds" and search.stopped and "budget" not in search.stopped
 
 
 def test_a_study_that_continues_has_not_stopped(tmp_path: Path) -> None:

@@ -300,4 +300,4 @@ def test_a_terminal_that_cannot_show_every_character_ends_no_study(tmp_path: Pat
         capture_output=True,
     )
     assert done.returncode == 1, done.stderr
-    assert b"no trial went well" in done.stdout
+    assert b"every trial failed" in done.stdout

@@ -16,29 +16,38 @@ from zenith_tune.errors import SystemFaultError, UsageError
 
 
 class LazyGroup(click.Group):
-    """Know commands by the module `<package>.<name>` that holds them."""
+    """Know commands by the module of `package` that holds them; each module has its command's name."""
 
-    names: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     package = "zenith_tune.cli"
+
+    @property
+    def _module_of(self) -> dict[str, str]:
+        return {module.rpartition(".")[2]: module for module in self.modules}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return sorted({*super().list_commands(ctx), *self.names})
+        return sorted({*super().list_commands(ctx), *self._module_of})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, loaded now if it was not yet."""
-        if cmd_name in self.names and cmd_name not in self.commands:
-            module = importlib.import_module(f"{self.package}.{cmd_name}")
-            self.add_command(getattr(module, cmd_name))
+        path = self._module_of.get(cmd_name)
+        if path is not None and cmd_name not in self.commands:
+            module = importlib.import_module(f"{self.package}.{path}")
+            self.add_command(next(each for each in vars(module).values() if _is_named(each, cmd_name)))
         return super().get_command(ctx, cmd_name)
+
+
+def _is_named(value: object, name: str) -> bool:
+    return isinstance(value, click.Command) and value.name == name
 
 
 class ZenithTune(LazyGroup):
     """All commands, each in a module of its own."""
 
-    names = (
+    modules = (
         *("calibrate", "checkpoint", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report"),
-        "serve",
+        *("serve", "studies.compare", "studies.list", "studies.resume"),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.options import Percent, Size
+from zenith_tune.cli.options import Percent, RecordedCommand, Size
 from zenith_tune.errors import StudyInterrupted, UsageError
 from zenith_tune.units import GIB
 
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from zenith_tune.tuning.config import StudyConfig
     from zenith_tune.tuning.events import StudyListener
 
+PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug")
+"""Options that say where a study is and how it is continued now, which is not the same the next time."""
 SELECTORS = ("last", "first", "min", "max", "mean", "median")
 
 
-@click.command(short_help="Find the fastest options for a training command by short real trials.")
+@click.command(cls=RecordedCommand, short_help="Find the fastest options for a training command by short real trials.")
 @click.option("--preset", metavar="NAME",
               help="megatron-lm, deepspeed, accelerate, trainer, torchtitan ... [default: by the command]")  # fmt: skip
 @click.option("--args", "args", metavar="K=V,...", multiple=True, help="The preset's arguments, e.g. n_gpus=8,gbs=16.")
@@ -78,7 +81,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--db", metavar="PATH|URL",
               help="The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db; with a file, its "
               "folder is the default of --output-dir]")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on with a study: the one named, or else the last one.")
+@click.option("--resume", is_flag=True, help="Continue a study: the one named, or else the last one.")
 @click.option("--retry-failed", is_flag=True, help="--resume: run the trials again that ended in an error.")
 @click.option("--runner", metavar="NAME", help="Where trials run: local, slurm, ray or hostfile. [default: local]")
 @click.option("--runner-args", multiple=True, metavar="K=V,...", help="Arguments of the runner.")
@@ -114,6 +117,7 @@ def optimize(command: tuple[str, ...], **options: Any) -> int:
         if options[name] == "":
             raise UsageError(f"--{name.replace('_', '-')} must not be empty", hint="give a value, or leave it out")
     tuner = _make_tuner(command, options)
+    tuner.config = replace(tuner.config, options=RecordedCommand.given(PLACE))
     for line in _notes(tuner.config):
         click.echo(f"zenithtune: warning: {line}", err=True)
     if options["dry_run"]:

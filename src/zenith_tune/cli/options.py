@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -66,6 +66,30 @@ class Percent(click.ParamType[float]):
         if 0 < float(found[1]) < 1 and not str(value).strip().endswith("%"):
             self.fail(f"{value!r} may mean {float(found[1]) * 100:g}% or {found[1]}%: write one of them.", param, ctx)
         return float(found[1]) / 100
+
+
+class RecordedCommand(click.Command):
+    """Remember the options as they were written, to run the command with them again."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words twice: click hands on their values only."""
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        ctx.meta[__name__] = self.make_parser(ctx).parse_args(words)
+        return rest
+
+    @staticmethod
+    def given(besides: Container[str] = ()) -> tuple[str, ...]:
+        """Return the words of the options that were given to the command that runs, each once, but for some names."""
+        values, _, parameters = click.get_current_context().meta[__name__]
+        options = [each for each in dict.fromkeys(parameters) if isinstance(each, click.Option)]
+        return tuple(word for each in options if each.name not in besides for word in _words(each, values[each.name]))
+
+
+def _words(option: click.Option, value: Any) -> list[str]:
+    if option.is_flag:
+        return [(option.opts if value else option.secondary_opts)[0]]
+    return [word for each in (value if option.multiple else [value]) for word in (option.opts[0], each)]
 
 
 def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:

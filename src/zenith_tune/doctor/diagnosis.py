@@ -52,7 +52,7 @@ def plan_mismatch(run: DiagnosisInput) -> str | None:
     # A run that a plan errs about by a little may well fit: only what no such error explains speaks against the plan.
     if planned.memory_interval_bytes[0] > planned.capacity_bytes:
         needed = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
-        against.append(f"needs {needed}, although the run went well")
+        against.append(f"needs {needed}, although the run succeeded")
     return f"the plan {' and '.join(against)}: is {_suspects(run)}?" if against else None
 
 
@@ -239,7 +239,7 @@ def _larger_machine(run: DiagnosisInput) -> str:
 
 def _remedy(remedy: Remedy) -> str:
     if remedy.planned is None or remedy.cost is None:
-        return f"  not to be had  {remedy.name}: {remedy.why_not}"
+        return f"  {'unavailable':<14} {remedy.name}: {remedy.why_not}"
     figures = (
         f"{memory_message(remedy.planned)}, {remedy.planned.oom_probability:.0%} OOM, {format_gain(remedy.cost)} time"
     )

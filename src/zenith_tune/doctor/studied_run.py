@@ -139,7 +139,7 @@ def _failed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | Unplan
             if files.log.is_file():
                 command = str(trial.get("command") or study["command"])
                 return replace(from_log(files.log, command, hints), what=f"{_name(trial)} of {folder}")
-    problem = f"no trial of study {str(folder)!r} went well, ran out of memory or left a log"
+    problem = f"no trial of study {str(folder)!r} succeeded, ran out of memory or left a log"
     raise UsageError(problem, hint="give another study")
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.errors import StudyError
@@ -105,7 +105,11 @@ class StudyRecord:
         if stored is None and not self._trials():
             self._ask(lambda: study.set_user_attr(HEADER_KEY, asdict(header)))
             return
-        header.check_same(StudyHeader.from_stored(stored, self.study_name), self.study_name)
+        known = StudyHeader.from_stored(stored, self.study_name)
+        header.check_same(known, self.study_name)
+        if header.options is not None and header.options != known.options:
+            kept = replace(known, options=header.options)
+            self._ask(lambda: study.set_user_attr(HEADER_KEY, asdict(kept)))
         self._trials()
 
     def hold(self) -> None:

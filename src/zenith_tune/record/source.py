@@ -43,6 +43,21 @@ def find_study(text: str, *, db: str | None = None, output_dir: Path | None = No
     raise UnknownNameError("study", text, known)
 
 
+def studies_in(folder: Path | None = None, *, db: str | None = None) -> list[StudySource]:
+    """Return all studies of an output folder or a database, those begun last first; those only in folders come last."""
+    root = expanded(folder) if folder else DEFAULT_OUTPUT_DIR
+    database = root / DATABASE_NAME
+    url = database_url(db) if db is not None else database_url(database.absolute())
+    names = study_names(url) if db is not None else _names(database)
+    exported = [] if db is not None else sorted(root.glob(f"*/{FILE_NAME}"))
+    found: list[StudySource] = [StudyReader(url, name) for name in names]
+    found += [ExportedStudy(path.parent) for path in exported if path.parent.name not in names]
+    if not found:
+        hint = "give the --output-dir or the --db that zenithtune optimize wrote to"
+        raise StudyError(f"{db or root} holds no study", hint=hint)
+    return found
+
+
 def _in_database(name: str, url: str) -> StudyReader:
     known = study_names(url)
     if name not in known:

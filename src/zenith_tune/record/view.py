@@ -47,6 +47,8 @@ class StudyHeader:
     evaluator: str
     working_folder: str = field(default="", compare=False)
     """Where the command was started; empty in records of earlier releases."""
+    options: list[str] | None = field(default=None, compare=False)
+    """The options of the last `zenithtune optimize` that ran it, but for where it is kept; None where not recorded."""
 
     @classmethod
     def from_stored(cls, stored: object, study_name: str) -> StudyHeader:
@@ -62,8 +64,10 @@ class StudyHeader:
 
     def _holds_texts(self) -> bool:
         args = self.args.values() if isinstance(self.args, dict) else [None]
+        options = [] if self.options is None else self.options if isinstance(self.options, list) else [None]
         return all(
-            isinstance(text, str) for text in (self.preset, self.command, self.evaluator, self.working_folder, *args)
+            isinstance(text, str)
+            for text in (self.preset, self.command, self.evaluator, self.working_folder, *options, *args)
         )
 
     def check_same(self, other: StudyHeader, study_name: str) -> None:

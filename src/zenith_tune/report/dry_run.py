@@ -56,7 +56,7 @@ def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> Non
     for note in [*config.notes(), ASSUMPTION]:
         listener.noted(note)
     evaluation = TrialScheduler(config, pretend, study, listener, recorded={})
-    why = f"strategy {config.strategy_name} came to its end"
+    why = f"strategy {config.strategy_name} has no more points"
     try:
         with evaluation.leaving(reserved_trials(config)):
             config.strategy.optimize(evaluation, config.preset.get_search_space(), config.evaluator.direction)

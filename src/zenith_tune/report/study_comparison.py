@@ -36,7 +36,7 @@ def compared(first: Json, second: Json) -> Json:
         "unit": first["unit"],
         "direction": str(direction),
         "is_comparable": not why_not,
-        "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that went well."),
+        "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that succeeded."),
         "gain": gain,
         "verdict": _verdict(gain, [_noise(each, best) for each, best in zip((first, second), bests, strict=True)]),
         "caution": _caution(differences),
@@ -129,10 +129,11 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
                 describe_gain(study),
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
                 format_seconds(took) if took is not None else "unknown",
+                format_seconds(sum((trial["duration_s"] or 0.0) * trial["num_runs"] for trial in study["trials"])),
                 _state(study),
             ]
         )
-    names = ("best layout", "best value", "gain over its own command", "trials", "time", "state")
+    names = ("best layout", "best value", "gain over its own command", "trials", "time", "spent in trials", "state")
     return [[name, *pair] for name, *pair in zip(names, *rows, strict=True)]
 
 

@@ -99,7 +99,7 @@ def _headline(study: Json) -> str:
     counts += f", {study['num_cancelled']} cancelled" if study["num_cancelled"] else ""
     counts += ", unfinished" if study["num_unfinished"] else ""
     if best is None:
-        return f"No trial went well yet ({counts})."
+        return f"No trial has succeeded yet ({counts})."
     value = f"{format_value(best['value'], study['unit'])}{format_spread(best['spread'])}"
     if study["fastest_is_baseline"]:
         gain = "" if study["gain"] is None else f" Gain: {describe_gain(study)} against your own command."
@@ -133,7 +133,7 @@ def _own_failure(study: Json) -> str:
     if own is None or own["value"] is not None or own["state"] == "running":
         return ""
     cause = f": {_cell(own['cause'])}" if own["cause"] else ""
-    return f"Your own command went wrong ({escaped(own['failure'] or own['state'])}){cause}"
+    return f"Your own command failed ({escaped(own['failure'] or own['state'])}){cause}"
 
 
 def _findings(table: Json) -> list[str]:

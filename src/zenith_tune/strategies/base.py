@@ -165,7 +165,7 @@ class TuningStrategy(ABC):
         return bound if bound is not None or self.ends_by_itself else self.default_n_trials
 
     def why_done(self) -> str | None:
-        """Return why the strategy came to its end, in one line, where it has more to say than that it did."""
+        """Return why the strategy finished, in one line, where it has more to say than that it did."""
         return None
 
     def findings(self) -> Findings | None:

@@ -90,7 +90,7 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
     base, best, gain = study.baseline, study.best, study.gain
     if best is None:
         over = any(trial.ok for trial in study.trials)
-        none = "no trial stays within the memory limit" if over else "no trial went well"
+        none = "no trial stays within the memory limit" if over else "every trial failed"
         return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {_stays(study)}")
     if gain is None:
         compared = "your own command did not run, so no gain is claimed"

@@ -78,6 +78,8 @@ class StudyConfig:
     baseline: bool = True
     """Whether the user's own command runs first, where it can."""
     dump_env: bool = False
+    options: tuple[str, ...] | None = None
+    """The options of the command line that made this, to continue the study with; None where there was no such line."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -148,6 +150,7 @@ class StudyConfig:
             command=self.masked_command,
             evaluator=self.evaluator.describe(),
             working_folder=str(Path.cwd()),
+            options=None if self.options is None else [mask(word, self.secrets) for word in self.options],
         )
 
     @property

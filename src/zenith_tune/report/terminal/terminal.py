@@ -86,7 +86,7 @@ class TerminalReporter(StudyListener):
         self._live: Live | None = None
 
     def study_started(self, plan: StudyPlan) -> None:
-        budget = count(plan.n_trials, "trial") if plan.n_trials else "until it ends by itself"
+        budget = count(plan.n_trials, "trial") if plan.n_trials else "stops automatically"
         how = f"preset {plan.preset}, strategy {plan.strategy} ({budget}), {plan.evaluator}"
         self._say(f"study {plan.study_name}: {how}")
         for note in plan.notes:
@@ -161,7 +161,7 @@ class TerminalReporter(StudyListener):
                 self._say(f"{name:5} {path}")
         self._say(f"{'study':5} {end.database_url}")
         if end.why.startswith("interrupted"):
-            self._say(f"continue: the same command with --resume --study-name {end.study_name}")
+            self._say(f"to continue, rerun with --resume --study-name {end.study_name}")
 
     def _print_rest(self, study: Study) -> None:
         counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(study.counts().items(), key=_ok_first))

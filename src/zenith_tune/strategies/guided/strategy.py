@@ -255,7 +255,7 @@ def limits_of_best(prior: Prior, index: int) -> str:
 
 
 def mean_error(errors: Sequence[float]) -> str:
-    """Say how far measured step times were from what was expected of them."""
+    """Say how far step-time predictions were off."""
     if not errors:
         return "no step time was measured"
-    return f"step times were off by {sum(map(abs, errors)) / len(errors):.0%} from what was expected of them"
+    return f"step-time predictions were off by {sum(map(abs, errors)) / len(errors):.0%}"

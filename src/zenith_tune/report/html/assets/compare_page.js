@@ -24,7 +24,7 @@ function compareHeadline(data) {
 
 function compareProgress(data, width) {
   const series = data.studies.map((study) => study.progress);
-  if (!series.flat().length) return { empty: "No trial went well in either." };
+  if (!series.flat().length) return { empty: "No trial succeeded in either." };
   if (!data.is_comparable) return { empty: data.why_no_gain };
   const chart = new Chart("progress", { width, height: 290, label: "Best value so far of both studies." });
   chart.axisX([-0.5, Math.max(...data.studies.map((study) => study.last)) + 0.5], "trial", { whole: true });
@@ -51,7 +51,7 @@ function compareProgress(data, width) {
 }
 
 function commonTable(data) {
-  if (!data.common.length) return { empty: "No layout went well in both." };
+  if (!data.common.length) return { empty: "No layout succeeded in both." };
   const [first, second] = data.studies;
   const columns = [
     { key: "label", name: "layout", text: true, value: (r) => r.label, cell: (r) => format.short(r.label, 90) },

@@ -9,7 +9,7 @@ function studyHeadline(data) {
   // What counts of a trial that ran again is its last run; its name and why it was picked are its first's.
   const best = data.trials.find((trial) => trial.number === fastestOf(data));
   const first = own ? best : data.trials.find((trial) => trial.number === data.best);
-  const title = best ? (own ? "Your own command is the fastest so far" : first.label) : "No trial went well yet";
+  const title = best ? (own ? "Your own command is the fastest so far" : first.label) : "No trial has succeeded yet";
   const again = data.best_reruns.map((number) => `trial ${number}`).join(" and ");
   const tiles = best
     ? [

@@ -20,7 +20,7 @@ const tellOf = (data, trial) => [
   trial.memory_bytes ? format.bytes(trial.memory_bytes) : "",
   trial.cause ? format.short(trial.cause, 140) : "",
 ];
-const KINDS = { ok: "went well", oom: "out of memory", error: "failed", timeout: "timed out", cancelled: "cancelled" };
+const KINDS = { ok: "succeeded", oom: "out of memory", error: "failed", timeout: "timed out", cancelled: "cancelled" };
 
 // The keys of the marks that are there, and of no others.
 function trialKeys(data, trials) {
@@ -39,7 +39,7 @@ function trialKeys(data, trials) {
 function bestSoFar(data, width) {
   const ended = data.trials.filter((trial) => trial.state !== "running");
   const good = ended.filter((trial) => trial.value !== null);
-  if (!good.length) return { empty: "No trial went well so far." };
+  if (!good.length) return { empty: "No trial has succeeded so far." };
   const base = data.trials.find((trial) => trial.is_baseline && trial.value !== null);
   const chart = new Chart("progress", { width, height: 290, label: `Best ${data.unit || "value"} so far by trial.` });
   const numbers = ended.map((trial) => trial.number);

@@ -16,7 +16,7 @@ function ownTile(data, best) {
 
 function ownNotes(data) {
   const own = ownRun(data);
-  const failed = own && own.value === null ? `Your own command went wrong (${own.failure || own.state})` : "";
+  const failed = own && own.value === null ? `Your own command failed (${own.failure || own.state})` : "";
   return [
     data.verdict ? el("p", { class: "verdict" }, `${data.verdict.charAt(0).toUpperCase()}${data.verdict.slice(1)}.`) : null,
     data.batch_note ? el("p", { class: "note batch-note" }, `Note: ${data.batch_note}.`) : null,
@@ -30,7 +30,7 @@ const countedRuns = (data, runs) => {
   const cancelled = runs.filter((trial) => trial.state === "cancelled" && !trial.is_baseline).length;
   const failed = runs.filter((trial) => trial.value === null && !trial.is_baseline).length - cancelled;
   const own = ownRun(data)?.value === null ? "; your own command failed" : "";
-  return `${format.count(well, "trial")} went well, ${failed} failed${cancelled ? `, ${cancelled} cancelled` : ""}${own}`;
+  return `${format.count(well, "trial")} succeeded, ${failed} failed${cancelled ? `, ${cancelled} cancelled` : ""}${own}`;
 };
 
 function findingsList(data) {

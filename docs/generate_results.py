@@ -1,0 +1,176 @@
+"""Writes the README's tables of measured results from the files in benchmarks/, or checks that they are not stale."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "README.md"
+BENCHMARKS = ROOT / "benchmarks"
+BEGIN = "<!-- {}: generated from benchmarks/ by `make docs`; do not edit. -->\n"
+END = "<!-- End of {}. -->\n"
+
+MOE = "## Best layouts of MoE Parallel Folding (arXiv 2504.14960, table 3) among all that are planned"
+
+Row = dict[str, str]
+
+
+def newest(pattern: str) -> Path:
+    """Return the benchmark of this name with the latest date."""
+    return max(BENCHMARKS.glob(pattern))
+
+
+def markdown_table(path: Path, heading: str) -> list[Row]:
+    """Return the first table below a heading of a page, each row by the names of its columns.
+
+    A name that stands twice is followed by its number: `median`, `median 2`.
+    """
+    below = path.read_text().partition(f"{heading}\n")[2]
+    lines = re.findall(r"(?:^\|.*\n)+", below, re.MULTILINE)[0].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    names = [name if name not in head[:at] else f"{name} {head[:at].count(name) + 1}" for at, name in enumerate(head)]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def results() -> str:
+    """Return what was measured, each row with a link to where."""
+    replay, board = BENCHMARKS / "replay.md", BENCHMARKS / "scoreboard.md"
+    rows = [*_gains(newest("h200-levers-*.json")), _trials(replay), _fits(board)]
+    rows += [_errors(board, "## Memory: error of the predicted peak", "predicted peak memory")]
+    rows += [_errors(board, "## Speed: error of the predicted tokens/s", "predicted step time"), _interval(board)]
+    rows += [_rate(newest("planner-rate-*.json")), _head_to_head(newest("deepspeed-head-to-head-*") / "result.json")]
+    return _table(("measured", "result", "how"), rows)
+
+
+def shortcomings() -> str:
+    """Return what is not good yet: every target that is missed, and the worst predictions."""
+    replay, board = BENCHMARKS / "replay.md", BENCHMARKS / "scoreboard.md"
+    return "".join(f"- {line} ({_link(path)})\n" for path, line in (*_missed(replay, board), *_worst(board)))
+
+
+def _gains(path: Path) -> Iterator[Sequence[str]]:
+    content = json.loads(path.read_text())
+    for key, name in (("dense", "dense model of 1.5 billion parameters"), ("moe", "mixture of 8 experts")):
+        # The runs that confirm the gain come last.
+        own, best = ([run for run in content[key]["runs"] if run["is_baseline"] is own and run["value"]][-1]
+                     for own in (True, False))  # fmt: skip
+        spent_s = content[key]["summary"]["gpu_seconds"]
+        given = re.findall(r"--(micro-batch-size|recompute-granularity) (\S+)", content[key]["command"])
+        options = ", ".join(f"`--{option} {value}`" for option, value in given)
+        what = f"Megatron-LM on one H200, {name}: speed over a cautious command ({options})"
+        values = f"{own['value']:,.0f} to {best['value']:,.0f} {own['unit']}"
+        yield what, f"**{best['value'] / own['value']:.1f}x** ({values}) for {spent_s:.0f} GPU-seconds", _link(path)
+
+
+def _trials(path: Path) -> Sequence[str]:
+    by_strategy = {row["strategy"]: row for row in markdown_table(path, "# Replay")}
+    guided, optuna, random = (by_strategy[name]["trials to 1%"] for name in ("guided", "optuna", "random"))
+    num = by_strategy["guided"]["landscapes"]
+    what = f"trials until within 1% of the best layout, mean of {num} measured landscapes"
+    return what, f"**{guided}**; Optuna's TPE {optuna}, random search {random}", _link(path)
+
+
+def _fits(path: Path) -> Sequence[str]:
+    (row,) = (row for row in markdown_table(path, "## Fits or not: Ultra-Scale Playbook") if "all" in row[""])
+    num = re.findall(r"\d+", row[""])[0]
+    return f"judged right whether a layout fits and runs, {int(num):,} runs", f"**{row['share']}**", _link(path)
+
+
+def _errors(path: Path, heading: str, what: str) -> Sequence[str]:
+    # A source that is a part of another is not counted twice.
+    rows = [row for row in markdown_table(path, heading) if " up to " not in row["source"]]
+    medians = sorted(float(row["median"].rstrip("%")) for row in rows)
+    largest = max(rows, key=lambda row: int(row["runs"]))
+    by_source = f"{medians[0]:g}% to {medians[-1]:g}% by source, {sum(int(row['runs']) for row in rows):,} runs"
+    found = f"**{largest['median']}** on the largest source ({int(largest['runs']):,} runs); {by_source}"
+    return f"{what}, median error on runs that nothing was fitted to", found, _link(path)
+
+
+def _interval(path: Path) -> Sequence[str]:
+    rows = {row["measurements"]: row for row in markdown_table(path, "## Interval: measurements inside the stated 90%")}
+    return "measurements inside the stated 90% interval", f"**{rows['all']['inside']}**", _link(path)
+
+
+def _rate(path: Path) -> Sequence[str]:
+    rates = [case["plan_layouts_per_cpu_s"] for case in json.loads(path.read_text())["cases"]]
+    found = f"**{min(rates):,.0f}** to {max(rates):,.0f}"
+    return "layouts planned per CPU-second, memory, time and rules", found, _link(path)
+
+
+def _head_to_head(path: Path) -> Sequence[str]:
+    summary: dict[str, Any] = json.loads(path.read_text())["summary"]
+    ours, theirs = (sorted(summary[name])[len(summary[name]) // 2] for name in ("our_seconds", "their_seconds"))
+    launches = f"{summary['our_launches'][0]} launches against {summary['their_launches'][0]}"
+    found = (
+        f"**{ours:.0f} s** against {theirs:.0f} s, {launches}; choice {summary['our_speed_over_theirs']:.2f}x as fast"
+    )
+    return "the same small job as DeepSpeed's own autotuner, on two CPU cores", found, _link(path)
+
+
+def _missed(replay: Path, board: Path) -> Iterator[tuple[Path, str]]:
+    for row in markdown_table(replay, "## Targets"):
+        if "NOT MET" in row.values():
+            name = row["strategy"].replace("guided-uncalibrated", "guided tuning of a machine without a calibration")
+            yield replay, f"{name}: {row['what']}: {row['ours']}, target {row['at most']}"
+    for row in markdown_table(board, "## Choice: Ultra-Scale Playbook"):
+        if "NOT MET" in row.values():
+            yield board, f"the planner alone, without a trial: {row['']}: {row['ours']}, target {row['target']}"
+    for row in markdown_table(board, "## Speed by kind of run: what decides a step"):
+        if "NOT MET" in row.values():
+            kind, _, decided = row["kind"].partition(", ")
+            name = {"host": "the host", "messages": "communication", "work": "computation"}[decided]
+            target = row["target"].partition(",")[0].removeprefix("median ")
+            off = f"speed off by {row['median']} (median), target {target}"
+            yield board, f"{kind} models whose step {name} decides: {off}"
+    for row in markdown_table(board, MOE):
+        if "NOT MET" in row.values():
+            job = f"{row['model']} on {row['GPUs']} GPUs"
+            yield board, f"{job}: the published best layout is ranked {row['rank']} of {row['of']}, target top 5"
+
+
+def _worst(board: Path) -> Iterator[tuple[Path, str]]:
+    speed = "## Speed: error of the predicted tokens/s"
+    for heading, what in (("## Memory: error of the predicted peak", "memory"), (speed, "speed")):
+        rows = [(float(row["max"].rstrip("%")), row["source"]) for row in markdown_table(board, heading)]
+        worst, source = max(rows)
+        yield board, f"worst single prediction of {what}: off by {worst:,.0f}%, in {source}"
+
+
+def _link(path: Path) -> str:
+    place = path.relative_to(ROOT)
+    return f"[{place.parent.name if path.name == 'result.json' else path.name}]({place.as_posix()})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
+
+
+def render() -> str:
+    """Return the README with the results of today's benchmarks."""
+    page = TARGET.read_text()
+    for name, text in {"Results": results(), "Shortcomings": shortcomings()}.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def main() -> int:
+    """Write the tables, or with --check compare them."""
+    if "--check" not in sys.argv[1:]:
+        TARGET.write_text(render())
+        return 0
+    if TARGET.read_text() == render():
+        return 0
+    print("README.md is stale: run `make docs`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
