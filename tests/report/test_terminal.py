@@ -97,7 +97,7 @@ def test_the_table_fits_eighty_columns_and_the_best_command_is_one_line(tmp_path
 def test_failures_are_grouped_with_their_cause(tmp_path: Path) -> None:
     text = printed(tmp_path, "sh -c 'echo RuntimeError: no luck; exit 1' {x}", ToyPreset())
     assert "3 crash (trial 0, 1, 2): RuntimeError: no luck" in text
-    assert "verdict: no trial" in text and "\nbest: " not in text
+    assert "verdict: every trial failed" in text and "\nbest: " not in text
 
 
 def test_the_table_shows_which_trials_were_ended_early_and_why_within_eighty_columns() -> None:
