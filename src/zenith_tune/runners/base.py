@@ -18,6 +18,7 @@ from zenith_tune.runners.launch.log_limit import LogLimit
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
+from zenith_tune.units import whole
 
 OnState: TypeAlias = Callable[[str], None]
 """Called with what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
@@ -330,6 +331,6 @@ def parallel_trials(text: str) -> int | None:
     """
     if text == "auto":
         return None
-    if not text.isdecimal() or not 0 < int(text[:6]) <= MAX_PARALLEL:
+    if not 0 < (whole(text) or 0) <= MAX_PARALLEL:
         raise UsageError(f"--parallel must be auto or a number from 1 to {MAX_PARALLEL}, but got {text!r}")
     return int(text)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -70,7 +71,7 @@ def test_the_note_counts_every_byte_of_all_cuts(tmp_path: Path) -> None:
     assert len(data) - len(note[0]) + int(note[1]) == printed
     shown = numbers(data)
     assert shown == sorted(shown) and shown[-1] == 299_999
-    assert sum(later - number > 1 for number, later in zip(shown, shown[1:], strict=False)) == 1
+    assert sum(later - number > 1 for number, later in itertools.pairwise(shown)) == 1
 
 
 @pytest.mark.usefixtures("low_limit")
