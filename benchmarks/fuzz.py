@@ -24,6 +24,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -238,15 +239,13 @@ def fuzz_logs(rng: random.Random, count: int) -> Findings:
             path.write_bytes(_damaged(rng))
             text = TrialLog(path).text()
             readers: list[tuple[str, Callable[[], object]]] = [
-                (
-                    "classify",
-                    lambda text=text: (classify(text, 1), classify(text, 0), hidden_failure(text, has_value=True)),
-                ),
-                ("tail", lambda: TrialLog(path).tail_lines(20)),
+                ("classify", partial(classify, text, 1)),
+                ("classify", partial(classify, text, 0)),
+                ("hidden failure", partial(hidden_failure, text, has_value=True)),
+                ("tail", partial(TrialLog(path).tail_lines, 20)),
             ]
             for name, evaluator in evaluators:
-                readers.append((name, lambda evaluator=evaluator, text=text: evaluator.measure(text, metadata)))
-                readers.append((name, lambda evaluator=evaluator, text=text: evaluator.progress(text, metadata)))
+                readers += [(name, partial(read, text, metadata)) for read in (evaluator.measure, evaluator.progress)]
             for name, read in readers:
                 signal.alarm(_HANG_S)
                 try:
