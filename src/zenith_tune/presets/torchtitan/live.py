@@ -21,7 +21,8 @@ _MODEL_ARGS = re.compile(r"Building (\S+) (\S+?) ?with (?=\{)")
 _PARAMS = re.compile(r"Model (\S+) (\S+) size: ([0-9,]+) total parameters")
 _SAMPLES = re.compile(r"global batch size ([0-9]+), gradient accumulation steps ([0-9]+), sequence length ([0-9]+)")
 _TOKENS = re.compile(
-    r"([0-9]+) tokens per train step, gradient accumulation steps ([0-9]+), maximum context length ([0-9]+)"
+    r"(?<![0-9])([0-9]{1,15}) tokens per train step, gradient accumulation steps ([0-9]+)"
+    r", maximum context length ([0-9]+)"
 )
 _GPU = re.compile(r"CUDA capacity: (.{1,80}?) with [0-9.]+GiB memory")
 PARAMS_TOLERANCE = 0.02
