@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import toy_plugin
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.registry import PluginWarning, Registry, raising_plug
+from zenith_tune.runners.base import RunnerRegistry
 from zenith_tune.strategies.base import StrategyRegistry
 
 
@@ -62,6 +65,37 @@ def test_entry_points_are_loaded_and_a_broken_one_is_named_and_skipped(
         pytest.raises(UnknownNameError),
     ):
         registry.get("broken")
+
+
+BROKEN = {
+    "exits": "import sys\nsys.exit('a message\\nof two lines')\nclass Plug: ...",
+    "raises": "raise BaseExceptionGroup('several', [ValueError('one'), KeyError('two')])",
+    "is_a_function": "def Plug(): ...",
+    "is_a_number": "Plug = 3",
+    "is_another_class": "class Plug: ...",
+    "has_no_such_name": "",
+    "is_no_python": "class",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("registry", [PresetRegistry, StrategyRegistry, EvaluatorRegistry, RunnerRegistry])
+def test_a_plugin_that_is_broken_is_named_in_one_line_and_the_others_work(
+    registry: Registry[Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"plug_that_{name}"
+    info = tmp_path / "broken_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{registry.entry_point_group}]\nbroken-plug = {module}:Plug\n")
+    (tmp_path / f"{module}.py").write_text(BROKEN[name])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(registry, "_broken", set())
+    with pytest.warns(PluginWarning, match=r"'broken-plug' of package 'broken-plugin'") as warned:
+        loadable = [found for found, _ in registry.each_loadable()]
+    assert len(warned) == 1 and "\n" not in str(warned[0].message)
+    assert loadable and "broken-plug" not in [*loadable, *registry.names()]
 
 
 MINE = """

@@ -30,6 +30,9 @@ _OF_FILES = "zenithtune:"
 """What the names of modules begin with that are files of the user's own."""
 
 
+_REASON_LENGTH = 300
+
+
 class PluginWarning(UserWarning):
     """Name an installed plugin that cannot be loaded and is skipped."""
 
@@ -135,13 +138,22 @@ class Registry(Generic[T]):
             if point.name != name:
                 continue
             try:
-                self._classes[name] = point.load()
+                self._classes[name] = self._checked(point.load())
             except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
                 self._broken.add(name)
                 package = point.dist.name if point.dist else point.value
-                reason = f"{type(error).__name__}: {error}"
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
+
+    def _checked(self, loaded: object) -> type[T]:
+        """Return what an entry point names, which must be a class of the kind."""
+        if not isinstance(loaded, type):
+            raise TypeError(f"it is no class but of type {type(loaded).__name__}")
+        if not self._keeps_contract(loaded):
+            base = self.contract.__name__ if self.contract else ""
+            raise TypeError(f"{loaded.__name__} is no {self.kind} (a subclass of {base} or with its methods)")
+        return loaded
 
 
 def import_file(path: Path, what: str) -> types.ModuleType:
@@ -234,11 +246,18 @@ def _convert(value: Any, hint: Any, name: str, what: str, parameters: dict[str, 
         return value
     for kind in _scalar_types(hint):
         try:
-            return _parse_bool(value) if kind is bool else kind(value)
+            return _parse_bool(value) if kind is bool else _number(value, kind) if kind is not str else value
         except ValueError:
             continue
     expected = " or ".join(kind.__name__ for kind in _scalar_types(hint))
     raise UsageError(f"{what}: {name} must be {expected}, but got {value!r}. {_valid(parameters)}")
+
+
+def _number(text: str, kind: type[int | float]) -> int | float:
+    """Return a number, written in ASCII: Python takes digits of other scripts too."""
+    if not text.isascii():
+        raise ValueError(text)
+    return kind(text)
 
 
 def _scalar_types(hint: Any) -> list[type]:

@@ -96,6 +96,15 @@ def format_gain(fraction: float) -> str:
     return f"{fraction * 100:+.1f}%"
 
 
+def is_digits(text: str) -> bool:
+    """Tell whether a text is digits of ASCII alone: `int` reads those of other scripts too, and a shell does not.
+
+    >>> is_digits("16"), is_digits("\u0663"), is_digits("\u00b2"), is_digits("")
+    (True, False, False, False)
+    """
+    return text.isascii() and text.isdigit()
+
+
 _WHOLE = re.compile(r"[0-9]{1,18}")
 
 

@@ -55,3 +55,7 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError) as refused:
         JsonEvaluator("nix").evaluate(log, {})
     assert "tokens_per_s" in str(refused.value) and "name" not in str(refused.value).partition("log has")[2]
+
+
+def test_a_torn_line_makes_no_warning_of_python() -> None:
+    assert JsonEvaluator(key="loss").evaluate("{'loss': 1and 2}\n{'loss': 3.0}\n", {}) == 3.0

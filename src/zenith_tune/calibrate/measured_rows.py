@@ -207,7 +207,7 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
 
 
 def _zero(text: str, row: Mapping[str, str]) -> int:
-    if match := re.search(r"ZeRO-(\d)", text):
+    if match := re.search(r"ZeRO-([0-9])", text):
         return 3 if "optim_grads_params" in text else int(match[1])
     if "SHARD_GRAD_OP" in text or "grads sharded" in text:
         return 2

@@ -203,7 +203,7 @@ def number(row: Mapping[str, str], key: str) -> int | None:
 
 
 def _note(notes: Mapping[str, str], key: str) -> int | None:
-    match = re.match(r"\d{1,9}", notes.get(key, ""))
+    match = re.match(r"[0-9]{1,9}", notes.get(key, ""))
     return int(match[0]) if match else None
 
 

@@ -117,7 +117,7 @@ def layout_columns(run: MeasuredRun) -> dict[str, int | bool]:
     columns.setdefault("gbs", columns["mbs"] * columns["dp"] * columns.get("pp", 1))
     if run.model is not None and run.model.num_experts and run.framework.startswith("megatron"):
         columns.setdefault("etp", tp)
-    if steps := re.match(r"\d+", run.notes.get("GradAcc", "")):
+    if steps := re.match(r"[0-9]+", run.notes.get("GradAcc", "")):
         columns["gbs"] = int(steps[0]) * columns["mbs"] * columns["dp"]
     if _is_unfused(run):
         columns["flash_attention"] = False

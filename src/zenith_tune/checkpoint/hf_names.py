@@ -127,7 +127,7 @@ def is_hf(names: Mapping[str, object]) -> bool:
 
 def _matches(template: str, names: Mapping[str, object]) -> dict[Place, str]:
     """Return the names that a template stands for, by layer and expert."""
-    pattern = re.escape(template).replace(r"\{l\}", r"(?P<l>\d{1,6})").replace(r"\{e\}", r"(?P<e>\d{1,6})")
+    pattern = re.escape(template).replace(r"\{l\}", r"(?P<l>[0-9]{1,6})").replace(r"\{e\}", r"(?P<e>[0-9]{1,6})")
     found = ((name, match.groupdict()) for name in names if (match := re.fullmatch(pattern, name)))
     return {(int(groups.get("l") or 0), int(groups.get("e") or 0)): name for name, groups in found}
 

@@ -11,9 +11,9 @@ from zenith_tune.checkpoint.split_rules import expert_index, in_layer, is_expert
 from zenith_tune.checkpoint.tensor_view import JoinedTensor, TensorView, describe
 from zenith_tune.errors import UsageError
 
-_LAYER_NUMBER = re.compile(r"(\blayers\.)\d+\.")
-_SEQUENTIAL = re.compile(r"\.experts\.local_experts\.\d+\.")
-_GROUPED = re.compile(r"\.experts\.(linear_fc[12]\.(?:weight|bias))\d+$")
+_LAYER_NUMBER = re.compile(r"(\blayers\.)[0-9]+\.")
+_SEQUENTIAL = re.compile(r"\.experts\.local_experts\.[0-9]+\.")
+_GROUPED = re.compile(r"\.experts\.(linear_fc[12]\.(?:weight|bias))[0-9]+$")
 
 
 def iteration_name(iteration: int | None) -> str:

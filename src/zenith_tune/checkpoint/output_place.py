@@ -18,7 +18,7 @@ from zenith_tune.errors import DiskFullError, UsageError
 from zenith_tune.units import count, format_file_size
 
 PREFIX = "pytorch_model_tp_"
-SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9]\d{0,8})_pp_(0|[1-9]\d{0,8})\.(bin|safetensors)")
+SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9][0-9]{0,8})_pp_(0|[1-9][0-9]{0,8})\.(bin|safetensors)")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -45,8 +45,8 @@ _SPLITS = [
     (r"(linear_q_proj|linear_q_up_proj|linear_kv_up_proj|linear_q|linear_kv|eh_proj)\.(weight|bias)", Split.COLUMN),
     (r"inter_attention\.(query|key_value)\.(weight|bias)", Split.COLUMN),
     (r"core_attention\.softmax_offset", Split.COLUMN),
-    (r"(linear_fc1|dense_h_to_4h)\.(weight|bias)\d*", Split.UP),
-    (r"(linear_proj|linear_fc2|dense_4h_to_h|(self_|inter_)?attention\.dense)\.weight\d*", Split.ROW),
+    (r"(linear_fc1|dense_h_to_4h)\.(weight|bias)[0-9]*", Split.UP),
+    (r"(linear_proj|linear_fc2|dense_4h_to_h|(self_|inter_)?attention\.dense)\.weight[0-9]*", Split.ROW),
     (r"(word_embeddings|output_layer|word_embeddings_for_head)\.weight", Split.VOCABULARY),
     (r"(output_layer|lm_head)\.bias", Split.VOCABULARY),
 ]
@@ -58,7 +58,7 @@ _WHOLE = re.compile(
 """Matrices that Megatron keeps whole on every rank."""
 _STATE_SPACE = re.compile(r"(?:^|.*\.)mixer\.", re.DOTALL)
 _BY_NAME = [(re.compile(rf"(?:.*\.)?{ending}", re.DOTALL), split) for ending, split in _SPLITS]
-_LAYER = re.compile(r"(?:(.*?)\.)?layers\.(\d{1,6})\.(.*)", re.DOTALL)
+_LAYER = re.compile(r"(?:(.*?)\.)?layers\.([0-9]{1,6})\.(.*)", re.DOTALL)
 _MTP = re.compile(r"(?:^|.*\.)mtp\.", re.DOTALL)
 _FIRST = re.compile(r"(?:^|.*\.)embedding\.", re.DOTALL)
 _LAST = re.compile(
@@ -66,9 +66,11 @@ _LAST = re.compile(
     re.DOTALL,
 )
 _FINAL_NORM = re.compile(r"(?:^|.*\.)(final_layernorm|final_norm)\.", re.DOTALL)
-_EXPERT_NUMBER = re.compile(r"(local_experts\.|linear_fc[12]\.(?:weight|bias))(\d{1,6})(?=\.|$)")
+_EXPERT_NUMBER = re.compile(r"(local_experts\.|linear_fc[12]\.(?:weight|bias))([0-9]{1,6})(?=\.|$)")
 _EXPERT = re.compile(r".*\.(?:experts|local_experts)\.", re.DOTALL)
-_EXPERT_INDEX = re.compile(r"(.*\.)(?:local_experts\.(\d{1,6})\.|experts\.linear_fc[12]\.weight(\d{1,6})$)", re.DOTALL)
+_EXPERT_INDEX = re.compile(
+    r"(.*\.)(?:local_experts\.([0-9]{1,6})\.|experts\.linear_fc[12]\.weight([0-9]{1,6})$)", re.DOTALL
+)
 _GROUPED = re.compile(r".*\.experts\.weight[12]", re.DOTALL)
 
 HEAD, TIED_HEAD = "output_layer.weight", "word_embeddings_for_head.weight"

@@ -21,11 +21,35 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
-COUNT = click.IntRange(min=1)
-BATCH, SEQUENCE = click.IntRange(1, MAX_BATCH), click.IntRange(1, MAX_SEQ)
 
 
-class Probability(click.FloatRange):
+class _AsciiNumber(click.ParamType[Any]):
+    """Refuse digits of other scripts, which Python reads as numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the number."""
+        if not str(value).isascii():
+            self.fail(f"{value!r} is not a number in the digits 0 to 9.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class IntRange(_AsciiNumber, click.IntRange):
+    """Take a whole number of a range."""
+
+
+class FloatRange(_AsciiNumber, click.FloatRange):
+    """Take a number of a range."""
+
+
+class Number(_AsciiNumber, click.types.FloatParamType):
+    """Take any number."""
+
+
+COUNT, NUMBER = IntRange(min=1), Number()
+BATCH, SEQUENCE = IntRange(1, MAX_BATCH), IntRange(1, MAX_SEQ)
+
+
+class Probability(FloatRange):
     """Take a number above 0 and up to 1."""
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ START, END = "--- arguments ---", "--- end of arguments ---"
 MAX_DUMP = 400_000
 """Characters; Megatron-LM 0.20 dumps some fifty thousand."""
 _LINE = re.compile(r"^[^\n]{0,40}?\b([a-z]\w{0,79}) (?:\.{1,80} | )(\S[^\n]{0,400})$", re.MULTILINE)
-_VOCAB = re.compile(r"> padded vocab \(size: (\d{1,9})\) with")
+_VOCAB = re.compile(r"> padded vocab \(size: ([0-9]{1,9})\) with")
 
 
 def dumped_arguments(log: str) -> dict[str, str]:

@@ -14,18 +14,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zenith_tune.units import GIB, MIB
+from zenith_tune.units import GIB, MIB, is_digits
 
 # The pattern starts with a plain word, which lets the search skip quickly over megabytes of other text.
-_START = re.compile(r"iteration[ \t]{1,20}(\d{1,12})/[ \t]{0,20}\d{1,12}[ \t]{0,4}\|")
+_START = re.compile(r"iteration[ \t]{1,20}([0-9]{1,12})/[ \t]{0,20}[0-9]{1,12}[ \t]{0,4}\|")
 # A report of one rank: `[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | ...`, to
 # which Megatron-LM 0.20 may add ` | total device memory used: 5.0`.
 # Megatron-Bridge's is in units of 10^9 bytes: `memory (GB) | mem-max-reserved-gigabytes: 2.0 | ...`.
-_REPORT = r"memory \((MB|GB)\)[^\r\n]{{0,400}}?\bmax[ -]{}(?:-gigabytes)?: (\d{{1,12}}(?:\.\d{{1,6}})?)"
+_REPORT = r"memory \((MB|GB)\)[^\r\n]{{0,400}}?\bmax[ -]{}(?:-gigabytes)?: ([0-9]{{1,12}}(?:\.[0-9]{{1,6}})?)"
 _RESERVED = re.compile(_REPORT.format("reserved"))
 _ALLOCATED = re.compile(_REPORT.format("allocated"))
-_PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
+_PLAIN = re.compile(
+    r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE
+)
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
 _MAX_LINE = 16 * 1024
 GB = 10**9
 
@@ -165,4 +167,4 @@ def _read_line(iteration: int, fields: Mapping[str, str]) -> IterationLine | Non
 
 
 def _count(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 16 else 0
+    return int(text) if text and is_digits(text) and len(text) < 16 else 0

@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -92,6 +93,8 @@ def _object(text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return ast.literal_eval(text[: text.rfind("}") + 1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of `1and`, which is no matter of the user's
+            return ast.literal_eval(text[: text.rfind("}") + 1])
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None

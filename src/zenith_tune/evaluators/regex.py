@@ -21,7 +21,7 @@ from zenith_tune.study.trial_log import clean_line, lines_of
 
 MOST_CPU_S = 10
 """Megabytes of log take a second or two; a pattern that needs more goes through every way to cut a line."""
-_SYNTAX = re.compile(r"\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:\d+,?\d*|,\d*)\}|\{", re.DOTALL)
+_SYNTAX = re.compile(r"\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:[0-9]+,?[0-9]*|,[0-9]*)\}|\{", re.DOTALL)
 """Escapes, sets, repeats, and braces that are none of these."""
 _IN_SET = re.compile(r"\\.|\[", re.DOTALL)
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
+from zenith_tune.units import whole
 
 RECOMPUTE_NAMES = ("none", "selective", "full/uniform", "full/block")
 
@@ -71,8 +72,8 @@ EXAMPLE = "'TP8 PP4 mbs1 SP full/uniform1' or tp=8,pp=4,mbs=1,sp=on,recompute=fu
 
 _ALIASES = {"z": "zero", "vpp": "vp", "sequence_parallel": "sp", "micro_batch": "mbs", "flash_attention": "flash"}
 _WORDS = {"sp": ("sp", 1), "flash": ("flash", 1), "unfused": ("flash", 0)}
-_TOKEN = re.compile(r"([a-z_]+)(\d+)")
-_RECOMPUTE = re.compile(r"(?:full/)?(uniform|block)(\d*)")
+_TOKEN = re.compile(r"([a-z_]+)([0-9]+)")
+_RECOMPUTE = re.compile(r"(?:full/)?(uniform|block)([0-9]*)")
 _ON, _OFF = {"on", "true", "yes", "1"}, {"off", "false", "no", "0"}
 
 Values = dict[str, int | str]
@@ -148,7 +149,7 @@ def _read(word: str, what: str) -> Values:
         return kind
     if key in SWITCHES and value in _ON | _OFF:
         return {key: int(value in _ON)}
-    if key in (*COUNTS, "recompute_layers") and value.isdecimal():
+    if key in (*COUNTS, "recompute_layers") and whole(value) is not None:
         return {key: _count(key, int(value), what)}
     raise _unknown(word, key, what)
 
@@ -190,7 +191,7 @@ def _count(name: str, value: int, what: str) -> int:
 
 def _unknown(word: str, key: str, what: str) -> UsageError:
     known = [*COUNTS, *SWITCHES, "unfused", "recompute", *RECOMPUTE_NAMES]
-    name = re.sub(r"\d+$", "", key)
+    name = re.sub(r"[0-9]+$", "", key)
     close = difflib.get_close_matches(name, known, n=1)
     guess = f" did you mean {close[0]!r}?" if close and close[0] != name else ""
     return UsageError(f"a {what} cannot be read at {word!r};{guess} write e.g. {EXAMPLE}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEYS = ("mem", "gpus", "seq", "gbs")
 EXAMPLE = "mem=+8,gpus=128"
-_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<number>\d+(\.\d+)?)")
+_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(\.[0-9]+)?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

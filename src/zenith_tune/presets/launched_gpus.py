@@ -21,7 +21,7 @@ from zenith_tune.units import whole
 DEFAULT_HOSTFILE = "/job/hostfile"
 """Where DeepSpeed's launcher looks unless an option says otherwise."""
 WORLD_SIZE = "WORLD_SIZE"
-_YAML_PROCESSES = re.compile(r"^num_processes:\s*(\d{1,6})\s*$", re.MULTILINE)
+_YAML_PROCESSES = re.compile(r"^num_processes:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([A-Za-z-]+)[=\s]\s*(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")
 MAX_BYTES = 1 << 20

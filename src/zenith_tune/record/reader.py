@@ -21,7 +21,7 @@ from zenith_tune.study.files import Json, open_regular
 from zenith_tune.study.optuna_types import quiet_optuna
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.study import Study
-from zenith_tune.units import MIB
+from zenith_tune.units import MIB, is_digits
 
 if TYPE_CHECKING:
     import optuna
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FILE_NAME = "study.json"
 MAX_BYTES = 256 * MIB
+LEAST, MOST = 1e-100, 1e100
+"""The numbers of a study.json."""
 
 
 class ExportedStudy:
@@ -48,7 +50,8 @@ class ExportedStudy:
         """Return what the file holds."""
         try:
             with open_regular(Path(os.path.realpath(self.path))) as file:
-                content = json.loads(file.read(MAX_BYTES).decode("utf-8-sig"))
+                text = file.read(MAX_BYTES).decode("utf-8-sig")
+            content = json.loads(text, parse_float=self._number, parse_int=self._number)
         except OSError as error:
             raise UsageError(
                 f"study {str(self.path)!r} cannot be read ({error.strerror})", hint="check the path"
@@ -59,7 +62,17 @@ class ExportedStudy:
             raise UsageError(f"{self.path} must be what a study writes, but is not", hint="give another")
         return content
 
+    def _number(self, text: str) -> int | float:
+        """Return a number of the file; one whose square or quotient has no float is refused."""
+        value = float(text)
+        if value and not LEAST <= abs(value) <= MOST:
+            problem = f"numbers of {self.path} must be 0 or from {LEAST:g} to {MOST:g}, but one is {text[:40]}"
+            raise UsageError(problem, hint="something else has changed it; choose another study")
+        return int(text) if is_digits(text.removeprefix("-")) else value
+
     def _view(self, content: Json) -> StudyView:
+        if not isinstance(content.get("best_command"), str | None):
+            raise TypeError("best_command is no text")
         direction = Direction(content["direction"])
         header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
         trials = tuple(TrialView(trial=exported_trial(each)) for each in content["trials"])

@@ -65,7 +65,7 @@ class RestoredPreset:
         try:
             point = view.trial.params or self.preset.own_point(command)
             layout = self.preset.planned_layout(command, point) if point else None
-            if layout is None:
+            if layout is None or not _is_layout(layout):
                 return None
             broken = broken_rules(self.planner.model, self.planner.job, layout)
         except FROM_ANOTHER_RELEASE:
@@ -133,3 +133,11 @@ def _planner(preset: TuningPreset, command: str, folder: Path | None) -> Planner
         except UsageError:  # of another release, or cut off: the package's own will do
             calibration = None
     return Planner(subject.model, subject.cluster, subject.job, calibration)
+
+
+def _is_layout(layout: Layout) -> bool:
+    """Tell whether sizes are counts and the recomputation is a known one: a record may have been changed."""
+    from zenith_tune.layouts.layout import RECOMPUTE_NAMES
+
+    sizes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.vp, layout.micro_batch)
+    return min(sizes) > 0 and layout.recompute in RECOMPUTE_NAMES

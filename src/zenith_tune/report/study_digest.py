@@ -176,7 +176,7 @@ def _causes(failed: list[Json]) -> list[Json]:
     """Return what was said, one for all that say the same but for their numbers."""
     alike: dict[str, Json] = {}
     for trial in failed:
-        key = re.sub(r"\d+(\.\d+)?", "#", trial["cause"])
+        key = re.sub(r"[0-9]+(\.[0-9]+)?", "#", trial["cause"])
         alike.setdefault(key, {"text": trial["cause"], "numbers": []})["numbers"].append(trial["number"])
     return sorted(alike.values(), key=lambda cause: -len(cause["numbers"]))[:MAX_CAUSES]
 

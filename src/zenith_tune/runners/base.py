@@ -14,9 +14,11 @@ from typing import Any, TypeAlias, overload
 
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import Registry, construct
+from zenith_tune.runners.launch.log_limit import LogLimit
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
+from zenith_tune.units import whole
 
 OnState: TypeAlias = Callable[[str], None]
 """Called with what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
@@ -78,6 +80,7 @@ class Job(ABC):
         self.request = request
         self.files = TrialFolder(request.folder)
         self.log_path = self.files.log
+        self._log_limit = LogLimit(self.log_path)
         self.began: float | None = None
         """When the command began to run, by the monotonic clock; None while it waits for its machine."""
         self._result: JobResult | None = None
@@ -110,6 +113,8 @@ class Job(ABC):
             self._finish(result)
         elif self._result is None and time.monotonic() >= self._deadline():
             self._finish(self.kill(End.TIMED_OUT))
+        elif self._result is None:
+            self._log_limit.keep()
         return self._result
 
     @overload
@@ -154,6 +159,7 @@ class Job(ABC):
 
     def _finish(self, result: JobResult) -> None:
         self._result = result
+        self._log_limit.keep()
         self.runner.count_jobs(-1)
 
 
@@ -325,6 +331,6 @@ def parallel_trials(text: str) -> int | None:
     """
     if text == "auto":
         return None
-    if not text.isdecimal() or not 0 < int(text[:6]) <= MAX_PARALLEL:
+    if not 0 < (whole(text) or 0) <= MAX_PARALLEL:
         raise UsageError(f"--parallel must be auto or a number from 1 to {MAX_PARALLEL}, but got {text!r}")
     return int(text)

@@ -19,7 +19,7 @@ from zenith_tune.study.files import write_atomically
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 CSRF_HEADER = "X-Zenithtune-Csrf"
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
 class Access:

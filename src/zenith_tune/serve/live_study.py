@@ -162,7 +162,7 @@ class ChangeLog:
         }
 
     def _number_of(self, marker: str | None) -> int:
-        match = re.fullmatch(r"([0-9a-f]{8})-(\d{1,12})", marker or "")
+        match = re.fullmatch(r"([0-9a-f]{8})-([0-9]{1,12})", marker or "")
         return int(match[2]) if match and match[1] == self._epoch and int(match[2]) <= self._number else 0
 
 

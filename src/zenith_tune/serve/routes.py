@@ -88,8 +88,8 @@ def log_piece(each: TrialView, start: int) -> LogPiece:
 
 
 MAX_ARGUMENTS = 20
-_LOG = re.compile(r"/trial/(\d{1,9})/log")
-_CANCEL = re.compile(r"/trial/(\d{1,9})/cancel")
+_LOG = re.compile(r"/trial/([0-9]{1,9})/log")
+_CANCEL = re.compile(r"/trial/([0-9]{1,9})/cancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class Routes:
         each = next((each for each in study.view().trials if each.number == number), None)
         if each is None:
             return Answer.line(404, f"study {study.name!r} has no trial {number}")
-        piece = log_piece(each, int(start) if start and re.fullmatch(r"\d{1,15}", start) else 0)
+        piece = log_piece(each, int(start) if start and re.fullmatch(r"[0-9]{1,15}", start) else 0)
         headers = {"X-Log-Next": str(piece.next_byte), "X-Log-Size": str(piece.size_bytes)}
         return Answer(body=piece.text.encode(), kind=TEXT, headers=headers)
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
+from zenith_tune.units import is_digits
 
 # The tokens are named tuples: a command is read in tens of microseconds, and frozen dataclasses would double that.
 
@@ -71,8 +72,8 @@ Token = Word | Redirection | Operator
 
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
-_REDIRECTION = re.compile(r"(?:\d+|\{[A-Za-z_]\w*\})?(&>>|&>|<<-|<<<|<<|<>|<&|>&|>>|>\||[<>](?!\())")
-_DESCRIPTOR = re.compile(r"\d+-?|-")
+_REDIRECTION = re.compile(r"(?:[0-9]+|\{[A-Za-z_]\w*\})?(&>>|&>|<<-|<<<|<<|<>|<&|>&|>>|>\||[<>](?!\())")
+_DESCRIPTOR = re.compile(r"[0-9]+-?|-")
 _OPERATOR = re.compile(r";;&|;;|;&|&&|&|\|\||\|&|[|;()\n]")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+(?=[ \t\n;|&<>)]|\Z)")
 _ORDINARY = re.compile(r"[^ \t\n'\"\\$`*?\[~<>|&;()]+")
@@ -121,7 +122,7 @@ class _Lexer:
             return None
         if word := _PLAIN_WORD.match(text, start):
             # Digits that touch a redirection are its file descriptor, not a word.
-            if text[word.end() : word.end() + 1] not in ("<", ">") or not word.group().isdigit():
+            if text[word.end() : word.end() + 1] not in ("<", ">") or not is_digits(word.group()):
                 return self._plain_word(word)
         elif comment := _COMMENT.match(text, start):
             self.at = comment.end()
@@ -318,7 +319,7 @@ class _Lexer:
 def _ansi_value(escape: str) -> str | None:
     """Return the character of an escape in `$'..'`, or None for a byte or control that is left to the shell."""
     if escape[0] in "xuU01234567":
-        code = int(escape, 8) if escape[0].isdigit() else int(escape[1:] or "0", 16)
+        code = int(escape, 8) if is_digits(escape[0]) else int(escape[1:] or "0", 16)
         is_letter = escape[0] in "uU" or code < 0x80
         return chr(code) if is_letter and 0 < code < 0x110000 and len(escape) > (escape[0] in "xuU") else None
     if escape[0] == "c":

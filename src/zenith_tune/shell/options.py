@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zenith_tune.shell.lexer import Part, Quote, Word
 
 _OPTION = re.compile(r"--([A-Za-z0-9][\w.-]*)(=)?", re.ASCII)
-_NEGATIVE_NUMBER = re.compile(r"-\.?\d")
+_NEGATIVE_NUMBER = re.compile(r"-\.?[0-9]")
 
 
 class OptionWord(NamedTuple):

@@ -25,6 +25,7 @@ from zenith_tune.shell.secret_names import (
     shaped_secrets,
 )
 from zenith_tune.study.files import open_regular
+from zenith_tune.units import is_digits
 
 __all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file", "secrets_of_environment"]
 
@@ -47,7 +48,7 @@ _NOT_A_SECRET = frozenset(("true", "false", "yes", "no", "on", "off", "none", "n
 _KINDS_OF_AUTH = frozenset(("basic", "bearer", "digest", "kerberos", "ldap", "oauth", "oauth2", "token"))
 _USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
 _FOLDER = re.compile(r"[/~.].*")
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
 _MIN_LITERAL_CHARS = 6
 _INHERITED = re.compile(r"(?![/~.])(?=.*[0-9])(?=.*[A-Za-z])\S{8,}")
 """No path and no plain word: those stand in commands and logs for other reasons, too."""
@@ -157,7 +158,7 @@ def _in_flags(before: Sequence[Word], word: Word, following: Word | None) -> Ite
     if account := _ACCOUNT.fullmatch(word.value):
         given = account[1] or (following.value if following else "")
         parts = _USER_AND_SECRET.fullmatch(given)
-        if parts and not parts[1].isdecimal() and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
+        if parts and not is_digits(parts[1]) and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
             yield parts[1]
     if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before[-4:]):
         given = word.value[2:] or (following.value if following else "")

@@ -5,6 +5,7 @@ import pytest
 from tests.presets.torchtitan.jobs import FIRST_STEP, READY, READY_IN_TOKENS, VALIDATION, log, steps
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.presets.torchtitan.evaluator import GIB, TorchTitanEvaluator, read_lines
+from zenith_tune.presets.torchtitan.live import TitanRun
 from zenith_tune.testing import EvaluatorContract
 
 RUN = [READY.format(gbs=16, seq=2048), *steps(100, 8000, 8100, 8200)]
@@ -80,3 +81,9 @@ def test_half_a_line_is_no_progress_yet() -> None:
 def test_retries_of_the_allocator_are_told() -> None:
     text = log(*RUN) + log("3 CUDA memory allocation retries.")
     assert TorchTitanEvaluator().measure(text, {}).extra["allocation_retries"] == 3
+
+
+@pytest.mark.timeout(120)
+def test_a_run_of_many_digits_is_read_in_no_time() -> None:
+    # Under a search that begins anew at each digit this takes minutes.
+    assert TitanRun.read("9" * 400_000 + " tokens per train step").step_tokens is None

@@ -35,10 +35,10 @@ from zenith_tune.errors import UsageError
 SHARDING_TYPE = "param_state_sharding_type"
 MODEL_SPACE = ("fully_reshardable", "fully_sharded_model_space")
 BUCKETS = "dp_reshardable"
-_TENSOR = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+?)\.(.+)", re.DOTALL)
+_TENSOR = re.compile(r"(?:chained_[0-9]+\.)?optimizer\.state\.(\w+?)\.(.+)", re.DOTALL)
 _BUCKET = re.compile(
-    r"(?:chained_(\d)\.)?optimizer\.distributed\.dp_group_idx_(\d{1,6})\.gbuf_idx_(\d{1,4})\.dtype_.*"
-    r"\.bucket_idx_(\d{1,6})\.(\w+)"
+    r"(?:chained_([0-9])\.)?optimizer\.distributed\.dp_group_idx_([0-9]{1,6})\.gbuf_idx_([0-9]{1,4})\.dtype_.*"
+    r"\.bucket_idx_([0-9]{1,6})\.(\w+)"
 )
 _OBJECT = "{}optimizer.distributed.dp_group_idx_0.{}/shard_0_1"
 

@@ -28,10 +28,12 @@ COMMON = "common.pt"
 MAX_METADATA_BYTES = 2**30
 MAX_STACKED = 10**6
 """More layers times experts than any model has."""
-NO_WEIGHTS = re.compile(r"(chained_\d+\.)?(optimizer|opt_param_scheduler|rng_state|rerun_state_machine)\b.*", re.DOTALL)
-_STACKED_LAYERS = re.compile(r"(.*?\blayers\.)(?!\d)(.*)", re.DOTALL)
-_STACKED_EXPERTS = re.compile(r"(.*\.experts\.)experts\.(?!\d)(.*)", re.DOTALL)
-_ONE_EXPERT = re.compile(r"(.*\.experts\.)experts\.(\d+\..*)", re.DOTALL)
+NO_WEIGHTS = re.compile(
+    r"(chained_[0-9]+\.)?(optimizer|opt_param_scheduler|rng_state|rerun_state_machine)\b.*", re.DOTALL
+)
+_STACKED_LAYERS = re.compile(r"(.*?\blayers\.)(?![0-9])(.*)", re.DOTALL)
+_STACKED_EXPERTS = re.compile(r"(.*\.experts\.)experts\.(?![0-9])(.*)", re.DOTALL)
+_ONE_EXPERT = re.compile(r"(.*\.experts\.)experts\.([0-9]+\..*)", re.DOTALL)
 _HALVES = ("_w", "_v")
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 
@@ -274,7 +276,7 @@ def _as_built(tensor: StoredTensor, args: dict[str, Any]) -> tuple[str, StoredTe
         name = re.sub(r"\bself_attention\.linear_qkv\.layer_norm_", "input_layernorm.", name)
         name = re.sub(r"\bmlp\.linear_fc1\.layer_norm_", "pre_mlp_layernorm.", name)
     if args.get("moe_grouped_gemm"):
-        name = re.sub(r"\blocal_experts\.(\d+)\.(linear_fc[12]\.(?:weight|bias))", r"\2\1", name)
+        name = re.sub(r"\blocal_experts\.([0-9]+)\.(linear_fc[12]\.(?:weight|bias))", r"\2\1", name)
     return name, replace(tensor, name=name, key_parts=(name.count(".") + 1,))
 
 

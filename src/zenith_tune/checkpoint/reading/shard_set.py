@@ -15,7 +15,7 @@ from zenith_tune.checkpoint.tensor_view import ShardContent, StoredTensor, descr
 from zenith_tune.errors import UsageError
 
 TORCH_DIST = "torch_dist"
-EXTRA_STATE = re.compile(r"(?:.*\.)?_extra_state\d*", re.DOTALL)
+EXTRA_STATE = re.compile(r"(?:.*\.)?_extra_state[0-9]*", re.DOTALL)
 Contents = dict[tuple[int, int], ShardContent]
 
 

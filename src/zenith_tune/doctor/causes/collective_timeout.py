@@ -15,9 +15,11 @@ from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
 from zenith_tune.evaluators.failures.rank_errors import line_at, occurrences, split_prefix
 
 NEEDLES = ("caught collective operation timeout", "Timed out waiting ", "Timed out after ")
-_WORK = re.compile(r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w{1,40})")
-_LIMIT = re.compile(r"Timeout\(ms\)=(\d{1,12})|Timed out waiting (\d{1,12}) ?ms|Timed out after (\d{1,9}) seconds")
-_RANK = re.compile(r"\bRank (\d{1,6})\]")
+_WORK = re.compile(r"WorkNCCL\(SeqNum=([0-9]{1,12}), OpType=(\w{1,40})")
+_LIMIT = re.compile(
+    r"Timeout\(ms\)=([0-9]{1,12})|Timed out waiting ([0-9]{1,12}) ?ms|Timed out after ([0-9]{1,9}) seconds"
+)
+_RANK = re.compile(r"\bRank ([0-9]{1,6})\]")
 _FEW = 4
 """Silent ranks that are still named one by one."""
 

@@ -61,10 +61,10 @@ _HARDWARE_ACTIONS = (
 )
 _ENDS = ("CANCELLED AT ", "DUE TO TIME LIMIT", "Process got signal: 15")
 _REPORT = "ChildFailedError"
-_UNALLOCATED = re.compile(r"([\d.]{1,12}) ?([KMG]i?B) is reserved by PyTorch but unallocated")
+_UNALLOCATED = re.compile(r"([0-9.]{1,12}) ?([KMG]i?B) is reserved by PyTorch but unallocated")
 _UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
-_RANK = re.compile(r"^rank (\d{1,6}): ")
-_DEVICE = re.compile(r"\bGPU (\d{1,3})\b")
+_RANK = re.compile(r"^rank ([0-9]{1,6}): ")
+_DEVICE = re.compile(r"\bGPU ([0-9]{1,3})\b")
 LEAST_IN_PIECES = 0.05
 """Of a GPU's memory: what is reserved and unallocated above it is worth an allocator that joins pieces."""
 

@@ -15,8 +15,8 @@ _CHECKS = ("found NaN in ", "found Inf in ", "message='loss is NaN", "Unexpected
 _WORDED = re.compile(
     r"^\w[\w.]{0,120}(?:Error|Exception): [^\n]{0,200}?\b(?:nan|non-finite|not finite)\b", re.IGNORECASE
 )
-_RANK = re.compile(r"\b[Rr]ank (\d{1,6})\b")
-_ITERATION = re.compile(r"iteration #(\d{1,12})")
+_RANK = re.compile(r"\b[Rr]ank ([0-9]{1,6})\b")
+_ITERATION = re.compile(r"iteration #([0-9]{1,12})")
 ACTIONS = (
     "resume from the last checkpoint before it with a lower learning rate, a longer warm-up or --clip-grad 1.0",
     "where it comes back at the same iteration, look at the data of that iteration (--iterations-to-skip omits it)",

@@ -28,15 +28,16 @@ from zenith_tune.evaluators.steady import long_run, num_warm_up
 _DICT = re.compile(r"\{'(?:loss|train_runtime|train_loss)': [^{}\r\n]{1,2000}\}")
 _PAIR = re.compile(r"'(\w{1,60})': '?([^',}]{1,40})'?")
 _BAR = re.compile(
-    r"\| {0,4}(\d{1,9})/(\d{1,9}) \[(?:(\d{1,4}):)?(\d{1,2}):(\d{2})<[^\]\r\n]{1,30}, {1,4}([\d.]{1,12})(s/it|it/s)"
+    r"\| {0,4}([0-9]{1,9})/([0-9]{1,9}) \[(?:([0-9]{1,4}):)?([0-9]{1,2}):([0-9]{2})<"
+    r"[^\]\r\n]{1,30}, {1,4}([0-9.]{1,12})(s/it|it/s)"
 )
 _TITAN = re.compile(
-    r"step: {1,8}(?P<step>\d{1,9}) {1,8}loss: {1,8}(?P<loss>\S{1,20})"
-    r"(?: {1,8}grad_norm: {1,8}(?P<norm>\S{1,20}))?[^\r\n]{0,80}?memory: {1,8}(?P<memory>[\d.]{1,9})GiB"
-    r"\([\d.]{1,9}%\) {1,8}tps: {1,8}[\d,]{1,15}(?: {1,8}tflops: {1,8}[\d,.]{1,15} {1,8}mfu: {1,8}[\d.]{1,9}%)?"
+    r"step: {1,8}(?P<step>[0-9]{1,9}) {1,8}loss: {1,8}(?P<loss>\S{1,20})"
+    r"(?: {1,8}grad_norm: {1,8}(?P<norm>\S{1,20}))?[^\r\n]{0,80}?memory: {1,8}(?P<memory>[0-9.]{1,9})GiB"
+    r"\([0-9.]{1,9}%\) {1,8}tps: {1,8}[0-9,]{1,15}(?: {1,8}tflops: {1,8}[0-9,.]{1,15} {1,8}mfu: {1,8}[0-9.]{1,9}%)?"
 )
-_BRIDGE = re.compile(r"Step Time : ([\d.]{1,12})s GPU utilization: ([\d.]{1,12})MODEL_TFLOP/s/GPU")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
+_BRIDGE = re.compile(r"Step Time : ([0-9.]{1,12})s GPU utilization: ([0-9.]{1,12})MODEL_TFLOP/s/GPU")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}[,.][0-9]{3}")
 _BEFORE = 120
 """Characters before a step in which its clock stands."""
 _CLOCK = "%Y-%m-%d %H:%M:%S.%f"

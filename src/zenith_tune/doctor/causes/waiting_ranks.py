@@ -23,8 +23,8 @@ LEAST_BEHIND = 0.2
 LEAST_WAIT = 0.1
 """Of an iteration: what waits for data for less is not named."""
 _MARK = "MxRtt/Rnk: "
-_FIELD = re.compile(r"\b(M[nx][A-Za-z]{3,4})/Rnk: ([\d.]{1,14})[A-Za-z%]{0,4}/(\d{1,6})")
-_TIMER = re.compile(r"batch-generator \.{1,60}: (?:\(([\d.]{1,14}), ([\d.]{1,14})\)|([\d.]{1,14}))")
+_FIELD = re.compile(r"\b(M[nx][A-Za-z]{3,4})/Rnk: ([0-9.]{1,14})[A-Za-z%]{0,4}/([0-9]{1,6})")
+_TIMER = re.compile(r"batch-generator \.{1,60}: (?:\(([0-9.]{1,14}), ([0-9.]{1,14})\)|([0-9.]{1,14}))")
 _DATA_ACTIONS = (
     "give the loader more processes (--num-workers), pinned memory and more to prefetch",
     "put the data on local disks or in memory, and tokenise it before the training",

@@ -82,7 +82,7 @@ _DEVICE_MEMORY = (
         "out of memory",
         re.compile(
             rf"Error: {_DEVICE} out of memory|{_DEVICE} out of memory\. Tried to allocate"
-            rf"|{_DEVICE}(?: driver)? error: out of memory|[Cc]uda failure[ \d]{{0,6}}'out of memory'"
+            rf"|{_DEVICE}(?: driver)? error: out of memory|[Cc]uda failure[ 0-9]{{0,6}}'out of memory'"
         ),
     ),
     *map(_Sign.plain, ("BLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "Failed to CUDA calloc")),
@@ -122,22 +122,26 @@ _COMMUNICATION = tuple(
 _SHELL_NOT_FOUND = (
     _Sign(
         "command not found",
-        re.compile(r"^(?:\S{0,80}sh|\S{0,200}\.sh): (?:line \d{1,6}: )?\S{1,200}: command not found$"),
+        re.compile(r"^(?:\S{0,80}sh|\S{0,200}\.sh): (?:line [0-9]{1,6}: )?\S{1,200}: command not found$"),
     ),
-    _Sign("not found", re.compile(r"^\S{0,80}sh: \d{1,6}: \S{1,200}: not found$")),
+    _Sign("not found", re.compile(r"^\S{0,80}sh: [0-9]{1,6}: \S{1,200}: not found$")),
     _Sign("can't open file ", re.compile(r"^\S{0,80}python\S{0,12}: can't open file ")),
     _Sign(
-        "No such file", re.compile(r"^(?:\S{0,80}sh|\S{0,200}\.sh): (?:line \d{1,6}: )?\S{1,200}: No such file or dir")
+        "No such file",
+        re.compile(r"^(?:\S{0,80}sh|\S{0,200}\.sh): (?:line [0-9]{1,6}: )?\S{1,200}: No such file or dir"),
     ),
 )
-_SHELL_KILLED = (_Sign("Killed", re.compile(r"^(?:\S{1,200}: line \d{1,6}: {1,8}\d{1,9} )?Killed(?: |$)")),)
+_SHELL_KILLED = (_Sign("Killed", re.compile(r"^(?:\S{1,200}: line [0-9]{1,6}: {1,8}[0-9]{1,9} )?Killed(?: |$)")),)
 _FAULTS = (
     _Sign.plain("Fatal Python error: "),
     _Sign(
         "(core dumped)",
-        re.compile(r"(?:^|: |\d )(?:Segmentation fault|Aborted|Bus error|\w[\w ]{1,40}) {0,8}\(core dumped\)"),
+        re.compile(r"(?:^|: |[0-9] )(?:Segmentation fault|Aborted|Bus error|\w[\w ]{1,40}) {0,8}\(core dumped\)"),
     ),
-    _Sign("Segmentation fault", re.compile(r"^(?:\S{1,200}: line \d{1,6}: {1,8}\d{1,9} )?Segmentation fault(?: |$)")),
+    _Sign(
+        "Segmentation fault",
+        re.compile(r"^(?:\S{1,200}: line [0-9]{1,6}: {1,8}[0-9]{1,9} )?Segmentation fault(?: |$)"),
+    ),
 )
 _ARGUMENT_WORDS = re.compile(
     r"divisible|divide|must |should |support|incompatible|compatible|requires?\b|required|world[ _]?size|remaining_argv"
@@ -151,10 +155,15 @@ _CONFIGURATION_TYPES = frozenset(
 )
 
 _ROOT_CAUSE = "Root Cause (first observed failure)"
-_REPORTED = {"time": r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", "rank": r"\d{1,6}", "exitcode": r"-?\d{1,4}"}
+_REPORTED = {
+    "time": r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}:[0-9]{2}:[0-9]{2}",
+    "rank": r"[0-9]{1,6}",
+    "exitcode": r"-?[0-9]{1,4}",
+}
 _INFORMATIVE = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
 _REPORT_LINE = re.compile(
-    r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[\d+\]:|<NO_OTHER|Root Cause|Failures:)"
+    r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[[0-9]+\]:|<NO_OTHER"
+    r"|Root Cause|Failures:)"
 )
 _SOURCE_INDENT = "    "
 _TAIL_CHARACTERS = 64 * 1024
@@ -297,7 +306,7 @@ def _root_cause(log: str) -> _RootCause | None:
     if reports:
         return min(reports, key=lambda report: report.time)
     for start in occurrences(log, "failed (exitcode: "):
-        if code := re.search(r"failed \(exitcode: (-?\d{1,4})\)", line_at(log, start)):
+        if code := re.search(r"failed \(exitcode: (-?[0-9]{1,4})\)", line_at(log, start)):
             return _RootCause(rank=None, exit_code=int(code[1]))
     return _RootCause(rank=None, exit_code=-9) if "Signal 9 (SIGKILL)" in log else None
 
@@ -334,7 +343,7 @@ def _last_informative_line(log: str) -> str:
     return (informative or lines)[-1]
 
 
-_SIZE = r"([\d.]{1,12}) ?([KMGT]i?B|bytes)"
+_SIZE = r"([0-9.]{1,12}) ?([KMGT]i?B|bytes)"
 _TRIED = re.compile(rf"Tried to allocate {_SIZE}", re.IGNORECASE)
 # PyTorch 2.1 spells it "capacty"; releases before put the figure first.
 _CAPACITY = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity", re.IGNORECASE)
@@ -432,7 +441,7 @@ def _comparable_cause(trial: Trial) -> str | None:
     """Return a cause as others are compared with it: ranks, ports and addresses of one broken network differ."""
     if trial.cause is None or trial.failure != FailureKind.COMMUNICATION:
         return trial.cause
-    return re.sub(r"^rank \d+: |0x[0-9a-fA-F]+|\d+", "#", trial.cause)
+    return re.sub(r"^rank [0-9]+: |0x[0-9a-fA-F]+|[0-9]+", "#", trial.cause)
 
 
 def _is_no_fault_of_its_layout(trial: Trial) -> bool:

@@ -17,22 +17,23 @@ TRACEBACK = "Traceback (most recent call last)"
 _MAX_LINE = 4096
 _MAX_WALKED_LINES = 100_000
 _MAX_CANDIDATES = 5_000
-_VALIDATION = re.compile(r"\d{1,4} validation errors? for \w")
+_VALIDATION = re.compile(r"[0-9]{1,4} validation errors? for \w")
 _MAX_MARKS = 8
 
 # What launchers put before a line: [rank3]:, [default3]:, 3:, [1,3]<stderr>:, (Worker pid=9), a date, or the name of a
 # host, which has a digit and no capital, so that neither an exception nor a program's own word is taken for one. Source
 # lines are indented and so never look like it; srun pads its numbers, but with fewer blanks.
 _PREFIX = re.compile(
-    r"(?:\[[^\[\]]{1,60}\]:?|<std(?:out|err)>:?|\([^()]{1,60}\)|\d{1,6}:|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,12}"
-    r"|(?P<host>(?=[a-z.-]{0,62}\d)[a-z0-9][a-z0-9.-]{0,62}):(?= (?!error: ))) ?"
+    r"(?:\[[^\[\]]{1,60}\]:?|<std(?:out|err)>:?|\([^()]{1,60}\)|[0-9]{1,6}:"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}\S{0,12}"
+    r"|(?P<host>(?=[a-z.-]{0,62}[0-9])[a-z0-9][a-z0-9.-]{0,62}):(?= (?!error: ))) ?"
 )
-_PADDED = re.compile(r" {1,5}(?=\d{1,6}: )")
+_PADDED = re.compile(r" {1,5}(?=[0-9]{1,6}: )")
 _RANKS = (
-    re.compile(r"rank[: ]{0,2}(\d{1,6})", re.I),
-    re.compile(r"^\[[A-Za-z_]{0,20}(\d{1,6})\]:"),
-    re.compile(r"^\[\d{1,6},(\d{1,6})\]"),
-    re.compile(r"^(\d{1,6}):"),
+    re.compile(r"rank[: ]{0,2}([0-9]{1,6})", re.I),
+    re.compile(r"^\[[A-Za-z_]{0,20}([0-9]{1,6})\]:"),
+    re.compile(r"^\[[0-9]{1,6},([0-9]{1,6})\]"),
+    re.compile(r"^([0-9]{1,6}):"),
 )
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{1,160})(?::(?: |$)(.*)|$)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")

@@ -24,6 +24,7 @@ from zenith_tune.presets.launched_gpus import machine_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
+from zenith_tune.units import whole
 
 MBS_OPTIONS = ("--per_device_train_batch_size", "--micro_batch_size", "--batch_size")
 """What scripts call the batch size of their dataloader."""
@@ -272,7 +273,7 @@ def _accumulation(
         if found is not None:
             return found
     variable = ({} if line.needs_shell else line.assignments()).get(ACCUMULATION_VARIABLE, "")
-    return line.count(gas_option) or (int(variable) if variable.isdecimal() and int(variable) else 1)
+    return line.count(gas_option) or whole(variable) or 1
 
 
 def _micro_batch(line: ParsedCommand, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.study.files import open_regular
+from zenith_tune.units import whole
 
 Yaml = dict[str, Any]
 
@@ -165,7 +166,7 @@ class AccelerateSettings:
     def whole(self, key: str) -> int | None:
         """Return a whole number from 1, or None where there is none; anything else is an error."""
         value = self.get(key)
-        if isinstance(value, str) and value.isdecimal():
+        if isinstance(value, str) and whole(value) is not None:
             value = int(value)
         if value is None or value == "auto" or (key == "num_processes" and value == -1):
             return None

@@ -27,24 +27,24 @@ from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import GIB, count
 
-_NUMBER = r"[-+\d.einfa]{1,40}"
+_NUMBER = r"[-+0-9.einfa]{1,40}"
 _SPEED = re.compile(
-    r"(?:global_step=|\b\d{1,9}/)(\d{1,12}), (?:RunningAvgSamplesPerSec=" + _NUMBER + r", Curr)?SamplesPerSec="
+    r"(?:global_step=|\b[0-9]{1,9}/)([0-9]{1,12}), (?:RunningAvgSamplesPerSec=" + _NUMBER + r", Curr)?SamplesPerSec="
     rf"({_NUMBER})"
 )
 _TIMERS = re.compile(
     rf"time \(ms\) \| (?:fwd|forward): ({_NUMBER}) \| (?:bwd|backward): ({_NUMBER})(?: \| [^\r\n]{{0,300}}?)??"
     rf" \| step: ({_NUMBER})"
 )
-_MEMORY = re.compile(r"(?:MaxMemAllocated=|max_mem_allocated: |Max_MA )(\d{1,9}(?:\.\d{1,9})?) ?GB")
-_SKIPPED = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12}),")
-_RANKS = re.compile(r"\bworld_size \.{3,} (\d{1,7})\b")
-_BATCH = re.compile(r"(?<![\w-])train_batch_size \.{3,} (\d{1,9})\b")
+_MEMORY = re.compile(r"(?:MaxMemAllocated=|max_mem_allocated: |Max_MA )([0-9]{1,9}(?:\.[0-9]{1,9})?) ?GB")
+_SKIPPED = re.compile(r"\bstep=([0-9]{1,12}), skipped=([0-9]{1,12}),")
+_RANKS = re.compile(r"\bworld_size \.{3,} ([0-9]{1,7})\b")
+_BATCH = re.compile(r"(?<![\w-])train_batch_size \.{3,} ([0-9]{1,9})\b")
 _TOTAL = re.compile(rf"train_samples_per_second['\"]?\s{{0,20}}[:=]\s{{0,20}}['\"]?({_NUMBER})")
 _LOSS = re.compile(r"['\"]loss['\"]: ?['\"]?([-+]?(?:nan|inf)\b)", re.IGNORECASE)
 _BAR = re.compile(
-    r"\b(\d{1,9})/(\d{1,9}) \[(?:(\d{1,4}):)?(\d{1,2}):(\d{2})<[^,\]\r\n]{1,20}, {1,4}"
-    r"(\d{1,9}(?:\.\d{1,4})?)(it/s|s/it)"
+    r"\b([0-9]{1,9})/([0-9]{1,9}) \[(?:([0-9]{1,4}):)?([0-9]{1,2}):([0-9]{2})<[^,\]\r\n]{1,20}, {1,4}"
+    r"([0-9]{1,9}(?:\.[0-9]{1,4})?)(it/s|s/it)"
 )
 
 

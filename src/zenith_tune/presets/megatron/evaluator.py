@@ -28,13 +28,14 @@ from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_lines
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Direction, Value
+from zenith_tune.units import is_digits
 
 SEQUENCE_OPTIONS = ("--seq-length", "--max-length")
 """How Megatron-LM and ms-swift spell the sequence length."""
 
 _DUMPED = (
-    re.compile(r"(?<![\w.])seq_length \.{1,120} (\d{1,9})(?!\w)"),
-    re.compile(r"(?<![\w.])max_length(?: \.{1,120} |=)(\d{1,9})(?!\w)"),
+    re.compile(r"(?<![\w.])seq_length \.{1,120} ([0-9]{1,9})(?!\w)"),
+    re.compile(r"(?<![\w.])max_length(?: \.{1,120} |=)([0-9]{1,9})(?!\w)"),
 )
 
 
@@ -63,7 +64,7 @@ def sequence_in_log(log: str) -> int | None:
 
 
 def _length(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() and len(text) < 10 and int(text) > 0 else None
+    return int(text) if text and is_digits(text) and len(text) < 10 and int(text) > 0 else None
 
 
 _BARE = re.compile(rf"^[ \t]*{re.escape(TFLOPS)}:[ \t]*([-+\w.]{{1,30}})[ \t]*$", re.MULTILINE)

@@ -24,6 +24,7 @@ from zenith_tune.presets.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import whole
 
 RENAMED = {
     "--save-interval": "--save-steps",
@@ -141,7 +142,7 @@ def megatron_subject(
 def batch_notes(command: str, gbs: int) -> list[str]:
     """Return a line where the command itself says another batch: its gain would compare two different jobs."""
     said = ParsedCommand.of(command).get("--global-batch-size")
-    if said is None or not said.isdecimal() or int(said) == gbs:
+    if said is None or whole(said) is None or int(said) == gbs:
         return []
     return [f"your own command has a global batch of {said} and the trials of {gbs}: the gain compares both"]
 

@@ -30,9 +30,9 @@ from zenith_tune.evaluators.iterations import IterationLine, first_flaw, gib_to_
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.trial_log import TrialLog
 
-_KEY = re.compile(r"""iteration['"]: ?['"](\d{1,12})/\d{1,12}['"]""")
+_KEY = re.compile(r"""iteration['"]: ?['"]([0-9]{1,12})/[0-9]{1,12}['"]""")
 _FIELD = re.compile(r"""['"]([^'"]{1,80})['"]: ?(?:['"]([^'"]{0,120})['"]|([^,{}'"\s]{1,40}))""")
-_CLOCK = re.compile(r"(?:(\d{1,4})d )?(?:(\d{1,2})h )?(?:(\d{1,2})m )?(\d{1,2})s")
+_CLOCK = re.compile(r"(?:([0-9]{1,4})d )?(?:([0-9]{1,2})h )?(?:([0-9]{1,2})m )?([0-9]{1,2})s")
 _REACH = 8 * 1024
 
 
@@ -118,7 +118,7 @@ OUTPUT_OPTIONS = ("--output-dir", "--save")
 """How ms-swift 4 and 3 spell the folder."""
 
 _SAID = re.compile(r"(?:logging_path|logging file will be saved in): (\S[^\r\n]{0,1000}?logging\.jsonl)")
-_VERSION = re.compile(r"v\d{1,6}-")
+_VERSION = re.compile(r"v[0-9]{1,6}-")
 _MOVES = re.compile(r"(?:^|[\s;&|(])(?:cd|pushd)\s")
 _MAX_ENTRIES = 10_000
 

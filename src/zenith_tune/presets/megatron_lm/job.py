@@ -357,7 +357,7 @@ def _num_stages(layout: str) -> int:
     32
     """
     ends = layout.count("|") + 1
-    for match in re.finditer(r"(?:\(([^)]+)\)|(\|))\*(\d+)", layout):
+    for match in re.finditer(r"(?:\(([^)]+)\)|(\|))\*([0-9]+)", layout):
         times = whole(match[3])
         ends += (match[1] or match[2]).count("|") * ((MAX_STAGES + 1 if times is None else times) - 1)
     return at_most("the stages in --pipeline-model-parallel-layout", ends, MAX_STAGES)

@@ -11,6 +11,7 @@ from zenith_tune.planner.mimo.candidate import MAX_TP, MimoCandidate, micro_batc
 from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction, peak_memory_bytes, plan_mimo, predict
 from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
+from zenith_tune.units import is_digits
 
 PRESET = "preset mimo"
 MOST_RANKS = 4096
@@ -58,7 +59,7 @@ def checked_ranks(num_ranks: int) -> int:
 def read_counts(name: str, text: str, separator: str) -> tuple[int, ...]:
     """Return the numbers of an option such as 2,1,3,0."""
     parts = text.split(separator)
-    if not all(part.isascii() and part.isdecimal() and len(part) < 7 for part in parts):
+    if not all(is_digits(part) and len(part) < 7 for part in parts):
         example = separator.join("2130")
         raise UsageError(f"{name} takes counts such as {example}, but got {text!r}", hint="correct it")
     return tuple(int(part) for part in parts)

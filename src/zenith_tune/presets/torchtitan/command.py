@@ -20,7 +20,7 @@ PRESET = "preset torchtitan"
 FILE_OPTION = "job.config_file"
 _SUBCOMMAND = re.compile(r"activation[-_]checkpoint:([a-z-]+)")
 _TRIED = "training.steps"
-_NUMBER = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 
 Settings = dict[str, Any]
 """By section and key, such as training.seq_len."""

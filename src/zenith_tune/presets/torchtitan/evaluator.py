@@ -26,12 +26,12 @@ OBJECTIVES = {
     "step_time": Direction.MINIMIZE,
 }
 GIB = 1 << 30
-_NUM = r"(-?[\d,.]{1,30}|nan|-?inf)"
+_NUM = r"(-?[0-9,.]{1,30}|nan|-?inf)"
 _LINE = re.compile(
-    rf"(?<!validate )\bstep: {{1,9}}(\d{{1,12}}) {{1,9}}loss: {{1,9}}{_NUM} .{{0,80}}?memory: {{1,9}}{_NUM}GiB"
+    rf"(?<!validate )\bstep: {{1,9}}([0-9]{{1,12}}) {{1,9}}loss: {{1,9}}{_NUM} .{{0,80}}?memory: {{1,9}}{_NUM}GiB"
     rf".{{0,20}}? {{1,9}}tps: {_NUM}(?: {{1,9}}tflops: {_NUM})?"
 )
-_RETRIES = re.compile(r"(\d{1,9}) [A-Z]+ memory allocation retries")
+_RETRIES = re.compile(r"([0-9]{1,9}) [A-Z]+ memory allocation retries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

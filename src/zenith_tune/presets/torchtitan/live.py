@@ -13,15 +13,18 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.torchtitan.command import Settings, flat
 from zenith_tune.presets.torchtitan.dialect import AC_MODE
 
-RANK = re.compile(r"\[[A-Za-z_]*(\d{1,6})\]:")
+RANK = re.compile(r"\[[A-Za-z_]*([0-9]{1,6})\]:")
 """What torchrun puts in front of the lines of a rank."""
-COLOUR = re.compile(r"\x1b\[[\d;]*m")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SETTINGS = re.compile(r"Running with configs: (?=\{)")
 _MODEL_ARGS = re.compile(r"Building (\S+) (\S+?) ?with (?=\{)")
-_PARAMS = re.compile(r"Model (\S+) (\S+) size: ([\d,]+) total parameters")
-_SAMPLES = re.compile(r"global batch size (\d+), gradient accumulation steps (\d+), sequence length (\d+)")
-_TOKENS = re.compile(r"(\d+) tokens per train step, gradient accumulation steps (\d+), maximum context length (\d+)")
-_GPU = re.compile(r"CUDA capacity: (.{1,80}?) with [\d.]+GiB memory")
+_PARAMS = re.compile(r"Model (\S+) (\S+) size: ([0-9,]+) total parameters")
+_SAMPLES = re.compile(r"global batch size ([0-9]+), gradient accumulation steps ([0-9]+), sequence length ([0-9]+)")
+_TOKENS = re.compile(
+    r"(?<![0-9])([0-9]{1,15}) tokens per train step, gradient accumulation steps ([0-9]+)"
+    r", maximum context length ([0-9]+)"
+)
+_GPU = re.compile(r"CUDA capacity: (.{1,80}?) with [0-9.]+GiB memory")
 PARAMS_TOLERANCE = 0.02
 
 

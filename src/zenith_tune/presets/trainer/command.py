@@ -23,6 +23,7 @@ from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED
 from zenith_tune.shell.target import splices_through
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import whole
 
 PRESET = "preset trainer"
 MICRO_BATCH = "per_device_train_batch_size"
@@ -111,7 +112,7 @@ def plain_argument(text: str) -> Any:
     """
     if text.lower() in ("", "true", "yes"):
         return True
-    return False if text.lower() == "false" else int(text) if text.isdecimal() else text
+    return False if text.lower() == "false" else int(text) if whole(text) is not None else text
 
 
 def read_argument_file(command: str, name: str) -> ArgumentFile | None:

@@ -14,6 +14,7 @@ from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import canonical
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
+from zenith_tune.units import whole
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
 """Stands in the command for the number of the node."""
@@ -119,7 +120,7 @@ def deepspeed_on_each_node(command: str, num_nodes: int, gpus_per_node: int | No
     """
     launcher = ParsedCommand.of(command).launcher
     asked = (launcher.option("--num-gpus", "--num-accelerators") if launcher is not None else None) or ""
-    num_gpus = gpus_per_node or (int(asked) if asked.isdecimal() else 1)
+    num_gpus = gpus_per_node or (int(asked) if whole(asked) is not None else 1)
     names = [f"node-{rank}" for rank in range(num_nodes)]
     gpus = given_gpus(num_gpus, otherwise=",".join(map(str, range(num_gpus))))
     hosts = f'"${MARK}/{HOSTFILE}-$NODE_RANK"'

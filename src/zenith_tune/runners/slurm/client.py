@@ -8,10 +8,12 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.units import is_digits
+
 _HOSTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/&]*)=")
-_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_DURATION = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 _MAX_HOSTS = 100_000
 
 
@@ -38,7 +40,7 @@ def _expanded(part: str) -> list[str]:
         low, dash, high = each.partition("-")
         if not dash:
             numbers.append(low)
-        elif low.isdecimal() and high.isdecimal() and int(high) - int(low) < _MAX_HOSTS:
+        elif is_digits(low) and is_digits(high) and int(high) - int(low) < _MAX_HOSTS:
             numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     head, tail = part[: bracket.start()], part[bracket.end() :]
     return [head + number + rest for number in numbers for rest in _expanded(tail)]
@@ -80,7 +82,7 @@ def megabytes(text: str) -> int | None:
     >>> [megabytes(text) for text in ("1000", "64G", "2T", "all")]
     [1000, 65536, 2097152, None]
     """
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text.strip(), re.IGNORECASE)
     if match is None:
         return None
     return int(int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2].upper()])
@@ -145,7 +147,7 @@ class SlurmClient:
         """Hand a batch script over on sbatch's input; returns the job's id, and its cluster where Slurm names one."""
         out = self._call(["sbatch", "--parsable", *options], script=script, environment=environment)
         job_id, _, cluster = out.strip().rpartition("\n")[2].partition(";")
-        if not job_id.isdecimal():
+        if not is_digits(job_id):
             raise SlurmRefusedError(f"sbatch gave no job id, but {out.strip()[:200]!r}")
         return job_id, cluster
 
@@ -179,7 +181,7 @@ class SlurmClient:
                 job_id=job_id, state=state, reason=reason, nodes=nodes, elapsed_s=duration_s(elapsed) or 0.0, name=name
             )
             for job_id, state, reason, nodes, elapsed, name in (row for row in rows if len(row) == 6)
-            if job_id.isdecimal()
+            if is_digits(job_id)
         ]
 
     def steps(self, job_id: str, name: str) -> list[str]:

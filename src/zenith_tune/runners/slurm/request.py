@@ -11,6 +11,7 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.slurm.client import duration_s, hosts, megabytes
 from zenith_tune.study.resources import Resources
+from zenith_tune.units import is_digits
 
 _OWN = frozenset(
     {"--array", "--chdir", "--clusters", "--error", "--export", "--input", "--job-name", "--open-mode", "--output"}
@@ -97,7 +98,7 @@ def _is_one_of(options: frozenset[str], name: str) -> bool:
 
 
 MAX_SLOTS = 64
-_GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:(\d+)")
+_GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:([0-9]+)")
 _OUT = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|UNKNOWN|MAINT|POWERED_DOWN|POWERING_DOWN|FUTURE|INVAL")
 
 
@@ -197,7 +198,7 @@ def _wants(request: SlurmRequest, needs: Resources) -> str:
 
 def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict[str, str]], where: str) -> None:
     """Hold the request to the partitions' own limits; one partition that takes it is enough."""
-    sizes = [int(most) for each in chosen if (most := each.get("MaxNodes", "")).isdecimal()]
+    sizes = [int(most) for each in chosen if is_digits(most := each.get("MaxNodes", ""))]
     if len(sizes) == len(chosen) and needs.nodes > max(sizes):
         problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
         raise UsageError(problem, hint="give fewer nodes=, or another partition=")

@@ -17,6 +17,7 @@ from zenith_tune.runners.base import OnState
 from zenith_tune.runners.slurm.client import JobStatus, SlurmClient, SlurmUnreachableError
 from zenith_tune.runners.slurm.verdict import ENDED
 from zenith_tune.study.files import TrialFolder, write_json
+from zenith_tune.units import is_digits
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ class SlurmSubmission:
         noted = self.noted()
         if not noted:
             return None
-        if (job_id := str(noted.get("job") or "")).isdecimal():
+        if is_digits(job_id := str(noted.get("job") or "")):
             return self._persistently(lambda: self._client.jobs([job_id]).get(job_id))
         name, deadline = str(noted.get("name") or self.prefix), time.monotonic() + _UNDER_WAY_S
         while True:

@@ -18,7 +18,7 @@ from zenith_tune.study.parameters import Params, Value
 
 Release = tuple[int, ...]
 OLDEST: Release = (0,)
-_VERSION = re.compile(r"DeepSpeed info: version=(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
+_VERSION = re.compile(r"DeepSpeed info: version=([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})")
 
 
 def logged_release(log: str) -> Release | None:

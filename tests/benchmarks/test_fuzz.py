@@ -1,0 +1,35 @@
+"""A short part of each attack of the benchmark; `benchmarks/fuzz.py` runs as much of it as is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def attacked(tmp_path: Path, *options: str) -> dict[str, dict[str, int]]:
+    output = tmp_path / "found.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "fuzz.py"), *options, "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert output.exists(), done.stderr
+    found: dict[str, dict[str, int]] = json.loads(output.read_text())
+    return found
+
+
+def test_no_line_log_or_secret_of_a_short_attack_gets_through(tmp_path: Path) -> None:
+    found = attacked(tmp_path, "--lines", "500", "--logs", "50", "--secrets", "500")
+    assert [found[part]["found"] for part in ("lines", "logs", "secrets")] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_kill_loses_a_trial_and_a_soak_records_all(tmp_path: Path) -> None:
+    found = attacked(
+        tmp_path, "--lines", "5000", "--logs", "1000", "--secrets", "5000", "--kills", "20", "--soak", "200"
+    )
+    assert [found[part]["found"] for part in ("lines", "logs", "secrets", "kills", "soak")] == [0] * 5
