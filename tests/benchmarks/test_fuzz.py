@@ -29,7 +29,5 @@ def test_no_line_log_or_secret_of_a_short_attack_gets_through(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_kill_loses_a_trial_and_a_soak_records_all(tmp_path: Path) -> None:
-    found = attacked(
-        tmp_path, "--lines", "5000", "--logs", "1000", "--secrets", "5000", "--kills", "20", "--soak", "200"
-    )
+    found = attacked(tmp_path, "--lines", "2000", "--logs", "300", "--secrets", "2000", "--kills", "8", "--soak", "100")
     assert [found[part]["found"] for part in ("lines", "logs", "secrets", "kills", "soak")] == [0] * 5

@@ -81,7 +81,9 @@ def test_its_cluster_is_no_real_one_so_that_nothing_is_learned_of_those() -> Non
 @pytest.mark.timeout(500)
 def test_the_demo_ends_in_a_verdict_and_a_page(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    recipe = subprocess.run(["make", "-n", "-o", ".venv/.base", "demo"], cwd=ROOT, capture_output=True, text=True)
+    recipe = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-o", ".venv/.base", "demo"], cwd=ROOT, capture_output=True, text=True
+    )
     subprocess.run(["bash", "-ec", recipe.stdout], cwd=tmp_path, check=True, timeout=500)
     (path,) = tmp_path.glob("zenithtune-out/demo-*/study.json")
     study = json.loads(path.read_text())
