@@ -45,7 +45,8 @@ class Slots(EvalFunction):
             future: Future[Trial] = Future()
             self._running.append((future, dict(params)))
             self.most = max(self.most, len(self._running))
-        threading.Timer(0.05, self._end_one).start()  # longer than a sampler takes to think
+        # Longer than a sampler takes to think, also on a busy machine, where others are to be started meanwhile.
+        threading.Timer(0.01 if self.num_slots == 1 else 0.4, self._end_one).start()
         return future
 
     def has_room(self) -> bool:
