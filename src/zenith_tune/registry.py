@@ -115,12 +115,14 @@ class Registry(Generic[T]):
         found = getattr(module, name, None)
         if not isinstance(found, type):
             raise UsageError(f"{path} has no class {name}", hint=hint)
-        if not self._keeps_contract(found):
-            base = self.contract.__name__ if self.contract else ""
-            raise UsageError(
-                f"{name} of {path} is no {self.kind} (a subclass of {base} or with its methods)", hint=hint
-            )
+        if problem := self._other_kind(found):
+            raise UsageError(f"{name} of {path} is {problem}", hint=hint)
         return found
+
+    def _other_kind(self, cls: type) -> str:
+        """Say what a class is not; nothing where it is one of the kind."""
+        base = self.contract.__name__ if self.contract else ""
+        return "" if self._keeps_contract(cls) else f"no {self.kind} (a subclass of {base} or with its methods)"
 
     def _keeps_contract(self, cls: type) -> bool:
         """Tell whether a class is one of the kind, by its base or by having all that the base has."""
@@ -150,9 +152,8 @@ class Registry(Generic[T]):
         """Return what an entry point names, which must be a class of the kind."""
         if not isinstance(loaded, type):
             raise TypeError(f"it is no class but of type {type(loaded).__name__}")
-        if not self._keeps_contract(loaded):
-            base = self.contract.__name__ if self.contract else ""
-            raise TypeError(f"{loaded.__name__} is no {self.kind} (a subclass of {base} or with its methods)")
+        if problem := self._other_kind(loaded):
+            raise TypeError(f"{loaded.__name__} is {problem}")
         return loaded
 
 

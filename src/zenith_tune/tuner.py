@@ -242,7 +242,7 @@ class PresetTuner:
             session.limit_memory()
             side_by_side = runner.shares_machine and runner.num_slots > 1
             if (side_by_side or config.confirm) and session.study.is_sound:
-                self._confirm(session, Confirmation(session, side_by_side=side_by_side, claims=config.confirm))
+                self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
             why = why_stopped(error) or why
             runner.interrupt()  # nothing that other threads still run is worth waiting for
@@ -303,9 +303,9 @@ class PresetTuner:
         session.search_by(self.config.with_budget(self._n_trials))
         self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
 
-    def _confirm(self, session: StudySession, confirmation: Confirmation) -> None:
+    def _confirm(self, session: StudySession, *, side_by_side: bool) -> None:
         try:
-            for line in confirmation.run():
+            for line in Confirmation(session, side_by_side=side_by_side, claims=session.config.confirm).run():
                 self.listener.noted(line)
         except StudyLimitReached as limit:
             is_confirmed = session.verdict().is_confirmed

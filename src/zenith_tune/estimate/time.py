@@ -80,7 +80,7 @@ def estimate_time(
     parts["p2p"] = _handovers(w, machine, layouts, c)
     params = local_params(w, layouts, loads.fullest)
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s, w.trained_share)
-    parts["optimizer"] = w.trained_share * optimizer_time(params, machine, layouts, c)
+    parts["optimizer"] = optimizer_time(w, params, machine, layouts, c)
     parts["overhead"] = parts["overhead"] + c.step_overhead_s
     step_s = sum(parts.values(), start=np.zeros(len(layouts)))
     host_share = host * (pipeline_s - m * head_s / layouts.pp) / step_s
@@ -132,13 +132,13 @@ def joint_time(work: FloatArray, floor: FloatArray) -> tuple[FloatArray, FloatAr
 
 
 def optimizer_time(
-    params: LocalParams, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+    workload: Workload, params: LocalParams, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
 ) -> FloatArray:
-    """Return how long a rank updates its share of the weights."""
+    """Return how long a rank updates its share of the weights that are trained."""
     c = coefficients
     shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
     expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
-    updated = params.dense / shards + params.experts / expert_shards
+    updated = workload.trained_share * (params.dense / shards + params.experts / expert_shards)
     seconds: FloatArray = updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
     return seconds
 
@@ -226,7 +226,7 @@ def stage_time(
     parts = {
         "compute": m * (num_layers * work + head_s),
         "overhead": m * num_layers * (layer_s - work) + c.step_overhead_s,
-        "optimizer": w.trained_share * optimizer_time(local_params(w, layouts, stage.layers), machine, layouts, c),
+        "optimizer": optimizer_time(w, local_params(w, layouts, stage.layers), machine, layouts, c),
     }
     step_s = sum(parts.values(), start=zero)
     host_share = host * m * num_layers * layer_s / step_s

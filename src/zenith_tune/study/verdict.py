@@ -139,11 +139,12 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     is_confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
     ties = tuple(study.number_of(trial) for trial in _ties(study, half))
     safer = _safer(study, memory_share, capacity_bytes)
-    is_faster = (1 + gain) * math.exp(-half) > 1 and _faster(best) == "faster"
+    low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
+    is_faster = low > 1 and _faster(best) == "faster"
     levers = study.lever_speedup
     confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
     parts = (
-        _speed(1 + gain, half, is_confirmed=is_confirmed, word=_faster(best)) + _phases(study, 1 + gain),
+        _speed(1 + gain, low, high, is_confirmed=is_confirmed, word=_faster(best)) + _phases(study, 1 + gain),
         f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         confirmed_on,
         _memory(memory_share, safer),
@@ -151,8 +152,8 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     return Verdict(
         sentence="; ".join(part for part in parts if part),
         speedup=1 + gain,
-        low=(1 + gain) * math.exp(-half),
-        high=(1 + gain) * math.exp(half),
+        low=low,
+        high=high,
         lever_speedup=levers,
         layout_speedup=None if levers is None else (1 + gain) / levers,
         lever_gains=study.lever_gains,
@@ -233,8 +234,7 @@ def _faster(trial: Trial) -> str:
     return "faster" if is_speed else "better"
 
 
-def _speed(speedup: float, half: float, *, is_confirmed: bool, word: str) -> str:
-    low, high = speedup * math.exp(-half), speedup * math.exp(half)
+def _speed(speedup: float, low: float, high: float, *, is_confirmed: bool, word: str) -> str:
     if low <= 1:
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
     how = "confirmed" if is_confirmed else "not confirmed"

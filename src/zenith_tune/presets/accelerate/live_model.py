@@ -119,7 +119,8 @@ class LiveModel:
             raise ModelConfigError(f"{self.name} has no config", hint=HINT)
         spec = model_spec_from_config(dict(self.config), self.name)
         # Beside an adapter a config describes what is frozen.
-        sizes = (self.num_params, *(() if self.is_whole else (self.num_params - self.num_trained,)))
+        num_described = self.num_params if self.is_whole else self.num_params - self.num_trained
+        sizes = (self.num_params, num_described)
         if min(abs(spec.num_params - size) for size in sizes) > SAME_SIZE * self.num_params:
             counted, whole = format_params(spec.num_params), format_params(self.num_params)
             raise ModelConfigError(f"{self.name} has {whole} parameters, but its config describes {counted}", hint=HINT)

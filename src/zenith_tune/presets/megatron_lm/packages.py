@@ -48,7 +48,7 @@ def installed(log: str) -> dict[str, bool]:
 def _packages(text: str) -> dict[str, object]:
     """Return what one line says; nothing where another line runs into it."""
     try:
-        told = json.loads(text).get("packages", {})
+        found = json.loads(text).get("packages", {})
     except (AttributeError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return found if isinstance(found, dict) else {}
