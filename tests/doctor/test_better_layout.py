@@ -10,6 +10,7 @@ import pytest
 
 from tests.command_runs import running
 from tests.doctor.runs import run_of
+from tests.start_cost import reference_cpu_s
 from zenith_tune.doctor.diagnosed_run import RunOrigin
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
 from zenith_tune.doctor.planner_advice import better_layout, emit_command
@@ -96,13 +97,14 @@ def test_nothing_is_advised_that_takes_more_memory_than_the_study_may() -> None:
     assert all(each.planned.memory_bytes - context <= limit for each in diagnose(run).advice)
 
 
-def test_a_diagnosis_of_671b_on_1024_gpus_takes_less_than_two_seconds_of_work() -> None:
+def test_a_diagnosis_of_671b_on_1024_gpus_is_quick() -> None:
     layout = "TP4 PP16 EP16 DP16 Z1 mbs1 SP"
     run = run_of(layout, gbs=2048, model="deepseek-v3", cluster="h100x1024", seq_len=4096)
     diagnose(run)
     begin = time.process_time()
     diagnose(run)
-    assert time.process_time() - begin < 2
+    # 2 seconds; a third of that where nothing else runs.
+    assert time.process_time() - begin < 8 * reference_cpu_s()
 
 
 def test_the_fastest_layouts_are_those_of_a_plan() -> None:

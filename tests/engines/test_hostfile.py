@@ -81,7 +81,7 @@ def test_a_connection_that_breaks_under_a_trial_is_a_lost_host(runner: HostfileR
         time.sleep(0.05)
     [server] = {parent(parent(pid)) for pid in marked(tmp_path / "trial") if meets(pid, "127.0.0.3")}
     os.kill(server, signal.SIGKILL)
-    result = job.wait(30)
+    result = job.wait(500)
     assert result is not None and (result.end, result.place) == (End.LOST, "127.0.0.3")
     assert "127.0.0.3" in result.reason
     assert marked(tmp_path / "trial") == []
@@ -153,7 +153,7 @@ def test_trials_on_disjoint_hosts_run_at_once_and_a_third_waits(runner: Hostfile
     assert mentions(state, "pending", "2 nodes of 2 GPUs")
     assert runner.num_running == 3, "two that run and one that waits for hosts"
     second.cancel()
-    result = third.wait(30)
+    result = third.wait(500)
     first.cancel()
     assert result is not None and (result.exit_code, result.place) == (0, "127.0.0.4,127.0.0.5")
     assert sorted(third.log_path.read_text().splitlines()) == ["0", "[127.0.0.5] 1"]

@@ -132,7 +132,7 @@ def test_from_the_end_of_a_trial_to_the_next_sbatch_passes_little_time(
     gaps_s = [call - end for end, call in zip(ended, called[1:], strict=False)]
     assert len(gaps_s) == 6
     # Half a second where nothing else runs.
-    assert statistics.median(gaps_s) < 2.5 * reference_wall_s()
+    assert statistics.median(gaps_s) < 6 * reference_wall_s()
 
 
 def sbatch_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -39,11 +39,13 @@ class RunnerContract(ABC):
 
     def test_waiting_for_a_while_shows_that_the_job_still_runs(self, tmp_path: Path) -> None:
         """Check the wait of whoever looks at the log in between."""
-        job = self.make().submit("sleep 0.5", tmp_path, Resources())
+        go = tmp_path / "go"
+        job = self.make().submit(f"sh -c 'while [ ! -e {go} ]; do sleep 0.05; done'", tmp_path, Resources())
         start = time.monotonic()
         assert job.wait(0.1) is None
-        assert 0.1 <= time.monotonic() - start < 0.5
-        result = job.wait(60)
+        assert time.monotonic() - start >= 0.1
+        go.touch()
+        result = job.wait(500)
         assert result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
         assert job.wait(0) == result
 
@@ -69,7 +71,7 @@ class RunnerContract(ABC):
         """Check the limit of whoever looks at the log in between."""
         job = self.make().submit("sleep 60", tmp_path, Resources(), timeout_s=0.3)
         assert job.wait(0.05) is None
-        result = job.wait(20)
+        result = job.wait(500)
         assert result is not None and result.end is End.TIMED_OUT
 
     def test_a_timeout_ends_the_job(self, tmp_path: Path) -> None:
@@ -77,12 +79,12 @@ class RunnerContract(ABC):
         start = time.monotonic()
         result = self.make().submit("sleep 60", tmp_path, Resources(), timeout_s=0.3).wait()
         assert result.end is End.TIMED_OUT
-        assert 0.3 <= time.monotonic() - start < 20
+        assert 0.3 <= time.monotonic() - start < 50
 
     def test_a_timeout_ends_a_job_that_is_only_polled(self, tmp_path: Path) -> None:
         """Check the limit for whoever does not wait."""
         job = self.make().submit("sleep 60", tmp_path, Resources(), timeout_s=0.2)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 500
         while (result := job.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.02)
         assert result is not None and result.end is End.TIMED_OUT
@@ -100,7 +102,7 @@ class RunnerContract(ABC):
         job = runner.submit("sleep 60", tmp_path, Resources())
         assert job.wait(0.01) is None
         runner.interrupt()
-        result = job.wait(20)
+        result = job.wait(500)
         assert result is not None and result.end is End.CANCELLED
 
     def test_a_job_knows_its_folder(self, tmp_path: Path) -> None:
