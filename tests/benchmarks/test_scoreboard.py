@@ -20,7 +20,7 @@ ERRORS = {"n", "median_abs_pct", "mean_abs_pct", "max_abs_pct"}
 
 def scoreboard(*arguments: str | Path) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT), "--json", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found

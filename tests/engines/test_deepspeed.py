@@ -64,7 +64,8 @@ def test_a_stage_is_trained_and_measured(zenithtune: Tune, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage_trains_and_the_best_configuration_goes_on_by_hand(zenithtune: Tune, tmp_path: Path) -> None:
-    options = ("--no-baseline", "--no-early-stop", "--strategy", "zero-progressive", "--strategy-args", "probe=true")
+    strategy = ("--strategy", "zero-progressive", "--strategy-args", "probe=true")
+    options = ("--no-baseline", "--no-early-stop", "--no-confirm", *strategy)
     done, study = optimize(zenithtune, tmp_path, CONFIG, *options, mbs_max=1)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     tried = {(trial["parameters"]["stage"], trial["outcome"]) for trial in study["trials"]}

@@ -113,10 +113,10 @@ def main() -> None:
     reference = one_process(VISION_LANGUAGE, DTYPE, SAVED_AFTER + 1)
     worlds = {size: [name for name in CHECKPOINT_LAYOUTS if LAYOUTS[name][1].world_size == size] for size in (2, 4, 8)}
     for size, names in worlds.items():
-        run_world(size, functools.partial(save, root, names), timeout_s=120)
+        run_world(size, functools.partial(save, root, names))
     loads: dict[str, list[Any]] = {}
     for size, names in worlds.items():
-        ranks = run_world(size, functools.partial(load, root, names, reference), timeout_s=240)
+        ranks = run_world(size, functools.partial(load, root, names, reference))
         loads.update({key: [rank[key] for rank in ranks] for key in ranks[0]})
     print(json.dumps({"loads": loads, "refusals": run_world(2, functools.partial(refusals, root))}))
 
