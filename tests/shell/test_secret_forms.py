@@ -82,6 +82,13 @@ FORMS = [
     "python t.py --webhook https://hooks.slack.com/services/T00000000/B00000000/%%",
     "printf 'machine h login me password %' > ~/.netrc; python t.py",
     "echo % | docker login --password-stdin; python t.py",
+    "python t.py 'hub={token:%}'",
+    "python t.py 'hub={name:a,api_key:%}'",
+    "MINE=%; python t.py --token $MINE",
+    'MINE=%\npython t.py --hub_token="${MINE}"',
+    "export MINE='%' && HF_TOKEN=$MINE python t.py",
+    "python -c \"import os; os.environ['HF_TOKEN']='%'\"; python t.py",
+    "python -c \"login(token='%')\" && python t.py",
 ]
 """The commands, with % in place of the secret where it is written in one piece."""
 
