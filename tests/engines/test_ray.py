@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -21,6 +22,7 @@ from tests.mentions import mentions
 from tests.requirements import need_module
 from tests.started_processes import start_process
 from tests.study_tools import Witness, tune
+from tests.tuning.injected_faults import injected_fault
 from zenith_tune import Outcome
 from zenith_tune.errors import SystemFaultError, UsageError
 from zenith_tune.evaluators.failures.failures import FailureKind
@@ -186,6 +188,18 @@ def test_a_trial_whose_worker_is_killed_runs_once_more_where_no_other_node_is_fr
     assert twice.failure == FailureKind.LOST
     assert all(mentions(text, "worker", node) for text in (once.extra["lost"], twice.extra["lost"], twice.cause))
     assert not any(trial.folder is None or marked(trial.folder) for trial in witness.trials)
+
+
+@pytest.mark.slow
+def test_a_passing_fault_on_this_machine_costs_no_trial(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    with injected_fault(tmp_path / "trial", code=errno.EMFILE) as fault:
+        job = ray_nodes.run(tmp_path / "trial", "echo up", Resources())
+        fault.first = len(fault.calls) + 1
+        with pytest.raises(OSError, match="Too many open files"):
+            job.wait(500)
+        result = job.wait(500)
+    assert len(fault.failed) == 1 and result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
+    assert job.log_path.read_text() == "up\n"
 
 
 @pytest.mark.slow

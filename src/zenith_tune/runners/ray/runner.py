@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
@@ -33,22 +34,30 @@ class RayJob(Job):
 
     def __init__(self, runner: Runner, request: JobRequest, cluster: RayCluster) -> None:
         self._cluster = cluster
+        self._done = threading.Event()
+        super().__init__(runner, request)
+
+    def start(self) -> None:
         self._asked: End | None = None
         self._failed_at: float | None = None
         self._codes: dict[int, int] = {}
         self._outcome: JobResult | None = None
         self._error: Exception | None = None
         """What is no fault of the cluster, such as a full disk here; raised to whoever waits."""
-        self._done = threading.Event()
-        super().__init__(runner, request)
-
-    def start(self) -> None:
+        self._done.clear()
         threading.Thread(target=self._follow, name="ray-trial", daemon=True).start()
 
     def look(self) -> JobResult | None:
-        if self._done.is_set() and self._error is not None:
-            raise self._error
-        return self._outcome if self._done.is_set() else None
+        if not self._done.is_set():
+            return None
+        if self._error is None:
+            return self._outcome
+        error = self._error
+        if faults.is_system_fault(error):  # it may pass: whoever waits on finds the command started anew
+            self.began = None
+            self.files.log.unlink(missing_ok=True)
+            self.start()
+        raise error
 
     def pause(self, limit_s: float) -> None:
         self._done.wait(max(min(limit_s, _LOOK_S), 0.0))
@@ -75,12 +84,9 @@ class RayJob(Job):
             self._end(gang)
         place = ",".join(slot.name for slot in gang.slots) if gang else ""
         self._outcome = self._judged(lost, place, ran_s)
-        try:
+        with contextlib.suppress(OSError):  # a tuner that resumes without it runs the trial again
             self._note(self._outcome)
-        except OSError as error:
-            self._error = error
-        finally:
-            self._done.set()
+        self._done.set()
 
     def _run(self, gang: RayGang) -> None:
         if not self._is_placed(gang):
