@@ -41,6 +41,8 @@ _ASSIGNERS = frozenset(("-genv", "-env", "--setenv", "setenv"))
 _ACCOUNT = re.compile(r"(?:-u|-U|--user|--proxy-user)=?(.*)", re.DOTALL)
 _TAKES_PASSWORD = re.compile(r"sshpass|mysql\w*|mariadb\w*|login")
 """Whose option -p is a password."""
+_NEAR = 4
+"""How many words before an option may name the program that it is for."""
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}]*)\}")
 # As in JSON, and in Python: `os.environ['HF_TOKEN'] = 'x'`, `login(token='x')`.
 _QUOTED_PAIR = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]*)(?:\\?["']\]?)?\s*[:=]\s*\\?["']([^"'\\]+)""")
@@ -118,7 +120,7 @@ def _in_shell_text(text: str) -> Iterator[str]:
     words = [token for token in tokens if isinstance(token, Word)]
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else None
-        for secret in _in_word(words[:index], word, following):
+        for secret in _in_word(words[max(0, index - _NEAR) : index], word, following):
             yield secret
             yield from _as_written(secret, text, (word, following))
     yield from _in_variables(words)
@@ -177,7 +179,7 @@ def _in_flags(before: Sequence[Word], word: Word, following: Word | None) -> Ite
         parts = _USER_AND_SECRET.fullmatch(given)
         if parts and not is_digits(parts[1]) and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
             yield parts[1]
-    if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before[-4:]):
+    if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before):
         given = word.value[2:] or (following.value if following else "")
         if _is_written_out(given):
             yield given
