@@ -18,6 +18,8 @@ from tests.engines.ssh_hosts import SshHosts, ssh_hosts
 from tests.mentions import mentions
 from tests.requirements import need_module, skip
 from tests.started_processes import start_process
+from tests.study_tools import Witness, tune
+from tests.toy_preset import ToyPreset
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
 from zenith_tune.runners.hostfile.hosts import HostShell
@@ -179,10 +181,29 @@ def test_a_host_that_cannot_be_reached_is_lost_and_another_taken(hosts: SshHosts
     by_itself = runner.submit(command, folder(tmp_path, "4"), Resources(nodes=2)).wait()
     assert (by_itself.end, by_itself.place) == (End.LOST, "127.9.9.9") and "Connection refused" in by_itself.reason
     again = runner.submit("true", folder(tmp_path, "2"), Resources(avoid=("127.9.9.9",))).wait()
-    assert (again.end, again.place) == (End.EXITED, hosts.names[0])
-    nowhere = runner.submit("true", folder(tmp_path, "3"), Resources(nodes=2, avoid=("127.9.9.9",))).wait()
-    assert nowhere.end is End.LOST and mentions(nowhere.reason, "127.9.9.9", "2 nodes")
+    own = hosts.names[0]
+    assert (again.end, again.place) == (End.EXITED, own)
     runner.close()
+
+
+BREAKS_ITS_CONNECTION_ONCE = """
+[ -e $1 ] && { echo value: 1; exit; }
+touch $1
+pid=$$
+until grep -q sshd /proc/$pid/comm; do pid=$(cut -d' ' -f4 /proc/$pid/stat); done
+kill -9 $pid
+sleep 1000
+"""
+
+
+def test_a_trial_whose_only_host_failed_runs_once_more_on_it(hosts: SshHosts, tmp_path: Path) -> None:
+    script, witness, [name] = tmp_path / "train.sh", Witness(), hosts.names[:1]
+    script.write_text(BREAKS_ITS_CONNECTION_ONCE)
+    runner = HostfileRunner(hostfile=hosts.hostfile(tmp_path / "hosts", num=1), ssh=str(hosts.ssh), grace_s=0.5)
+    command = f"bash {script} {tmp_path / 'began'} {{x}}"
+    tune(tmp_path, command, ToyPreset([1]), listener=witness, baseline=False, runner=runner).optimize()
+    [trial] = witness.trials
+    assert trial.ok and trial.extra["place"] == name and mentions(str(trial.extra["lost"]), name)
 
 
 def test_a_study_does_not_begin_without_hosts_that_answer_and_avoids_those_that_do_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -20,9 +21,14 @@ from tests.engines.marked_processes import marked
 from tests.mentions import mentions
 from tests.requirements import need_module
 from tests.started_processes import start_process
-from zenith_tune.errors import UsageError
+from tests.study_tools import Witness, tune
+from tests.tuning.injected_faults import injected_fault
+from zenith_tune import Outcome
+from zenith_tune.errors import SystemFaultError, UsageError
+from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.runners.base import End, Job
 from zenith_tune.runners.ray.runner import RayRunner
+from zenith_tune.study import faults
 from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
@@ -150,6 +156,52 @@ def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, 
     assert ray_nodes.runner.recover(tmp_path / "trial") is None
 
 
+# Its parent is Ray's worker. The point 1 kills it once, the point 2 always; what is left behind heeds no SIGTERM.
+KILLS_ITS_WORKER = """
+echo $1 >> $2
+if [ $1 = 2 ] || [ "$1 $(grep -c 1 $2)" = "1 1" ]; then
+    trap '' TERM
+    setsid sleep 1000 &
+    kill -9 $PPID
+    sleep 1000
+fi
+echo value: $1
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_whose_worker_is_killed_runs_once_more_where_no_other_node_is_free(
+    ray_nodes: TwoNodes, tmp_path: Path
+) -> None:
+    script, runs, witness = tmp_path / "train.sh", tmp_path / "runs", Witness()
+    script.write_text(KILLS_ITS_WORKER)
+    held = ray_nodes.run(tmp_path / "held", "echo up; sleep 1000", Resources(gpus_per_node=8))
+    wait_for("up", held)
+    tuner = tune(tmp_path, f"bash {script} {{x}} {runs}", listener=witness, baseline=False, runner=ray_nodes.runner)
+    value, _ = tuner.optimize()
+    held.cancel()
+    once, twice, never = witness.trials
+    assert [trial.outcome for trial in witness.trials] == [Outcome.OK, Outcome.ERROR, Outcome.OK] and value == 3.0
+    assert runs.read_text().split() == ["1", "1", "2", "2", "3"]
+    node = str(never.extra["place"])
+    assert once.extra["place"] == node, "the node itself is well"
+    assert twice.failure == FailureKind.LOST
+    assert all(mentions(text, "worker", node) for text in (once.extra["lost"], twice.extra["lost"], twice.cause))
+    assert not any(trial.folder is None or marked(trial.folder) for trial in witness.trials)
+
+
+@pytest.mark.slow
+def test_a_passing_fault_on_this_machine_costs_no_trial(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+    with injected_fault(tmp_path / "trial", code=errno.EMFILE) as fault:
+        job = ray_nodes.run(tmp_path / "trial", "echo up", Resources())
+        fault.first = len(fault.calls) + 1
+        with pytest.raises(OSError, match="Too many open files"):
+            job.wait(500)
+        result = job.wait(500)
+    assert len(fault.failed) == 1 and result is not None and (result.end, result.exit_code) == (End.EXITED, 0)
+    assert job.log_path.read_text() == "up\n"
+
+
 @pytest.mark.slow
 def test_a_deepspeed_command_keeps_to_the_gpus_that_ray_gave(ray_nodes: TwoNodes, tmp_path: Path) -> None:
     need_module("engines", "deepspeed")
@@ -204,7 +256,9 @@ def test_what_can_never_fit_is_refused_in_one_line(ray_nodes: TwoNodes) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_node_is_named_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path: Path) -> None:
+def test_a_killed_node_is_named_and_its_gang_ended(
+    ray_nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = ray_nodes.run(tmp_path / "trial", "echo up $NODE_RANK; sleep 1000", Resources(nodes=2, gpus_per_node=8))
     wait_for("up", job, times=2)
     ray_nodes.cluster.remove_node(ray_nodes.second, allow_graceful=False)
@@ -215,6 +269,11 @@ def test_a_killed_node_is_named_and_its_gang_ended(ray_nodes: TwoNodes, tmp_path
     assert marked(tmp_path / "trial") == []
     again = ray_nodes.run(tmp_path / "again", "true", Resources(avoid=(result.place,))).wait()
     assert (again.end, again.exit_code) == (End.EXITED, 0) and lost not in again.place
+    only = ray_nodes.run(tmp_path / "only", "true", Resources(avoid=(again.place,))).wait()
+    assert (only.end, only.place) == (End.EXITED, again.place), "there is no other node left"
+    monkeypatch.setattr(faults, "DEFAULT_PATIENCE_S", 0.5)
+    with pytest.raises(SystemFaultError, match=r"\b2 nodes of 8 GPUs.*\b1 of its 1 nodes.*--resume"):
+        ray_nodes.run(tmp_path / "never", "echo $NODE_RANK", Resources(nodes=2, gpus_per_node=8)).wait(500)
 
 
 def test_without_ray_the_extra_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,13 @@ FORMS = [
     "python t.py --webhook https://hooks.slack.com/services/T00000000/B00000000/%%",
     "printf 'machine h login me password %' > ~/.netrc; python t.py",
     "echo % | docker login --password-stdin; python t.py",
+    "python t.py 'hub={token:%}'",
+    "python t.py 'hub={name:a,api_key:%}'",
+    "MINE=%; python t.py --token $MINE",
+    'MINE=%\npython t.py --hub_token="${MINE}"',
+    "export MINE='%' && HF_TOKEN=$MINE python t.py",
+    "python -c \"import os; os.environ['HF_TOKEN']='%'\"; python t.py",
+    "python -c \"login(token='%')\" && python t.py",
 ]
 """The commands, with % in place of the secret where it is written in one piece."""
 
@@ -129,3 +137,12 @@ def test_what_a_trial_writes_itself_keeps_the_users_own_umask(tmp_path: Path) ->
     status = Path("/proc/self/status").read_text().splitlines()
     own = next(line.split()[1] for line in status if line.startswith("Umask:"))
     assert int((tmp_path / "seen").read_text(), 8) == int(own, 8)
+
+
+def test_the_search_for_secrets_takes_time_in_proportion_to_the_command() -> None:
+    def searched_s(num_words: int) -> float:
+        began = time.process_time()
+        find_secrets("python t.py" + " a" * num_words)
+        return time.process_time() - began
+
+    assert searched_s(20_000) < 8 * searched_s(5_000)

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, quote_plus
@@ -32,15 +33,20 @@ __all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file", "sec
 _SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
 _PAIR = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=")
+_NAMED = re.compile(r"(?:--?|[+~]{0,2})([A-Za-z_][\w.-]*)=")
 # One of several settings in a word: `ALL,HF_TOKEN=x`, `Server=h;Password=x`, `{api_key: x}`, `--env=HF_TOKEN=x`.
-_SETTING = re.compile(r"(?:[,;{=]|^-[A-Za-z])\s*([A-Za-z_][\w.-]*)(?:=|:\s+)([^,;{}\s]+)")
+_SETTING = re.compile(r"(?:[,;{=]|^-[A-Za-z])\s*([A-Za-z_][\w.-]*)(?:=|:\s*(?!/))([^,;{}\s]+)")
 _ASSIGNERS = frozenset(("-genv", "-env", "--setenv", "setenv"))
 """What is followed by the name of a variable, and then by its value."""
 _ACCOUNT = re.compile(r"(?:-u|-U|--user|--proxy-user)=?(.*)", re.DOTALL)
 _TAKES_PASSWORD = re.compile(r"sshpass|mysql\w*|mariadb\w*|login")
 """Whose option -p is a password."""
+_NEAR = 4
+"""How many words before an option may name the program that it is for."""
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}]*)\}")
-_QUOTED_PAIR = re.compile(r"""["']([A-Za-z_][\w.-]*)\\?["']\s*[:=]\s*\\?["']([^"'\\]+)""")
+# As in JSON, and in Python: `os.environ['HF_TOKEN'] = 'x'`, `login(token='x')`.
+_QUOTED_PAIR = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]*)(?:\\?["']\]?)?\s*[:=]\s*\\?["']([^"'\\]+)""")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _QUERY = re.compile(r"[?&]([A-Za-z_][\w.-]*)=([^&\s'\"]+)")
 _HEADER = re.compile(r"([A-Za-z][\w-]*):\s*(\S+)")
 _LOOSE = re.compile(r"""(?:--([\w.-]+)(?:=|\s+)|([A-Za-z_][\w.-]*)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s"',;&|)}\]]+)""")
@@ -114,9 +120,10 @@ def _in_shell_text(text: str) -> Iterator[str]:
     words = [token for token in tokens if isinstance(token, Word)]
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else None
-        for secret in _in_word(words[:index], word, following):
+        for secret in _in_word(words[max(0, index - _NEAR) : index], word, following):
             yield secret
             yield from _as_written(secret, text, (word, following))
+    yield from _in_variables(words)
     for token in tokens:
         if isinstance(token, Redirection):  # a here-string
             yield from _in_word((), token.target, None)
@@ -126,6 +133,18 @@ def _in_shell_text(text: str) -> Iterator[str]:
         yield from _in_loose_text(text[end : token.start])
         end = token.start if isinstance(token, Operator) and token.text == "#" else token.end
     yield from _in_loose_text(text[end:])
+
+
+def _in_variables(words: Sequence[Word]) -> Iterator[str]:
+    """Yield what variables are set to, whatever their names, whose value is then given as a secret: `--token $MINE`."""
+    given = [(option[1], after.value) for word, after in pairwise(words) if (option := _OPTION.fullmatch(word.value))]
+    given += [(match[1], word.value[match.end() :]) for word in words if (match := _NAMED.match(word.value))]
+    used = [(name, match) for name, value in given if (match := _VARIABLE.fullmatch(value))]
+    names = {match[1] or match[2] for name, match in used if secrecy_of(name) is Secrecy.SECRET}
+    for word in words:
+        pair = _pair(word)
+        if pair and pair[1] in names:
+            yield from filter(_is_written_out, _literals(word, pair.end()))
 
 
 def _as_written(secret: str, text: str, words: Iterable[Word | None]) -> Iterator[str]:
@@ -160,7 +179,7 @@ def _in_flags(before: Sequence[Word], word: Word, following: Word | None) -> Ite
         parts = _USER_AND_SECRET.fullmatch(given)
         if parts and not is_digits(parts[1]) and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
             yield parts[1]
-    if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before[-4:]):
+    if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before):
         given = word.value[2:] or (following.value if following else "")
         if _is_written_out(given):
             yield given

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.data_folder import measured_data
-from zenith_tune.errors import EveryRunFailsAlike
+from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure, refuse_hopeless
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.parameters import Direction
@@ -414,4 +414,15 @@ def test_runs_that_print_nothing_until_their_time_is_up_end_the_study(tmp_path: 
         fields: dict[str, Any] = {"number": number, "folder": files.path, "identity": str(number)}
         study.add(Trial(params={"x": number}, outcome=Outcome.TIMEOUT, is_baseline=number == 0, **fields))
     with contextlib.nullcontext() if printed else pytest.raises(EveryRunFailsAlike):
+        refuse_hopeless(study)
+
+
+@pytest.mark.parametrize(("kinds", "stops"), [("OLLL", True), ("LLOL", False), ("LL", False)])
+def test_machines_that_fail_one_after_the_other_stop_the_study(kinds: str, stops: bool) -> None:
+    study = Study(Direction.MAXIMIZE)
+    for number, kind in enumerate(kinds):
+        lost: dict[str, Any] = {"outcome": Outcome.ERROR, "failure": str(FailureKind.LOST), "cause": "n1 is gone"}
+        fields = lost if kind == "L" else {"outcome": Outcome.OK, "value": 1.0}
+        study.add(Trial(params={"x": number}, number=number, identity=str(number), **fields))
+    with pytest.raises(SystemFaultError, match="--retry-failed") if stops else contextlib.nullcontext():
         refuse_hopeless(study)

@@ -20,6 +20,13 @@ def test_a_trial_is_not_given_what_it_avoids_nor_a_host_with_too_few_slots() -> 
     assert pool.fitting(Resources(gpus_per_node=9)) == []
 
 
+def test_a_host_that_a_trial_avoids_is_given_where_too_few_others_exist() -> None:
+    pool = HostPool(FOUR)
+    assert pool.take(Resources(nodes=3, avoid=("n1",))) == ["n2", "n3", "n4"]
+    pool.give_back(["n2", "n3", "n4"])
+    assert pool.take(Resources(nodes=4, avoid=("n1",))) == ["n1", "n2", "n3", "n4"]
+
+
 def test_a_host_that_failed_is_given_only_where_too_few_others_exist() -> None:
     pool = HostPool(FOUR)
     taken = pool.take(Resources())

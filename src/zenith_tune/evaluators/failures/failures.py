@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zenith_tune.errors import EveryRunFailsAlike, UsageError
+from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError, UsageError
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
 from zenith_tune.evaluators.iterations import after_iterations, has_iterations
 from zenith_tune.layouts.layout import named_axes
@@ -397,12 +397,22 @@ def _bytes(match: re.Match[str] | None) -> float | None:
 
 MAX_RUNS_WITHOUT_METRIC = 3
 MAX_ALIKE_FAILURES = 3
+MAX_LOST_IN_A_ROW = 3
 
 
 def refuse_hopeless(study: Study) -> None:
     """Stop a study whose every run ends well and prints no value, or fails for one cause that no layout cures."""
     _refuse_without_metric(study)
     _refuse_alike(study)
+    _refuse_lost(study)
+
+
+def _refuse_lost(study: Study) -> None:
+    """Stop where one machine after the other fails: every further point would be given up for nothing."""
+    last = study.trials[-MAX_LOST_IN_A_ROW:]
+    if len(last) == MAX_LOST_IN_A_ROW and all(trial.failure == FailureKind.LOST for trial in last):
+        problem = f"the machine failed under {len(last)} trials in a row, the last time: {last[-1].cause}"
+        raise SystemFaultError(f"{problem}; see to it and continue with --resume --retry-failed")
 
 
 def _refuse_without_metric(study: Study) -> None:

@@ -127,13 +127,13 @@ class HostPool:
     def fitting(self, resources: Resources) -> list[str]:
         """Return the hosts that a trial with such needs may ever be given."""
         gpus = resources.gpus_per_node or 1
-        return [name for name, slots in self.slots.items() if slots >= gpus and name not in resources.avoid]
+        return [name for name, slots in self.slots.items() if slots >= gpus]
 
     def take(self, resources: Resources) -> list[str] | None:
         """Return hosts that are the caller's until they are given back; None where they are not free yet."""
         with self._changed:
             fitting = self.fitting(resources)
-            sound = [name for name in fitting if name not in self._failed]
+            sound = [name for name in fitting if name not in self._failed.union(resources.avoid)]
             usable = sound if len(sound) >= resources.nodes else fitting
             taken = [name for name in usable if name in self._free][: resources.nodes]
             if len(taken) < resources.nodes:

@@ -42,18 +42,12 @@ class HostfileJob(LocalJob):
 
     def start(self) -> None:
         self._begin()
-        if not self._hosts and self._has_hosts_left():
+        if not self._hosts:
             self.request.on_state(f"pending (waits for {self.request.resources.describe()} of the hostfile)")
 
     def look(self) -> JobResult | None:
         self._begin()
-        if self._hosts:
-            return super().look()
-        if self._has_hosts_left():
-            return None
-        wanted = self.request.resources
-        reason = f"no other hosts are left for {wanted.describe()} without {', '.join(wanted.avoid)}"
-        return JobResult(end=End.LOST, exit_code=None, duration_s=0.0, reason=reason)
+        return super().look() if self._hosts else None
 
     def pause(self, limit_s: float) -> None:
         if self._hosts:
@@ -77,9 +71,6 @@ class HostfileJob(LocalJob):
             return replace(result, place=",".join(self._hosts))
         reason = f"host {lost['host']} was lost: {lost['why']}"
         return replace(result, end=End.LOST, exit_code=None, place=lost["host"], reason=reason)
-
-    def _has_hosts_left(self) -> bool:
-        return len(self._pool.fitting(self.request.resources)) >= self.request.resources.nodes
 
     def _shells(self, hosts: Sequence[str]) -> list[HostShell]:
         return [HostShell(name=name, ssh=self._ssh) for name in hosts]

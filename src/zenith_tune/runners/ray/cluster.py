@@ -10,7 +10,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zenith_tune.errors import UsageError
@@ -76,14 +76,32 @@ class RayCluster:
     def num_gangs(self, resources: Resources) -> int:
         """Return how many trials fit side by side; raises UsageError where not even one ever does."""
         bundle = self.bundle(resources)
-        alive = [node for node in self.nodes() if node.is_alive]
-        rooms = [room for node in alive if (room := _room(node, bundle))]
-        if len(rooms) < resources.nodes:
+        self.check_room(resources, bundle)
+        return most_gangs(list(self._rooms(bundle).values()), resources.nodes)
+
+    def check_room(self, resources: Resources, bundle: Mapping[str, float]) -> None:
+        """Raise UsageError where the nodes, as they are now, have no room for a trial even when nothing else runs."""
+        rooms = self._rooms(bundle)
+        num_rooms = len(rooms.keys() - set(resources.avoid))
+        if num_rooms < resources.nodes:
+            num_alive = sum(node.is_alive for node in self.nodes())
+            without = f" without {', '.join(resources.avoid)}" if resources.avoid else ""
             wanted = f"{bundle.get('GPU', 0):g} GPUs and {bundle['CPU']:g} CPUs"
-            has = f"{len(rooms)} of its {len(alive)} nodes have {wanted} each"
+            has = f"{num_rooms} of its {num_alive} nodes have {wanted} each{without}"
             hint = "add nodes, or take fewer nodes or GPUs for a trial"
             raise UsageError(f"a trial needs {resources.describe()}, but of the Ray cluster {has}", hint=hint)
-        return most_gangs(rooms, resources.nodes)
+
+    def without_needless_avoidance(self, resources: Resources, bundle: Mapping[str, float]) -> Resources:
+        """Return the needs of a trial, which keeps off no node where too few others are left: Ray skips dead ones."""
+        try:
+            self.check_room(resources, bundle)
+        except UsageError:
+            return replace(resources, avoid=())
+        return resources
+
+    def _rooms(self, bundle: Mapping[str, float]) -> dict[str, int]:
+        """Return how many such bundles each node has room for, where it has any."""
+        return {node.name: room for node in self.nodes() if node.is_alive and (room := _room(node, bundle))}
 
     def _connected(self) -> Any:
         ray = _imported()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,19 @@ _NODE_MARK = "ZENITHTUNE_NODE"
 """Tells the processes of one worker from those of its peers, where two of Ray's nodes share a machine."""
 
 
-class NodeLostError(Exception):
-    """Say that a node, or Ray's worker on it, is gone."""
+class GangLostError(Exception):
+    """Say what befell a trial that its command has no part in; `node` is the one that failed, if one did."""
+
+    def __init__(self, reason: str, node: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+class NodeLostError(GangLostError):
+    """Say that a node is gone."""
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"node {name} was lost: {why}")
-        self.name = name
+        super().__init__(f"node {name} was lost: {why}", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +71,16 @@ class RayGang:
 
         self._cluster = cluster
         self._ray = cluster.ray
-        self._resources = resources
         self._keep_on = keep_on
         self._workers: list[Any] = []
         self._reads: dict[Any, int] = {}
         self._positions = [0] * resources.nodes
         self._silent_since: dict[int, float] = {}
         self.slots: list[Slot] = []
+        self._end_marks: list[str] = []
+        """What the processes of each worker carry, once they may be there."""
         self._bundle = cluster.bundle(resources)
+        self._resources = resources = cluster.without_needless_avoidance(resources, self._bundle)
         avoided = [node.node_id for node in cluster.nodes() if node.name in resources.avoid]
         selector = {"bundle_label_selector": [{"ray.io/node-id": f"!in({','.join(avoided)})"}] * resources.nodes}
         self._group = placement_group(
@@ -84,15 +93,13 @@ class RayGang:
         """Tell whether the nodes are the trial's; waits a moment for it."""
         return bool(self._group.wait(_PLACED_S))
 
+    def check_room(self) -> None:
+        """Raise UsageError where the cluster has lost so many nodes that the trial can never be placed."""
+        self._cluster.check_room(self._resources, self._bundle)
+
     def start_workers(self) -> bool:
         """Start a worker on each node; False where the wait for them was given up."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        actor = self._ray.remote(ray_worker.RayWorker)
-        for rank in range(self._resources.nodes):
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
-            options = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0)}
-            self._workers.append(actor.options(scheduling_strategy=place, max_concurrency=4, **options).remote())
+        self._workers = [self._worker(rank) for rank in range(self._resources.nodes)]
         asked = {worker.address.remote(): rank for rank, worker in enumerate(self._workers)}
         answers = dict(self._answers(asked))
         if len(answers) < len(self._workers):
@@ -102,6 +109,14 @@ class RayGang:
             name = names.get(reported["node_id"], reported["address"])
             self.slots.append(Slot(name=name, **{**reported, "port": int(reported["port"])}))
         return True
+
+    def _worker(self, rank: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        options = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0)}
+        actor = self._ray.remote(ray_worker.RayWorker)
+        return actor.options(scheduling_strategy=place, max_concurrency=4, **options).remote()
 
     def start_command(self, command: str, folder: Path, grace_s: float) -> bool:
         """Start the command on each node; False where the wait for it was given up."""
@@ -118,12 +133,13 @@ class RayGang:
         if launcher is not None and launcher.kind == ACCELERATE:
             command = own_command(command, gpus=gpus, port=str(first.port))
         asked = {}
+        self._end_marks = [f"{rank} {folder}" for rank in range(num_nodes)]
         for rank, worker in enumerate(self._workers):
             meeting = gang_environment(num_nodes, rank, first.address, first.port)
             own = {name: value for name, value in portable(os.environ).items() if name != GPUS}
-            variables = {**own, **meeting, MARK: str(folder), _NODE_MARK: f"{rank} {folder}"}
+            variables = {**own, **meeting, MARK: str(folder), _NODE_MARK: self._end_marks[rank]}
             text = command.replace(NODE_RANK, str(rank))
-            ending = end_arguments(variables[_NODE_MARK], grace_s, _NODE_MARK)
+            ending = end_arguments(self._end_marks[rank], grace_s, _NODE_MARK)
             asked[worker.start.remote(text, variables, str(Path.cwd()), END_MARKED, ending)] = rank
         return len(list(self._answers(asked))) == num_nodes
 
@@ -152,10 +168,11 @@ class RayGang:
 
         try:
             text, code = self._ray.get(ref)
-        except ActorUnavailableError as error:
+        except ActorUnavailableError:
             since = self._silent_since.setdefault(rank, time.monotonic())
-            if self._dead_node() is not None or time.monotonic() - since > _SILENT_S:
-                raise self._lost(rank, error) from None
+            self.check_nodes()
+            if time.monotonic() - since > _SILENT_S:
+                self.check_reach()
             time.sleep(_LOOK_S)
             return b"", None
         except self._ray.exceptions.RayError as error:
@@ -167,12 +184,33 @@ class RayGang:
         """End everything on all nodes, and give them back."""
         from ray.util.placement_group import remove_placement_group
 
-        refs = [worker.end.remote(grace_s) for worker in self._workers] if self.slots else []
-        if refs:
-            self._ray.wait(refs, num_returns=len(refs), timeout=grace_s + _END_S)
-        for worker in self._workers:
+        workers = dict(enumerate(self._workers)) if self._end_marks else {}
+        gone = self._end_by(workers, grace_s)
+        # A worker that died leaves the end of its trial to its guard: one in its place waits for that.
+        alive = {node.node_id for node in self._cluster.nodes() if node.is_alive} if gone else set()
+        others = {rank: self._worker(rank) for rank in gone if self.slots[rank].node_id in alive}
+        self._end_by(others, grace_s)
+        for worker in (*self._workers, *others.values()):
             self._ray.kill(worker, no_restart=True)
         remove_placement_group(self._group)
+
+    def _end_by(self, workers: Mapping[int, Any], grace_s: float) -> list[int]:
+        """Have workers end what runs on their nodes; returns the ranks of those that died."""
+        asked = {}
+        for rank, worker in workers.items():
+            ending = end_arguments(self._end_marks[rank], grace_s, _NODE_MARK)
+            asked[worker.end.remote(END_MARKED, ending)] = rank
+        if not asked:
+            return []
+        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=grace_s + _END_S)
+        return [asked[ref] for ref in answered if self._has_died(ref)]
+
+    def _has_died(self, ref: Any) -> bool:
+        try:
+            self._ray.get(ref)
+        except self._ray.exceptions.RayError:
+            return True
+        return False
 
     def _answers(self, asked: dict[Any, int]) -> Iterator[tuple[int, Any]]:
         """Yield the workers' answers as they come, until all came or the wait is given up."""
@@ -201,15 +239,23 @@ class RayGang:
         if name is not None:
             raise NodeLostError(name, "Ray says that it died")
 
-    def _lost(self, rank: int, error: Exception) -> NodeLostError:
-        """Return which node is gone: what Ray says first may be of another one, which only felt it."""
+    def _lost(self, rank: int, error: Exception) -> GangLostError:
+        """Return what is gone: a node, which may be another than Ray names first, or else a worker alone."""
         try:
             self.check_nodes(LISTED_S)
         except NodeLostError as lost:
             return lost
-        reported = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return NodeLostError(self.slots[rank].name if self.slots else f"{rank} of the trial", reported[:200])
+        where = f" on {self.slots[rank].name}" if self.slots else ""
+        return GangLostError(f"Ray's worker{where} died: {_said(error)}")
 
     def _dead_node(self) -> str | None:
         alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
         return next((slot.name for slot in self.slots if slot.node_id not in alive), None)
+
+
+def _said(error: Exception) -> str:
+    """Return what Ray says of a worker's end, without the words around it that are always the same."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    details = [line.partition("Worker exit detail: ")[2] for line in lines if "Worker exit detail: " in line]
+    said = next(iter([*details, *lines]), type(error).__name__)
+    return said.partition(" Some common causes")[0].rstrip(".")[:200]

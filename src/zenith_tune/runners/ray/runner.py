@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
@@ -9,13 +10,14 @@ import threading
 import time
 from pathlib import Path
 
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, RunnerRegistry, check_seconds
 from zenith_tune.runners.launch.gang import GangLog, check_gang_command
 from zenith_tune.runners.launch.own_command import own_variables
 from zenith_tune.runners.launch.process_tree import ProcessTree
 from zenith_tune.runners.ray.cluster import RayCluster
-from zenith_tune.runners.ray.gang import LISTED_S, NodeLostError, RayGang
+from zenith_tune.runners.ray.gang import LISTED_S, GangLostError, RayGang
+from zenith_tune.study import faults
 from zenith_tune.study.files import TrialFolder, write_json
 from zenith_tune.study.resources import Resources
 
@@ -32,22 +34,30 @@ class RayJob(Job):
 
     def __init__(self, runner: Runner, request: JobRequest, cluster: RayCluster) -> None:
         self._cluster = cluster
+        self._done = threading.Event()
+        super().__init__(runner, request)
+
+    def start(self) -> None:
         self._asked: End | None = None
         self._failed_at: float | None = None
         self._codes: dict[int, int] = {}
         self._outcome: JobResult | None = None
         self._error: Exception | None = None
         """What is no fault of the cluster, such as a full disk here; raised to whoever waits."""
-        self._done = threading.Event()
-        super().__init__(runner, request)
-
-    def start(self) -> None:
+        self._done.clear()
         threading.Thread(target=self._follow, name="ray-trial", daemon=True).start()
 
     def look(self) -> JobResult | None:
-        if self._done.is_set() and self._error is not None:
-            raise self._error
-        return self._outcome if self._done.is_set() else None
+        if not self._done.is_set():
+            return None
+        if self._error is None:
+            return self._outcome
+        error = self._error
+        if faults.is_system_fault(error):  # it may pass: whoever waits on finds the command started anew
+            self.began = None
+            self.files.log.unlink(missing_ok=True)
+            self.start()
+        raise error
 
     def pause(self, limit_s: float) -> None:
         self._done.wait(max(min(limit_s, _LOOK_S), 0.0))
@@ -63,23 +73,20 @@ class RayJob(Job):
         try:
             gang = RayGang(self._cluster, self.request.resources, self._may_continue)
             self._run(gang)
-        except NodeLostError as error:
+        except GangLostError as error:
             lost = error
         except Exception as error:
-            if isinstance(error, OSError | UsageError) and not isinstance(error, ConnectionError):
+            if isinstance(error, OSError | ZenithTuneError) and not isinstance(error, ConnectionError):
                 self._error = error
-            lost = NodeLostError("", f"{type(error).__name__}: {error}".splitlines()[0][:300])
+            lost = GangLostError(f"Ray failed: {type(error).__name__}: {error}".splitlines()[0][:300])
         ran_s = self.ran_s()
         if gang is not None:
             self._end(gang)
         place = ",".join(slot.name for slot in gang.slots) if gang else ""
         self._outcome = self._judged(lost, place, ran_s)
-        try:
+        with contextlib.suppress(OSError):  # a tuner that resumes without it runs the trial again
             self._note(self._outcome)
-        except OSError as error:
-            self._error = error
-        finally:
-            self._done.set()
+        self._done.set()
 
     def _run(self, gang: RayGang) -> None:
         if not self._is_placed(gang):
@@ -118,11 +125,24 @@ class RayJob(Job):
     def _is_placed(self, gang: RayGang) -> bool:
         if not gang.is_placed():
             self.request.on_state(f"pending (Ray has no room for {self.request.resources.describe()} yet)")
+            last_room = time.monotonic()
             while not gang.is_placed():
                 if not self._may_continue():
                     return False
+                last_room = self._last_room(gang, last_room)
                 time.sleep(_LOOK_S)
         return True
+
+    def _last_room(self, gang: RayGang, before: float) -> float:
+        """Return when the cluster last had nodes enough; raises SystemFaultError where that is too long ago."""
+        try:
+            gang.check_room()
+        except UsageError as error:
+            if time.monotonic() - before < faults.DEFAULT_PATIENCE_S:
+                return before
+            waited = f"{error.problem}, after {faults.DEFAULT_PATIENCE_S:.0f} s of waiting"
+            raise faults.stopping_error(waited, error, self.files.path) from None
+        return time.monotonic()
 
     def _may_continue(self) -> bool:
         """Tell whether nobody asked for the end, and a gang that failed on one node still has time on the others."""
@@ -135,12 +155,12 @@ class RayJob(Job):
         except Exception as error:  # the cluster may be gone with all that ran on it
             self.request.on_state(f"Ray did not end it: {type(error).__name__}")
 
-    def _judged(self, lost: NodeLostError | None, place: str, ran_s: float) -> JobResult:
+    def _judged(self, lost: GangLostError | None, place: str, ran_s: float) -> JobResult:
         is_over = lost is None and bool(self._codes) and len(self._codes) == self.request.resources.nodes
         if self._asked is not None and not is_over:
             return JobResult(end=self._asked, exit_code=None, duration_s=ran_s, place=place)
         if lost is not None:
-            return JobResult(end=End.LOST, exit_code=None, duration_s=ran_s, place=lost.name, reason=str(lost))
+            return JobResult(end=End.LOST, exit_code=None, duration_s=ran_s, place=lost.node, reason=str(lost))
         code = next((code for code in self._codes.values() if code), 0)
         return JobResult(end=End.EXITED, exit_code=code, duration_s=ran_s, place=place)
 

@@ -54,7 +54,7 @@ class RayWorker:
     ) -> None:
         """Start the command; `end_script` is what ends all of its processes."""
         own = {name: value for name, value in self._environment.items() if name != "OMP_NUM_THREADS"}
-        self._end_argv = ["/bin/sh", "-c", end_script, "end-marked", *end_arguments]
+        self._end_argv = _end_argv(end_script, end_arguments)
         if not os.path.isdir(folder):  # noqa: PTH112 - nothing of the package's own style can be counted on here
             self._held += f"zenithtune: {socket.gethostname()} has no folder {folder}\n".encode()
             self._exit_code = 1
@@ -88,11 +88,10 @@ class RayWorker:
             text = bytes(self._held[:_MAX_READ_BYTES])
             return text, self._exit_code if len(text) == len(self._held) else None
 
-    def end(self, grace_s: float) -> None:
+    def end(self, end_script: str, end_arguments: list[str]) -> None:
         """End the command and everything that it started; returns when all of it is gone."""
-        if self._end_argv:
-            argv = [*self._end_argv[:-1], str(round(grace_s * 10))]
-            subprocess.run(argv, env=self._environment, stdin=subprocess.DEVNULL, check=False, start_new_session=True)
+        argv = _end_argv(end_script, end_arguments)
+        subprocess.run(argv, env=self._environment, stdin=subprocess.DEVNULL, check=False, start_new_session=True)
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -119,3 +118,7 @@ class RayWorker:
         with self._changed:
             self._exit_code = code if code >= 0 else 128 - code
             self._changed.notify_all()
+
+
+def _end_argv(end_script: str, end_arguments: list[str]) -> list[str]:
+    return ["/bin/sh", "-c", end_script, "end-marked", *end_arguments]
