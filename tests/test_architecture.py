@@ -30,6 +30,7 @@ LAYERS: list[list[str]] = [
     ["tuning"],
     ["report"],
     ["tuner"],
+    ["api"],
     ["serve", "exports", "testing", "cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 from click.decorators import FC
 
+from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from zenith_tune.estimate.calibration import Calibration
 
 Options = dict[str, Any]
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 
 
 class _AsciiNumber(click.ParamType[Any]):
