@@ -22,6 +22,7 @@ from zenith_tune.study.budget import Budget, MemoryLimit, Training, parse_share,
 from zenith_tune.study.parameters import Direction
 from zenith_tune.tuner import PresetTuner
 from zenith_tune.tuning.config import Limits
+from zenith_tune.tuning.events import StudyListener
 from zenith_tune.tuning.watch import Timeouts
 
 Pairs = Mapping[str, Any] | str
@@ -33,6 +34,8 @@ EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=
 class TuneOptions:
     """Hold the options of a study; each has the name and the default that `zenithtune optimize` has for it."""
 
+    n_trials: int | None = None
+    """The budget of trials; None: as many as the strategy needs."""
     preset: str | TuningPreset | None = None
     """What knows the command's options; None: found by the command."""
     args: Pairs | None = None
@@ -101,6 +104,9 @@ class TuneOptions:
     max_duplicates: int = 100
     max_prunes: int = 1000
     dump_env: bool = False
+    """Whether the environment is recorded, with secrets masked."""
+    listener: StudyListener | None = None
+    """Who hears of the study: `StudyListener()` for silence; None: the terminal, or a notebook's output."""
 
     def tuner(self, command: str, *, owns_process: bool = False) -> PresetTuner:
         """Return the tuner of a command; one that owns its process takes what trials leave behind down with it."""
@@ -136,6 +142,7 @@ class TuneOptions:
             baseline=self.baseline,
             resume=self.resume,
             retry_failed=self.retry_failed,
+            listener=self.listener,
             needs=self._needs(),
             parallel=parallel_trials(str(self.parallel)),
             **self._where(owns_process=owns_process),
