@@ -51,6 +51,9 @@ class Gain:
         how = "confirmed" if self.is_confirmed else "not confirmed"
         return f"{self.speedup:.2f}x ({self.low:.2f} to {self.high:.2f}, {how})"
 
+    def __repr__(self) -> str:
+        return f"Gain({self})"
+
 
 class StudyResult:
     """Show a study as its record has it.
