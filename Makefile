@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-all check docs bench scoreboard replay calibrations clean
+.PHONY: demo test test-all check docs site bench scoreboard replay calibrations clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -30,11 +30,15 @@ check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/python docs/generate_cli.py --check
 	$(BIN)/python docs/generate_levers.py --check
 	$(BIN)/python docs/generate_results.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs: $(VENV)/.dev  ## write docs/cli.md, the tables of levers and the README's results anew
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_levers.py
 	$(BIN)/python docs/generate_results.py
+
+site: $(VENV)/.dev  ## the documentation as a site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the planner is
 	$(BIN)/python benchmarks/overhead.py

@@ -17,7 +17,9 @@ TARGET = Path(__file__).with_name("cli.md")
 def render() -> str:
     """Return the page: one section per command."""
     parts = [f"## {' '.join(['zenithtune', *words])}\n\n```text\n{help_of(words)}```\n" for words in commands(cli)]
-    return "# The command line\n\nGenerated from `--help` by `make docs`; do not edit.\n\n" + "\n".join(parts)
+    note = "<!-- Generated from `--help` by `make docs`; do not edit. -->"
+    opening = "Every command and option, as `--help` prints them. The commonest: `zenithtune optimize -- YOUR COMMAND`."
+    return f"# The command line\n\n{note}\n\n{opening}\n\n" + "\n".join(parts)
 
 
 def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[list[str]]:

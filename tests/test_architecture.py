@@ -15,7 +15,7 @@ SOURCE = Path(zenith_tune.__file__).parent
 
 # From the ground up: a module may import from its own layer and from those above it in this list.
 LAYERS: list[list[str]] = [
-    ["errors", "units", "registry"],
+    ["errors", "units", "registry", "html_table"],
     ["study"],
     ["shell"],
     ["describe"],
@@ -30,6 +30,7 @@ LAYERS: list[list[str]] = [
     ["tuning"],
     ["report"],
     ["tuner"],
+    ["api"],
     ["serve", "exports", "testing", "cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -121,6 +122,7 @@ def test_public_names_are_these() -> None:
         "Direction",
         "EvaluatorRegistry",
         "FloatParameter",
+        "Gain",
         "IntParameter",
         "JobSpec",
         "Layout",
@@ -128,20 +130,32 @@ def test_public_names_are_these() -> None:
         "MegatronPreset",
         "Outcome",
         "Parameter",
+        "Plan",
+        "PlannedLayout",
         "Planner",
         "PresetRegistry",
         "PresetTuner",
         "RegexEvaluator",
+        "RunDiagnosis",
         "RunnerRegistry",
         "StrategyRegistry",
+        "StudyListener",
+        "StudyResult",
         "Trial",
         "TrialExhausted",
+        "TuneOptions",
         "TuningEvaluator",
         "TuningPreset",
         "TuningStrategy",
+        "UsageError",
+        "ZenithTuneError",
         "default_calibration",
+        "diagnose",
+        "estimate",
         "load_cluster",
         "load_framework",
         "load_model",
+        "plan",
+        "tune",
     ]
     assert all(getattr(zenith_tune, name) is not None for name in zenith_tune.__all__)

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zenith_tune.api.diagnose import diagnose as diagnose
+    from zenith_tune.api.plan import estimate as estimate
+    from zenith_tune.api.plan import plan as plan
+    from zenith_tune.api.run_diagnosis import RunDiagnosis as RunDiagnosis
+    from zenith_tune.api.study_result import Gain as Gain
+    from zenith_tune.api.study_result import StudyResult as StudyResult
+    from zenith_tune.api.tune import tune as tune
+    from zenith_tune.api.tune_options import TuneOptions as TuneOptions
     from zenith_tune.calibrate.calibration_file import default_calibration as default_calibration
     from zenith_tune.describe.cluster_catalog import load_cluster as load_cluster
     from zenith_tune.describe.framework_spec import load_framework as load_framework
@@ -14,10 +24,14 @@ if TYPE_CHECKING:
     from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded as ConsecutiveDuplicateLimitExceeded
     from zenith_tune.errors import ConsecutivePruneLimitExceeded as ConsecutivePruneLimitExceeded
     from zenith_tune.errors import TrialExhausted as TrialExhausted
+    from zenith_tune.errors import UsageError as UsageError
+    from zenith_tune.errors import ZenithTuneError as ZenithTuneError
     from zenith_tune.evaluators.base import EvaluatorRegistry as EvaluatorRegistry
     from zenith_tune.evaluators.base import TuningEvaluator as TuningEvaluator
     from zenith_tune.evaluators.regex import RegexEvaluator as RegexEvaluator
     from zenith_tune.layouts.layout import Layout as Layout
+    from zenith_tune.planner.plan import Plan as Plan
+    from zenith_tune.planner.plan import PlannedLayout as PlannedLayout
     from zenith_tune.planner.planner import Planner as Planner
     from zenith_tune.presets.base import PresetRegistry as PresetRegistry
     from zenith_tune.presets.base import TuningPreset as TuningPreset
@@ -35,23 +49,34 @@ if TYPE_CHECKING:
     from zenith_tune.study.trial import Outcome as Outcome
     from zenith_tune.study.trial import Trial as Trial
     from zenith_tune.tuner import PresetTuner as PresetTuner
+    from zenith_tune.tuning.events import StudyListener as StudyListener
 
 __version__ = "0.1.0"
 
 # Imported when first used, so that `import zenith_tune` and `zenithtune --help` stay quick.
 _HOMES = {
+    "zenith_tune.api.diagnose": ("diagnose",),
+    "zenith_tune.api.plan": ("estimate", "plan"),
+    "zenith_tune.api.run_diagnosis": ("RunDiagnosis",),
+    "zenith_tune.api.study_result": ("Gain", "StudyResult"),
+    "zenith_tune.api.tune": ("tune",),
+    "zenith_tune.api.tune_options": ("TuneOptions",),
     "zenith_tune.calibrate.calibration_file": ("default_calibration",),
     "zenith_tune.describe.cluster_catalog": ("load_cluster",),
     "zenith_tune.describe.framework_spec": ("load_framework",),
     "zenith_tune.describe.job_spec": ("JobSpec",),
     "zenith_tune.describe.model_catalog": ("load_model",),
-    "zenith_tune.errors": (*("ConsecutiveDuplicateLimitExceeded", "ConsecutivePruneLimitExceeded", "TrialExhausted"),),
+    "zenith_tune.errors": (
+        *("ConsecutiveDuplicateLimitExceeded", "ConsecutivePruneLimitExceeded", "TrialExhausted"),
+        *("UsageError", "ZenithTuneError"),
+    ),
     "zenith_tune.evaluators.base": ("EvaluatorRegistry", "TuningEvaluator"),
     "zenith_tune.evaluators.regex": ("RegexEvaluator",),
     "zenith_tune.layouts.layout": ("Layout",),
     "zenith_tune.study.parameters": (
         *("BoolParameter", "CategoricalParameter", "Direction", "FloatParameter", "IntParameter", "Parameter"),
     ),
+    "zenith_tune.planner.plan": ("Plan", "PlannedLayout"),
     "zenith_tune.planner.planner": ("Planner",),
     "zenith_tune.presets.base": ("PresetRegistry", "TuningPreset"),
     "zenith_tune.presets.megatron.preset": ("MegatronPreset",),
@@ -60,6 +85,7 @@ _HOMES = {
     "zenith_tune.strategies.megatron_heuristic": ("MegatronHeuristicStrategy",),
     "zenith_tune.study.trial": ("Outcome", "Trial"),
     "zenith_tune.tuner": ("PresetTuner",),
+    "zenith_tune.tuning.events": ("StudyListener",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -74,3 +100,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+class _Package(ModuleType):
+    """Keep `zenith_tune.estimate` the function: to import the folder of this name would set it to the folder."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from zenith_tune.cli.options import (
-    Options,
     args_option,
-    calibration_of,
     calibration_option,
     debug_option,
     echo_json,
@@ -21,9 +18,6 @@ from zenith_tune.cli.options import (
     study_place,
     topology_option,
 )
-
-if TYPE_CHECKING:
-    from zenith_tune.doctor.diagnosed_run import DiagnosedRun, UnplannedRun
 
 COMMAND = "zenith_tune.cli.doctor"
 """Where a context keeps the training command."""
@@ -70,41 +64,19 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
 
     Exit code: 0 the run trains, 1 it failed, is kept waiting or fits nowhere, 2 a mistake in the command line.
     """
-    run, reason = _run(target, context.meta[COMMAND], options)
-    from zenith_tune.doctor.diagnosed_run import UnplannedRun
-    from zenith_tune.doctor.diagnosis import diagnose_run
-    from zenith_tune.report.doctor import diagnosis_object, report_lines, unplanned_lines, unplanned_object
-
-    if isinstance(run, UnplannedRun):
-        if options["as_json"]:
-            echo_json({"run": run.what, **unplanned_object(run)})
-        else:
-            click.echo("\n".join(unplanned_lines(run)))
-        return 0 if run.measured.is_sound else 1
-    diagnosis = diagnose_run(run, risk=options["risk"], calibration=calibration_of(options))
-    if options["as_json"]:
-        because = {"tensor_parallel_reason": reason} if reason else {}
-        echo_json({"run": run.what, **diagnosis_object(diagnosis), **because})
-    else:
-        notes = [f"note: {reason}"] if reason else []
-        click.echo("\n".join([*notes, *report_lines(diagnosis, run.what)]))
-    return 0 if diagnosis.can_train and run.measured.is_sound else 1
-
-
-def _run(target: Path | None, command: tuple[str, ...], options: Options) -> tuple[DiagnosedRun | UnplannedRun, str]:
-    """Return the run, its nodes linked as --topology says, and how large that lets tensor parallelism be."""
-    from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
-    from zenith_tune.doctor.diagnosed_run import RunHints, UnplannedRun
-    from zenith_tune.doctor.studied_run import find_run
+    from zenith_tune.api.diagnose import diagnose
     from zenith_tune.shell import ParsedCommand
 
-    path = options["topology"]
-    topology = read_topology(path) if path is not None else None
-    named = {"model": options["model"]} if options["model"] is not None else {}
-    hints = RunHints(preset=options["preset"], args={**pairs(options), **named}, cluster=options["cluster"])
-    text = ParsedCommand.from_argv(command).text if command else None
-    run = find_run(target, text, hints, db=options["db"], output_dir=options["output_dir"])
-    if topology is None or isinstance(run, UnplannedRun):
-        return run, ""
-    cluster = with_topology(run.subject.cluster, topology, path.name)
-    return replace(run, subject=replace(run.subject, cluster=cluster)), tensor_reason(cluster, topology)
+    command = context.meta[COMMAND]
+    same = ("model", "cluster", "topology", "preset", "risk", "calibration", "db", "output_dir")
+    found = diagnose(
+        target,
+        command=ParsedCommand.from_argv(command).text if command else None,
+        args=pairs(options),
+        **{name: options[name] for name in same},
+    )
+    if options["as_json"]:
+        echo_json(found.as_json())
+    else:
+        click.echo(str(found))
+    return 0 if found.is_sound else 1

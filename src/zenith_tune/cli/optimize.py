@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from zenith_tune.errors import StudyInterrupted, UsageError
 from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
-    from zenith_tune.evaluators.early_stop import EarlyStop
     from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.config import StudyConfig
     from zenith_tune.tuning.events import StudyListener
@@ -145,148 +144,18 @@ def _notes(config: StudyConfig) -> Iterator[str]:
         yield f"--max-memory {limit / GIB:.0f}GiB limits nothing: a GPU has {capacity / GIB:.0f} GiB"
 
 
+JOINED = ("args", "strategy_args", "evaluator_args", "runner_args", "slurm")
+"""Options that may be given several times, and are joined."""
+
+
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
+    from zenith_tune.api.tune_options import TuneOptions
     from zenith_tune.shell import ParsedCommand
-    from zenith_tune.study.budget import Budget, MemoryLimit, Training
-    from zenith_tune.tuner import PresetTuner
-    from zenith_tune.tuning.config import Limits
-    from zenith_tune.tuning.watch import Timeouts
 
-    margin = options["timeout_margin"]
-    if margin is not None and not options["timeout_dynamic"]:
-        raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
-    timeouts = Timeouts(
-        fixed_s=options["timeout"], dynamic=options["timeout_dynamic"], **({} if margin is None else {"margin": margin})
-    )
-    limits = Limits(consecutive_duplicates=options["max_duplicates"], consecutive_prunes=options["max_prunes"])
-    evaluator, evaluator_args, objective = _evaluator(options)
-    return PresetTuner(
-        command=ParsedCommand.from_argv(command).text,
-        preset=_preset(options),
-        strategy=options["strategy"],
-        evaluator=evaluator,
-        output_dir=options["output_dir"],
-        study_name=options["study_name"],
-        db_path=options["db"],
-        dump_env=options["dump_env"],
-        tune_args=_tune_args(options),
-        strategy_args=_pairs(options, "strategy_args"),
-        evaluator_args=evaluator_args,
-        objective=objective,
-        timeouts=timeouts,
-        early_stop=_early_stop(options),
-        limits=limits,
-        budget=Budget(
-            training=Training(hours=options["train_hours"]),
-            gpu_hours=options["gpu_hours"],
-            max_hours=options["max_hours"],
-            price=options["price"],
-        ),
-        memory=MemoryLimit(max_bytes=options["max_memory"], headroom=options["headroom"]),
-        confirm=options["confirm"],
-        repeats=options["repeats"],
-        baseline=not options["no_baseline"],
-        resume=options["resume"],
-        retry_failed=options["retry_failed"],
-        **_where(options),
-    )
-
-
-def _early_stop(options: dict[str, Any]) -> EarlyStop | None:
-    from zenith_tune.evaluators.early_stop import EarlyStop
-
-    percent = options["early_precision"]
-    if percent is not None and not options["early_stop"]:
-        raise UsageError("--early-precision goes with --early-stop", hint="leave --no-early-stop out")
-    chosen = EarlyStop() if percent is None else EarlyStop(precision=percent / 100)
-    return chosen if options["early_stop"] else None
-
-
-def _preset(options: dict[str, Any]) -> str | None:
-    name: str | None = options["preset"]
-    if options["space"] and name not in (None, "space"):
-        raise UsageError(
-            "--space is a preset of its own", hint="leave --preset out, or take --args search= of that preset"
-        )
-    return "space" if options["space"] else name
-
-
-def _evaluator(options: dict[str, Any]) -> tuple[str | None, dict[str, Any], str | None]:
-    """Return the evaluator's name, its arguments, and the objective's name."""
-    from zenith_tune.evaluators.base import is_objective_name
-
-    given = {"direction": options["maximize"], "selector": options["select"]}
-    args: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    objective = options["objective"]
-    if objective is None or is_objective_name(objective):
-        if args:
-            problem = "--maximize, --minimize and --select go with --objective REGEX"
-            raise UsageError(
-                f"{problem}: give one" if objective is None else f"{problem}, but {objective!r} has its own way"
-            )
-        return options["evaluator"], _pairs(options, "evaluator_args"), objective
-    if options["evaluator"] not in (None, "regex", "json") or options["evaluator_args"]:
-        raise UsageError(
-            "--objective REGEX is an evaluator of its own", hint="leave --evaluator and --evaluator-args out"
-        )
-    from zenith_tune.study.parameters import Direction
-
-    if "direction" in args:
-        args["direction"] = Direction.MAXIMIZE if args["direction"] else Direction.MINIMIZE
-    from zenith_tune.evaluators.json_lines import PREFIX
-
-    if objective.startswith(PREFIX):
-        return "json", {"key": objective.removeprefix(PREFIX), **args}, None
-    return "regex", {"pattern": objective, **args}, None
-
-
-_EXAMPLES = {"slurm": ("partition=gpu,time=00:20:00",), "runner_args": ("grace_s=10",), "strategy_args": ("seed=1",)}
-
-
-def _pairs(options: dict[str, Any], name: str) -> dict[str, str]:
-    from zenith_tune.registry import parse_pairs
-
-    texts = options[name]
-    return parse_pairs(",".join(texts), "--" + name.replace("_", "-"), *_EXAMPLES.get(name, ())) if texts else {}
-
-
-def _tune_args(options: dict[str, Any]) -> dict[str, str]:
-    args, topology = _pairs(options, "args"), options["topology"]
-    if options["space"]:
-        from zenith_tune.presets.space import SEPARATOR
-
-        args = {**args, "space": SEPARATOR.join(options["space"])}
-    if options["allow"]:
-        args = {**args, "allow": "+".join([*filter(None, [args.get("allow")]), *options["allow"]])}
-    if topology is None:
-        return args
-    if "topology" in args:
-        raise UsageError("--topology and --args topology= say the same", hint="give one of them")
-    from zenith_tune.describe.topology import read_topology
-
-    read_topology(topology)  # a mistake is reported before anything runs
-    return {**args, "topology": str(topology)}
-
-
-def _where(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what the tuner must know of where trials run."""
-    from zenith_tune.runners.base import named_runner, parallel_trials
-
-    name, args = named_runner(options, _pairs(options, "runner_args"), _pairs(options, "slurm"))
-    where = {"parallel": parallel_trials(options["parallel"]), "needs": _needs(options)}
-    if name != "local" or options["dry_run"]:
-        return {"runner": name, "runner_args": args, **where}
-    from zenith_tune.registry import construct
-    from zenith_tune.runners.local.runner import LocalRunner
-
-    if "owns_process" in args:
-        raise UsageError("runner local takes no argument 'owns_process' here. Valid: grace_s: float.")
-    return {"runner": construct(LocalRunner, {**args, "owns_process": True}, "runner local"), **where}
-
-
-def _needs(options: dict[str, Any]) -> dict[str, int]:
-    given = {"gpus_per_node": options["gpus_per_trial"], "nodes": options["nodes_per_trial"]}
-    return {name: number for name, number in given.items() if number is not None}
+    same = {field.name: options[field.name] for field in fields(TuneOptions) if field.name in options}
+    joined = {name: ",".join(options[name]) if options[name] else None for name in JOINED}
+    chosen = TuneOptions(**{**same, **joined, "baseline": not options["no_baseline"]})
+    return chosen.tuner(ParsedCommand.from_argv(command).text, owns_process=not options["dry_run"])
 
 
 def _listener(options: dict[str, Any]) -> StudyListener:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.decorators import FC
 
+from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
+from zenith_tune.study.budget import parse_share, parse_size
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
     from zenith_tune.estimate.calibration import Calibration
 
 Options = dict[str, Any]
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 
 
 class _AsciiNumber(click.ParamType[Any]):
@@ -67,14 +67,13 @@ class Size(click.ParamType[float]):
     """Take an amount of memory: `70GiB`, `80 GB`, `512MiB`."""
 
     name = "size"
-    _UNITS: ClassVar[dict[str, int]] = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read the amount in bytes."""
-        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(gib|mib|gb|mb)", str(value).strip().lower())
-        if found is None:
-            self.fail(f"{value!r} is no amount of memory: write it with its unit, e.g. 70GiB.", param, ctx)
-        return float(found[1]) * self._UNITS[found[2]]
+        try:
+            return parse_size(str(value))
+        except UsageError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Percent(click.ParamType[float]):
@@ -84,12 +83,10 @@ class Percent(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read the share as a fraction."""
-        found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?", str(value).strip())
-        if found is None or float(found[1]) >= 100:
-            self.fail(f"{value!r} is no share from 0% to less than 100%: write e.g. 5%.", param, ctx)
-        if 0 < float(found[1]) < 1 and not str(value).strip().endswith("%"):
-            self.fail(f"{value!r} may mean {float(found[1]) * 100:g}% or {found[1]}%: write one of them.", param, ctx)
-        return float(found[1]) / 100
+        try:
+            return parse_share(str(value))
+        except UsageError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class RecordedCommand(click.Command):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -32,139 +30,41 @@ from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
-from zenith_tune.presets.formats import FRAMEWORKS, ONE_EACH, refuse_framework
+from zenith_tune.presets.formats import FRAMEWORKS
 
 if TYPE_CHECKING:
-    from zenith_tune.describe.cluster_spec import ClusterSpec
-    from zenith_tune.describe.framework_spec import FrameworkSpec
-    from zenith_tune.describe.job_spec import JobSpec
-    from zenith_tune.describe.model_spec import ModelSpec
-    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.api.plan_request import PlanRequest
     from zenith_tune.layouts.layout import Layout
-    from zenith_tune.layouts.search_space import SearchSpace
     from zenith_tune.planner.plan import Plan, PlannedLayout
     from zenith_tune.planner.planner import Planner
     from zenith_tune.planner.what_if import WhatIf
     from zenith_tune.presets.emission import Emission
     from zenith_tune.report.plan.text import PlanReport
 
-
-OWN_FRAMEWORK = "fsdp"
-"""What a module of the user's own is planned for where nothing else is given: it takes any module."""
 BOUNDED = ("tp", "pp", "cp", "mbs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """Hold what was asked for."""
-
-    model: ModelSpec
-    cluster: ClusterSpec
-    job: JobSpec
-    space: SearchSpace
-    layout: Layout | None
-    """The layout to explain."""
-    calibration: Path | None
-    tensor_reason: str = ""
-    """How large the links of the nodes let tensor parallelism be, where they were looked at."""
-    may_leave_island: bool = False
-    """Whether larger sizes of tensor parallelism than NVLink joins are planned where nothing else fits."""
-
-    def within_island(self, emit: str | None) -> Self:
-        """Keep tensor parallelism inside what NVLink joins."""
-        from zenith_tune.presets.formats import format_named
-
-        space = self.space.tensor_within(self.cluster.fast_domain)
-        is_whole = self.cluster.num_gpus <= space.max_tp
-        may_leave = not is_whole and (emit is None or format_named(emit).tensor_across_nodes)
-        return replace(self, space=space, may_leave_island=may_leave)
-
-    def beyond_island(self) -> Self:
-        """Let tensor parallelism be of any size, because nothing fits inside what NVLink joins."""
-        known = f"{self.tensor_reason}; " if self.tensor_reason else "tensor parallelism: "
-        reason = f"{known}nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
-        space = replace(self.space, max_tp=type(self.space)().max_tp)
-        return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
-
-    def planner(self) -> Planner:
-        """Return the planner."""
-        from zenith_tune.planner.planner import Planner
-
-        return Planner(self.model, self.cluster, self.job, self._calibration())
-
-    def _calibration(self) -> Calibration | None:
-        if self.calibration is None:
-            return None
-        from zenith_tune.calibrate.calibration_file import load_calibration
-
-        calibration, framework = load_calibration(self.calibration), self.job.framework.name
-        if calibration.framework != framework:
-            what = f"{self.calibration} was fitted to runs of {calibration.framework}"
-            click.echo(f"warning: {what}, but the plan is for {framework}: its figures may be off", err=True)
-        return calibration
-
-
-def read_request(options: Options) -> PlanRequest:
+def read_options(options: Options) -> PlanRequest:
     """Return what the options of the command ask for."""
-    from zenith_tune.describe.cluster_catalog import load_cluster
-    from zenith_tune.describe.framework_spec import load_framework
-    from zenith_tune.describe.job_spec import JobSpec
+    from zenith_tune.api.plan_request import read_request
     from zenith_tune.planner.what_if import parse_changes
 
     _refuse_contradictions(options)
-    space = _space(options)
     if options["what_if"] is not None:
         parse_changes(options["what_if"])
-    framework = load_framework(options["framework"] or _framework(options))
-    if options["emit"] is not None:
-        refuse_framework(options["emit"], framework.name)
-    cluster = load_cluster(options["cluster"])
-    model, seq_len = _own_module(framework, options) if options["module"] else _known_model(options)
-    job = JobSpec(
-        seq_len=seq_len,
-        framework=framework,
-        precision=options["precision"],
-        dispatcher=options["dispatcher"],
-        gathers_fp8=options["precision"] == "fp8",  # as --emit writes it
-        imbalance=options["imbalance"],
-    )
-    request = PlanRequest(
-        model=model,
-        cluster=cluster,
-        job=job,
-        space=_narrowed(_unsplit(space) if model.traced else space, framework.name, options["emit"]),
-        layout=_layout(cluster, options),
+    same = ("gbs", "seq", "module", "framework", "precision", "dispatcher", "imbalance", "space", "risk", "topology")
+    request = read_request(
+        options["model"],
+        options["cluster"],
+        fix=options["pinned"],
+        max_sizes={name: options[f"max_{name}"] for name in BOUNDED},
         calibration=options["calibration"],
+        emit=options["emit"],
+        **{name: options[name] for name in same},
     )
-    return _linked(request, options)
-
-
-def _known_model(options: Options) -> tuple[ModelSpec, int]:
-    from zenith_tune.describe.model_catalog import load_model
-
-    return load_model(options["model"]), options["seq"]
-
-
-def _own_module(framework: FrameworkSpec, options: Options) -> tuple[ModelSpec, int]:
-    """Return the model that a callable of the user's own builds, and the length of its sequences."""
-    from zenith_tune.presets.own_module import traced_model
-
-    precision = options["precision"]
-    return traced_model(options["module"], framework=framework, precision=precision, seq_len=options["seq"])
-
-
-def _linked(request: PlanRequest, options: Options) -> PlanRequest:
-    """Return the request with tensor parallelism bounded by how the nodes are linked, unless a size is given."""
-    from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
-
-    path = options["topology"]
-    topology = read_topology(path) if path is not None else None
-    if topology is not None:
-        request = replace(request, cluster=with_topology(request.cluster, topology, path.name))
-    if topology is not None or options["cluster"].strip().lower() == "local":  # what was looked at is reported
-        request = replace(request, tensor_reason=tensor_reason(request.cluster, topology))
-    is_given = options["max_tp"] is not None or "tp" in request.space.pinned
-    return request if is_given else request.within_island(options["emit"])
+    if request.warning:
+        click.echo(f"warning: {request.warning}", err=True)
+    return request
 
 
 def _refuse_contradictions(options: Options) -> None:
@@ -178,41 +78,6 @@ def _refuse_contradictions(options: Options) -> None:
         if options[name]:
             option = "--fix" if name == "pinned" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is about all layouts and --explain about one", hint="leave one of them out")
-
-
-def _space(options: Options) -> SearchSpace:
-    from zenith_tune.layouts.layout import parse_values
-    from zenith_tune.layouts.search_space import SearchSpace
-
-    pinned = parse_values(options["pinned"], what="--fix") if options["pinned"] is not None else {}
-    limits = {name: options[f"max_{name}"] for name in BOUNDED if options[f"max_{name}"] is not None}
-    return SearchSpace.named(options["space"], max_sizes=limits, pinned=pinned)
-
-
-def _narrowed(space: SearchSpace, framework: str, emit: str | None) -> SearchSpace:
-    if emit is None:
-        return space
-    from zenith_tune.presets.formats import format_named
-
-    return format_named(emit).narrowed(space, framework)
-
-
-def _unsplit(space: SearchSpace) -> SearchSpace:
-    """Return the space in which nothing of a module is split but over data-parallel ranks."""
-    return replace(space, pinned={**ONE_EACH, **space.pinned})
-
-
-def _framework(options: Options) -> str:
-    known = FRAMEWORKS[options["emit"]] if options["emit"] is not None else ("megatron", OWN_FRAMEWORK)
-    return OWN_FRAMEWORK if options["module"] and OWN_FRAMEWORK in known else known[0]
-
-
-def _layout(cluster: ClusterSpec, options: Options) -> Layout | None:
-    if options["explain"] is None:
-        return None
-    from zenith_tune.layouts.layout import parse_layout
-
-    return parse_layout(options["explain"], num_gpus=cluster.num_gpus, global_batch=options["gbs"])
 
 
 OF_THE_JOB = ("model", "gbs", "seq")
@@ -289,8 +154,8 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     for name in OF_THE_JOB:
         if options[name] is None and not (options["module"] and name in OF_A_MODULE):
             raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
-    request = read_request(options)
-    return _explain(request, options) if request.layout is not None else _plan(request, options)
+    request = read_options(options)
+    return _explain(request, options) if options["explain"] is not None else _plan(request, options)
 
 
 def _probe(command: tuple[str, ...], options: Options) -> int:
@@ -308,21 +173,11 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
 
 
 def _plan(request: PlanRequest, options: Options) -> int:
-    from zenith_tune.planner.infeasible import DeadEnd
-
-    gbs, num_gpus = options["gbs"], request.cluster.num_gpus
-    model, job, space = request.model, request.job, request.space
-    DeadEnd(model=model, job=job, num_gpus=num_gpus, global_batch=gbs, space=space).refuse()
-    planner, bounds = request.planner(), {"space": space, "risk": options["risk"]}
-    what_if = None
-    if options["what_if"] is not None:
-        what_if = planner.what_if(gbs, options["what_if"], top=options["top"], **bounds)
-    plan = what_if.before if what_if else planner.plan(gbs, top=options["top"], **bounds)
-    fits = bool(plan.best or (what_if and what_if.fits))
-    if request.may_leave_island and not fits:
-        return _plan(request.beyond_island(), options)
-    points = planner.pareto(gbs, **bounds) if options["pareto"] else None
-    enough = None if plan.best else planner.enough_gpus(gbs, **bounds)
+    found = request.planned(top=options["top"], what_if=options["what_if"])
+    request, planner, plan, what_if = found.request, found.planner, found.plan, found.what_if
+    bounds: Options = {"space": request.space, "risk": request.risk}
+    points = planner.pareto(request.global_batch, **bounds) if options["pareto"] else None
+    enough = None if plan.best else planner.enough_gpus(request.global_batch, **bounds)
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
     if options["html"] is not None:
         _write_page(planner, plan, enough, emission, options)
@@ -333,7 +188,7 @@ def _plan(request: PlanRequest, options: Options) -> int:
         report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else (), enough)
         report.more(points, what_if)
         _print(emission, options)
-    return 0 if fits else 1
+    return 0 if found.fits else 1
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
@@ -353,12 +208,13 @@ def _plan_object(plan: Plan, what_if: WhatIf | None, points: list[PlannedLayout]
 
 
 def _explain(request: PlanRequest, options: Options) -> int:
+    layout = request.layout(options["explain"])
+    # Not before: a mistake is reported without the planner.
     from zenith_tune.report.plan.json import explanation_object
 
-    assert request.layout is not None
     planner = request.planner()
-    explanation = planner.explain(request.layout, space=request.space, risk=options["risk"])
-    emission = None if explanation.broken else _emission(planner, request.layout, options)
+    explanation = planner.explain(layout, space=request.space, risk=request.risk)
+    emission = None if explanation.broken else _emission(planner, layout, options)
     if options["as_json"]:
         _print_json(explanation_object(explanation), request, emission)
     else:

@@ -91,6 +91,9 @@ class Diagnosis:
     causes: tuple[Cause, ...] = ()
     """What ended the run or keeps it waiting, by its log or by its plan."""
 
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.run.planned!r}, {len(self.causes)} causes, {len(self.advice)} advised changes)"
+
     @property
     def can_train(self) -> bool:
         """Whether the run, or a change of it, fits into memory."""

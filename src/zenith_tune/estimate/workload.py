@@ -18,6 +18,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import num_nvlinks
 from zenith_tune.describe.job_spec import JobSpec, is_narrow
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.units import count
 
 Number = float | npt.NDArray[np.float64]
 
@@ -178,3 +179,10 @@ class Estimate:
 
     def __len__(self) -> int:
         return len(self.step_s)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Estimate(0 layouts)"
+        step = f"step_s {self.step_s.min():.4g} to {self.step_s.max():.4g}"
+        memory = f"memory_bytes {self.memory_bytes.min():.4g} to {self.memory_bytes.max():.4g}"
+        return f"Estimate({count(len(self), 'layout')}, {step}, {memory})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from zenith_tune.errors import UsageError
 from zenith_tune.units import whole
@@ -44,6 +44,15 @@ class Layout:
     """Full recomputation: layers per checkpoint (uniform) or layers recomputed per chunk (block); else 0."""
     sequence_parallel: bool = False
     flash_attention: bool = True
+
+    def __repr__(self) -> str:
+        """Write what differs from the defaults.
+
+        >>> Layout(num_gpus=8, tp=2)
+        Layout(num_gpus=8, tp=2)
+        """
+        given = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return f"Layout({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
 
     @property
     def dp(self) -> int:

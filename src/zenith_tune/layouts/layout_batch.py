@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES as RECOMPUTE_NAMES
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.units import count
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
@@ -48,6 +49,9 @@ class LayoutBatch:
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    def __repr__(self) -> str:
+        return f"LayoutBatch({count(len(self), 'layout')})"
 
     @property
     def num_gpus(self) -> IntArray:

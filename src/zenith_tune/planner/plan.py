@@ -9,8 +9,10 @@ from enum import StrEnum
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.html_table import html_table
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.units import GIB, count, format_bytes, format_seconds
 
 PRESSURE = "memory"
 """The part of a step that is lost for want of memory."""
@@ -58,6 +60,11 @@ class PlannedLayout:
     tokens_per_s: float
     mfu: float
     """Model operations over the peak of all GPUs."""
+
+    def __repr__(self) -> str:
+        memory = f"{self.memory_bytes / GIB:.1f} of {format_bytes(self.capacity_bytes)}"
+        figures = f"{format_seconds(self.step_s)} a step, {memory}, {self.oom_probability:.0%} OOM"
+        return f"PlannedLayout({self.name}: {figures})"
 
     @property
     def name(self) -> str:
@@ -147,6 +154,10 @@ WIDE = ("bf16", "fp16", "fp32")
 """Precisions in which activations are kept as they are counted."""
 
 
+COLUMNS = ("", "layout", "step", "tok/s/GPU", "MFU", "memory", "OOM", "bound by")
+"""Of the table that a notebook shows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Hold the layouts of one job, the best first; of those that tie, the simplest."""
@@ -170,6 +181,30 @@ class Plan:
     cuts: tuple[Cut, ...]
     left_out: tuple[str, ...]
     """Choices that were not tried, with the reason."""
+
+    def __repr__(self) -> str:
+        best = f"best {self.best[0].name}, {format_seconds(self.best[0].step_s)} a step" if self.best else "none fits"
+        return f"Plan({self._title}: {best}; {self.num_fitting:,} of {count(self.num_considered, 'layout')} fit)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                str(rank),
+                each.name,
+                format_seconds(each.step_s),
+                f"{each.tokens_per_s_per_gpu:,.0f}",
+                f"{each.mfu:.1%}",
+                format_bytes(each.memory_bytes),
+                f"{each.oom_probability:.0%}",
+                each.bound,
+            ]
+            for rank, each in enumerate(self.best, 1)
+        ]
+        return html_table(COLUMNS, rows, caption=f"{self._title}, {self.num_fitting:,} of {self.num_considered:,} fit")
+
+    @property
+    def _title(self) -> str:
+        return f"{self.model.name} on {self.cluster.name}, gbs {self.global_batch}, seq {self.job.seq_len}"
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from zenith_tune.calibrate.calibration_file import default_calibration
+from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration
+from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimate.calibration import Calibration
@@ -71,10 +74,20 @@ class Planner:
     """
 
     def __init__(
-        self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration | None = None
+        self,
+        model: ModelSpec | str,
+        cluster: ClusterSpec | str,
+        job: JobSpec,
+        calibration: Calibration | str | Path | None = None,
     ) -> None:
-        self.model, self.cluster, self.job = model, cluster, job
-        self.calibration = calibration or default_calibration(job.framework.name)
+        self.model = load_model(model) if isinstance(model, str) else model
+        self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+        self.job = job
+        fitted = load_calibration(Path(calibration)) if isinstance(calibration, str | Path) else calibration
+        self.calibration = fitted or default_calibration(job.framework.name)
+
+    def __repr__(self) -> str:
+        return f"Planner({self.model.name} on {self.cluster.name}, seq {self.job.seq_len}, {self.job.framework.name})"
 
     def plan(self, global_batch: int, *, top: int = 10, space: SearchSpace | None = None, risk: float = RISK) -> Plan:
         """Return the best layouts, what was dropped and why, and what nearly made it."""
@@ -231,9 +244,13 @@ class Planner:
         rows = zip(loads, found, layouts.ep, strict=True)
         return [(float(load), float(size)) if ep > 1 else (1.0, None) for load, size, ep in rows]
 
-    def estimate(self, layouts: LayoutBatch) -> Estimate:
-        """Estimate memory and time of a batch."""
-        return estimate(self.model, self.cluster, self.job, layouts, self.calibration)
+    def estimate(self, layouts: LayoutBatch | Layout | str) -> Estimate:
+        """Estimate memory and time of a batch, or of one layout as a batch of one; text is refused with advice."""
+        if isinstance(layouts, str):
+            problem = f"the layout {layouts!r} says nothing of its GPUs and its global batch"
+            raise UsageError(problem, hint="give a Layout, or take zenith_tune.estimate, which reads text")
+        batch = batch_of([layouts]) if isinstance(layouts, Layout) else layouts
+        return estimate(self.model, self.cluster, self.job, batch, self.calibration)
 
     def _look(self, search: Search, piece: LayoutBatch, risk: float) -> None:
         found = self.estimate(piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zenith_tune.report.study_comparison import describe_gain
@@ -166,18 +166,27 @@ PREDICTED = ("step_s", "memory_bytes", "oom_probability")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def study_csv(study: Json) -> str:
-    """Return every trial of a study, running ones too, with its parameters and predictions."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = study["parameters"]
-    writer.writerow([*CSV_COLUMNS, *(f"predicted_{name}" for name in PREDICTED), *map(_plain, names), *REST])
+def trial_columns(study: Json) -> list[str]:
+    """Return the names of what `trial_rows` yields."""
+    return [*CSV_COLUMNS, *(f"predicted_{name}" for name in PREDICTED), *study["parameters"], *REST]
+
+
+def trial_rows(study: Json) -> Iterator[list[Any]]:
+    """Yield every trial of a study, running ones too, with its parameters and predictions; None is not known."""
     for trial in study["trials"]:
         row = {**trial, "unit": study["unit"]}
         predicted = trial["predicted"] or {}
         cells = [*(row[name] for name in CSV_COLUMNS), *(predicted.get(name) for name in PREDICTED)]
-        cells += [trial["parameters"].get(name, "") for name in names]
-        writer.writerow([_plain(cell) for cell in (*cells, *(row[name] for name in REST))])
+        cells += [trial["parameters"].get(name) for name in study["parameters"]]
+        yield [*cells, *(row[name] for name in REST)]
+
+
+def study_csv(study: Json) -> str:
+    """Return the table of all trials as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (trial_columns(study), *trial_rows(study)):
+        writer.writerow([_plain(cell) for cell in row])
     return text.getvalue()
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import format_value
 
 
 class Outcome(StrEnum):
@@ -69,6 +70,11 @@ class Trial:
     why: str = ""
     """Why the strategy picked it, in one line."""
     extra: Mapping[str, Value] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        name = "your command" if self.is_baseline else f"trial {self.number}"
+        found = str(self.cause) if self.value is None else format_value(self.value, self.unit)
+        return f"Trial({name}: {self.outcome}, {found}; {dict(self.params)})"
 
     @property
     def mark(self) -> str:

@@ -1,0 +1,27 @@
+"""What `mkdocs` calls to build the site: pages outside of docs/ join it, and links between them stay as on GitHub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHERS = ("benchmarks/*.md", "benchmarks/*.json", "benchmarks/*.py", "benchmarks/*.svg", "benchmarks/*.csv")
+ALONE = ("SECURITY.md", "CHANGELOG.md", "examples/first_study.ipynb")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the benchmarks, the notebook and the pages of the repository's root."""
+    found = [path for pattern in OTHERS for path in sorted(ROOT.glob(pattern))] + [ROOT / name for name in ALONE]
+    for path in found:
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links to the repository's root into links to the site's, where docs/ is the root."""
+    if page.file.src_uri.startswith("benchmarks/"):
+        return markdown.replace("](../docs/", "](../")
+    return markdown.replace("](../", "](").replace("](docs/", "](")

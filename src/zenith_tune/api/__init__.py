@@ -1,0 +1,1 @@
+"""What programs and notebooks call, and the command line calls too: plan, estimate, diagnose, tune."""

@@ -1,0 +1,109 @@
+"""The best layouts of a job, or the estimate of one, in a call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from zenith_tune.api.plan_request import PlanRequest, read_request
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.layouts.rules import broken_rules
+from zenith_tune.planner.limits import IMBALANCE, RISK
+from zenith_tune.planner.plan import Plan, PlannedLayout
+
+
+def plan(
+    model: ModelSpec | str | Path,
+    cluster: ClusterSpec | str | Path,
+    *,
+    gbs: int,
+    seq: int,
+    top: int = 10,
+    fix: Mapping[str, int | str] | str | None = None,
+    framework: FrameworkSpec | str | None = None,
+    precision: str = "bf16",
+    dispatcher: str = "alltoall",
+    imbalance: float = IMBALANCE,
+    max_tp: int | None = None,
+    max_pp: int | None = None,
+    max_cp: int | None = None,
+    max_mbs: int | None = None,
+    space: str = "default",
+    risk: float = RISK,
+    topology: str | Path | None = None,
+    calibration: Calibration | str | Path | None = None,
+) -> Plan:
+    """Rank every legal layout of a training job by its predicted step time, as `zenithtune plan` does.
+
+    >>> found = plan("llama3-8b", "h100x8", gbs=64, seq=4096)
+    >>> found.best[0].name, found.best[0].oom_probability < 0.3
+    ('TP2 DP4 Z1 mbs2 SP', True)
+    """
+    request = read_request(
+        model,
+        cluster,
+        gbs=gbs,
+        seq=seq,
+        framework=framework,
+        precision=precision,
+        dispatcher=dispatcher,
+        imbalance=imbalance,
+        fix=fix,
+        max_sizes={"tp": max_tp, "pp": max_pp, "cp": max_cp, "mbs": max_mbs},
+        space=space,
+        risk=risk,
+        topology=topology,
+        calibration=calibration,
+    )
+    _warn(request)
+    return request.planned(top=top).plan
+
+
+def estimate(
+    model: ModelSpec | str | Path,
+    cluster: ClusterSpec | str | Path,
+    layout: Layout | str,
+    *,
+    gbs: int,
+    seq: int,
+    framework: FrameworkSpec | str | None = None,
+    precision: str = "bf16",
+    dispatcher: str = "alltoall",
+    imbalance: float = IMBALANCE,
+    topology: str | Path | None = None,
+    calibration: Calibration | str | Path | None = None,
+) -> PlannedLayout:
+    """Predict step time, memory and risk of one layout; one that the framework refuses is an error that says why.
+
+    >>> one = estimate("llama3-8b", "h100x8", "TP2 mbs1 SP Z1", gbs=64, seq=4096)
+    >>> one.memory_bytes < one.capacity_bytes
+    True
+    """
+    request = read_request(
+        model,
+        cluster,
+        gbs=gbs,
+        seq=seq,
+        framework=framework,
+        precision=precision,
+        dispatcher=dispatcher,
+        imbalance=imbalance,
+        topology=topology,
+        calibration=calibration,
+    )
+    _warn(request)
+    chosen = request.layout(layout)
+    for _, reason in broken_rules(request.model, request.job, chosen):
+        raise UsageError(f"{request.model.name} cannot run as {layout_name(chosen)}, because {reason}")
+    return request.planner().evaluate([chosen])[0]
+
+
+def _warn(request: PlanRequest) -> None:
+    if request.warning:
+        warnings.warn(request.warning, stacklevel=3)
