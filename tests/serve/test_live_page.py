@@ -132,7 +132,7 @@ def test_pause_is_asked_and_done(browser: Browser, tuned: Recorded, client: Clie
     browser.click("#live-pause")
     browser.click("#ask-yes")
     wait_until(lambda: browser.text(STATE).startswith("pausing"))
-    assert control.is_paused() and browser.text("#live-pause") == "Go on"
+    assert control.is_paused() and browser.text("#live-pause") == "Continue"
     wait_until(lambda: browser.count("#ask") == 0)
     browser.click("#live-pause")
     browser.click("#ask-yes")

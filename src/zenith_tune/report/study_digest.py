@@ -16,6 +16,7 @@ from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPre
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
 from zenith_tune.report.search_digest import best_so_far, search_object
+from zenith_tune.report.standing import standing_object
 from zenith_tune.report.trial_digest import (
     best_layout_object,
     needed_memory,
@@ -95,6 +96,7 @@ class StudyDigest:
             "why_no_plan": preset.why_not,
             "trials": trials,
             "failures": failure_groups(trials),
+            "standing": standing_object(view, preset, capacity_bytes),
             **search_object(view),
             **self._of_best(view, planned),
         }

@@ -90,7 +90,7 @@ function planTable(data) {
   if (!data.best.length) return { empty: `None of ${format.count(data.num_considered, "layout")} fits in memory.` };
   const rows = data.best.map((layout, index) => ({ ...layout, rank: index + 1 }));
   const columns = [
-    { key: "rank", name: "rank", text: true, value: (r) => r.rank, cell: (r) => String(r.rank) },
+    { key: "rank", name: "rank", value: (r) => r.rank, cell: (r) => String(r.rank) },
     { key: "name", name: "layout", text: true, value: (r) => r.name, cell: (r) => r.name },
     { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => format.step(r.step_s) },
     {
@@ -166,7 +166,7 @@ function nearMisses(data) {
           el(
             "p",
             { class: "note" },
-            `${isNumber(miss.gain) ? `${format.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.cure}`,
+            `${isNumber(miss.gain) ? `${format.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.hint}`,
           ),
         ),
       ),
