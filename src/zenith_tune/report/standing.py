@@ -1,4 +1,4 @@
-"""Where a study stands, for whoever reads only the top of its page: a headline, how sure it is, how full, what it cost."""
+"""Where a study stands, for whoever reads only the top of its page: headline, how sure, how full, what it cost."""
 
 from __future__ import annotations
 

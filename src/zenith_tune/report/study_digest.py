@@ -23,9 +23,10 @@ from zenith_tune.report.trial_digest import (
     predicted_object,
     resolved_args,
 )
+from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.trial import Outcome, Prediction
+from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.units import count
 
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5
@@ -195,6 +196,8 @@ def _snapshot(each: TrialView, label: str) -> Json:
         "spread": finite(trial.spread),
         "step_s": finite(trial.step_s),
         "memory_bytes": finite(trial.peak_memory_bytes),
+        "gpu_utilization": _measured(trial, UTILIZATION),
+        "gpu_power_w": _measured(trial, POWER),
         "duration_s": finite(trial.duration_s),
         "num_runs": trial.num_runs,
         "host": each.host,
@@ -215,6 +218,12 @@ def _snapshot(each: TrialView, label: str) -> Json:
 def finite(number: float | None) -> float | None:
     """Return a number, or None for one that JSON has no spelling for."""
     return number if number is not None and math.isfinite(number) else None
+
+
+def _measured(trial: Trial, name: str) -> float | None:
+    """Return what was measured beside the value, where it is a number."""
+    value = trial.extra.get(name)
+    return finite(float(value)) if isinstance(value, int | float) else None
 
 
 def _spelled(value: Value) -> Value:

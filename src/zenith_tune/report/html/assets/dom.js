@@ -63,6 +63,7 @@ const format = {
       : value < 100
         ? Number(value.toPrecision(value < 1 ? 2 : 3)).toString()
         : Math.round(value).toLocaleString("en"),
+  watts: (value) => (isNumber(value) ? `${Math.round(value)} W` : "–"),
   whole: (value) => (isNumber(value) ? Math.round(value).toLocaleString("en") : "–"),
   time: (seconds) => (isNumber(seconds) ? new Date(seconds * 1000).toLocaleString() : "–"),
   count: (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`,

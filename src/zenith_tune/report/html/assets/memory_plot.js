@@ -98,6 +98,6 @@ function drawOut(chart, data, placed, { limit, most, isLeast }) {
     lanes[lane] = x;
     const notes = [...tellOf(data, trial).slice(0, 2), `${neededWords(trial).replace(" needed", " GiB needed")}`];
     const kind = `oom${isLeast(trial) ? " least" : ""}${trial.is_baseline ? " base" : ""}`;
-    chart.point(x, chart.box.bottom - 9 - lane * LANE_PX, kind, [...notes, tellOf(data, trial)[3]], trial.number);
+    chart.point(x, chart.box.bottom - 9 - lane * LANE_PX, kind, [...notes, tellOf(data, trial).at(-1)], trial.number);
   }
 }

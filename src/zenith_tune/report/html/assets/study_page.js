@@ -96,6 +96,15 @@ function trialDetail(data, trial) {
           }),
         )
       : null,
+    isNumber(trial.gpu_utilization)
+      ? part(
+          "GPUs, by nvidia-smi",
+          pairs({
+            "median utilisation": format.share(trial.gpu_utilization),
+            "median power of one": format.watts(trial.gpu_power_w),
+          }),
+        )
+      : null,
     trial.folder
       ? part(
           "Files",

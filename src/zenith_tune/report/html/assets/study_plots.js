@@ -18,6 +18,9 @@ const tellOf = (data, trial) => [
         "",
       ),
   trial.memory_bytes ? format.bytes(trial.memory_bytes) : "",
+  isNumber(trial.gpu_utilization)
+    ? `GPUs ${format.share(trial.gpu_utilization)} busy, ${format.watts(trial.gpu_power_w)}`
+    : "",
   trial.cause ? format.short(trial.cause, 140) : "",
 ];
 const KINDS = { ok: "succeeded", oom: "out of memory", error: "failed", timeout: "timed out", cancelled: "cancelled" };
