@@ -170,6 +170,12 @@ class Chart {
     this.mark(shape(kind, x, y, this.size), lines, trial);
   }
 
+  // Among many the best would lie under others.
+  raiseBest() {
+    const best = this.size < 5 && this.svg.querySelector(".mark.best");
+    if (best) this.svg.append(best);
+  }
+
   onMouse(event) {
     const found = event.target.closest?.(".mark");
     if (found) showTip(this.marks[found.dataset.index].lines, event.clientX, event.clientY);

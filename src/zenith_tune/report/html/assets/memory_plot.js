@@ -23,9 +23,7 @@ function memoryPlot(data, width, redraw) {
   if (limit && zoom.holds(limit / GIB))
     drawLimit(chart, limit, data.capacity_bytes ? `GPU ${format.bytes(limit)}` : "");
   const isSeen = (trial) => zoom.holds(trial.memory_bytes / GIB, trial.value);
-  for (const trial of good
-    .filter(isSeen)
-    .sort((a, b) => (a.number === fastestOf(data)) - (b.number === fastestOf(data))))
+  for (const trial of good.filter(isSeen))
     chart.point(
       chart.x(trial.memory_bytes / GIB),
       chart.y(trial.value),
@@ -33,6 +31,7 @@ function memoryPlot(data, width, redraw) {
       tellOf(data, trial),
       trial.number,
     );
+  chart.raiseBest();
   const isLeast = (trial) => trial.needed.is_bound || trial.needed.bytes > most;
   drawOut(
     chart,

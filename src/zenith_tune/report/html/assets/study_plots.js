@@ -61,12 +61,12 @@ function bestSoFar(data, width, redraw) {
     const { left: x1, right: x2 } = chart.box;
     chart.add(svg("line", { class: "rule", x1, x2, y1: chart.y(base.value), y2: chart.y(base.value) }));
   }
-  // The best last: at many trials it would lie under others.
-  for (const trial of [...seen].sort((a, b) => (a.number === fastestOf(data)) - (b.number === fastestOf(data)))) {
+  for (const trial of seen) {
     const y = trial.value === null ? chart.box.bottom - 8 : chart.y(trial.value);
     chart.point(chart.x(trial.number), y, kindOf(data, trial), tellOf(data, trial), trial.number);
   }
   chart.steps(data.progress, "best-line");
+  chart.raiseBest();
   return {
     body: figure("progress", chart, {
       caption: `${countedRuns(data, ended)}${ended.length > good.length ? " (on the lower edge)" : ""}${base ? "; the dashed line is your own command" : ""}.`,
