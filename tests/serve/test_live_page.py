@@ -106,7 +106,7 @@ def test_the_bar_shows_how_far_the_study_is_and_the_time_left(
     tuned.finish(3, TRIALS[3])
     wait_until(lambda: browser.text("#live-pace") != "2 of at most 12 trials · at most 55s left")
     assert browser.text("#live-pace").startswith("3 of at most 12 trials")
-    assert browser.run("return document.title").startswith("3/12 · +10%")
+    wait_until(lambda: browser.run("return document.title").startswith("3/12 · +10%"))
 
 
 def test_a_study_is_followed_from_before_its_first_trial(browser: Browser, tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ class Page {
 
 // Of a study that runs, how far it is and what it has found, for a tab that nobody looks at.
 function tabTitle(data) {
-  if (data.kind !== "study" || !data.is_running) return data.title;
+  const isGoing = data.live ? ["running", "pausing", "paused"].includes(data.live.state) : data.is_running;
+  if (data.kind !== "study" || !isGoing) return data.title;
   const done = isNumber(data.max_trials) ? `${data.num_searched}/${data.max_trials}` : String(data.num_searched);
   const gain =
     isNumber(data.gain) && !data.fastest_is_baseline

@@ -126,7 +126,9 @@ function plainTable(columns, rows, label) {
   // A column of numbers may have a word among them, or nothing.
   const isText = columns.map((_, index) => {
     const words = rows.map((row) => String(row[index] ?? "")).filter(Boolean);
-    return 2 * words.filter((word) => !/^[\d+−–.<-]/.test(word)).length >= Math.max(words.length, 1);
+    return (
+      2 * words.filter((word) => !/^[<+−–-]?[\d.,]*[%×]?(\s\S{1,12})?$/.test(word)).length >= Math.max(words.length, 1)
+    );
   });
   const kind = (index) => (isText[index] ? "text" : "num");
   return el(
