@@ -61,21 +61,21 @@ def test_axe_finds_nothing(browser: Browser, tmp_path: Path) -> None:
             browser.open(tmp_path, data(kind), theme=theme)
             browser.run(OPEN_ALL)
             browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": path.read_text()})
-            assert browser.driver.execute_async_script(FINDINGS) == [], (kind, theme)  # type: ignore[no-untyped-call]
+            assert browser.driver.execute_async_script(FINDINGS) == [], (kind, theme)
 
 
 def opaque(behind: list[str]) -> str:
     """Return the colour that the nearest ones make over the first that nothing shines through."""
-    layers = []
+    layers: list[tuple[list[float], float]] = []
     for text in behind:
-        red, green, blue, *alpha = map(float, re.findall(r"[\d.]+", text)[:4])
+        parts = [float(part) for part in re.findall(r"[\d.]+", text)]
         whole = 255 if text.startswith("color(srgb") else 1
-        layers.append((red * whole, green * whole, blue * whole, *(alpha or [1.0])))
-        if layers[-1][3] == 1.0:
+        layers.append(([part * whole for part in parts[:3]], parts[3] if len(parts) > 3 else 1.0))
+        if layers[-1][1] == 1.0:
             break
-    mixed = layers[-1][:3]
-    for *front, alpha in reversed(layers[:-1]):
-        mixed = tuple(part * alpha + under * (1 - alpha) for part, under in zip(front, mixed, strict=True))
+    mixed = layers[-1][0]
+    for colour, alpha in reversed(layers[:-1]):
+        mixed = [part * alpha + under * (1 - alpha) for part, under in zip(colour, mixed, strict=True)]
     return str(mixed)
 
 
