@@ -69,6 +69,16 @@ def test_nothing_that_matters_is_cut_in_eighty_columns() -> None:
     assert re.findall(r"\d+", lines[-1]) == ["0", "9"]
 
 
+def test_a_tab_and_a_bar_show_how_far_a_study_is() -> None:
+    study, pace = Study(Direction.MAXIMIZE), StudyPace(max_trials=8)
+    assert (pace.title(study), pace.bar(study, 8).count("━")) == ("0/8", 0)
+    study.add(Trial(params={}, outcome=Outcome.OK, value=100.0, is_baseline=True, number=0))
+    for number, value in enumerate((90.0, 131.0), start=1):
+        study.add(Trial(params={"tp": number}, outcome=Outcome.OK, value=value, number=number, identity=str(number)))
+    assert (pace.title(study), pace.bar(study, 8).count("━"), len(pace.bar(study, 8))) == ("2/8 · +31%", 2, 8)
+    assert StudyPace().bar(study) == "" and StudyPace().title(study).startswith("2 ")
+
+
 def test_on_a_wide_terminal_the_reason_stands_behind_its_trial() -> None:
     lines = drawn(a_screen(), width=220)
     assert len(lines) == 5 and lines[1].rstrip().endswith(OOM) and lines[3].rstrip().endswith(WHY)

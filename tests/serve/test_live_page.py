@@ -63,7 +63,7 @@ def test_what_happens_is_seen_without_loading_the_page_again(browser: Browser, t
     tuned.finish(3, TRIALS[3])
     tuned.start(TRIALS[4])
     wait_until(lambda: browser.count("#live-trial-4") == 1 and browser.count("#live-trial-3") == 0)
-    wait_until(lambda: browser.text("h1") == "TP2 mbs1 full")
+    wait_until(lambda: "TP2 mbs1 full" in browser.texts("#winner"))
     assert re.search(r"trial 3 .*ok, 55,000 tokens/s", browser.text("#live-news"))
     assert re.search(r"trial 3 .*best", browser.text("#live-news"))
     assert browser.count("#trials-detail-1") == 1, "an open row was closed"
@@ -106,6 +106,7 @@ def test_the_bar_shows_how_far_the_study_is_and_the_time_left(
     tuned.finish(3, TRIALS[3])
     wait_until(lambda: browser.text("#live-pace") != "2 of at most 12 trials · at most 55s left")
     assert browser.text("#live-pace").startswith("3 of at most 12 trials")
+    wait_until(lambda: browser.run("return document.title").startswith("3/12 · +10%"))
 
 
 def test_a_study_is_followed_from_before_its_first_trial(browser: Browser, tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_pause_is_asked_and_done(browser: Browser, tuned: Recorded, client: Clie
     browser.click("#live-pause")
     browser.click("#ask-yes")
     wait_until(lambda: browser.text(STATE).startswith("pausing"))
-    assert control.is_paused() and browser.text("#live-pause") == "Go on"
+    assert control.is_paused() and browser.text("#live-pause") == "Continue"
     wait_until(lambda: browser.count("#ask") == 0)
     browser.click("#live-pause")
     browser.click("#ask-yes")

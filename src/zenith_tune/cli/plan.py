@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -192,10 +193,15 @@ def _plan(request: PlanRequest, options: Options) -> int:
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
+    from zenith_tune.presets.formats import default_format
     from zenith_tune.report.html.page import render_page
     from zenith_tune.report.plan.json import plan_digest
 
-    digest = plan_digest(planner, plan, enough, emission=emission, form=options["emit"] or "")
+    form = options["emit"] or default_format(planner.job.framework.name)
+    if emission is None and plan.best and form is not None:
+        with suppress(UsageError):  # a layout that this format cannot say
+            emission = _emission(planner, plan.best[0].layout, {"emit": form, "output": None})
+    digest = plan_digest(planner, plan, enough, emission=emission, form=form or "")
     write_file(options["html"], render_page(digest), "--html")
     click.echo(f"written: {options['html']}", err=options["as_json"] or _is_beside(options))
 

@@ -33,6 +33,15 @@ def refuse_framework(name: str, framework: str) -> None:
     raise UsageError(f"{problem}, but the framework is {framework}", hint=f"leave --framework out{hint}")
 
 
+def default_format(framework: str) -> str | None:
+    """Return the format that says most of a framework's plans; None where there is none for it.
+
+    >>> default_format("fsdp"), default_format("torchtitan")
+    ('accelerate', None)
+    """
+    return next((name for name, takes in FRAMEWORKS.items() if framework in takes), None)
+
+
 DATA_PARALLEL_ONLY = ("deepspeed", "fsdp", "hf-accelerate")
 ONE_EACH = dict.fromkeys(SIZES, 1)
 

@@ -29,7 +29,7 @@ from zenith_tune.record.stored_trial import (
 from zenith_tune.record.tuner_identity import TunerIdentity
 from zenith_tune.record.view import StudyHeader, TrialView
 from zenith_tune.study.files import write_json
-from zenith_tune.study.optuna_types import quiet_optuna, to_distribution
+from zenith_tune.study.optuna_types import name_objective, quiet_optuna, to_distribution
 from zenith_tune.study.parameters import Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 
@@ -91,6 +91,7 @@ class StudyRecord:
         with self._lock, clear_errors(self.url):
             study = create_study(storage=self._storage, study_name=self.study_name, direction=direction.value)
             study.set_user_attr(HEADER_KEY, asdict(header))
+            name_objective(study, header.evaluator)
         self._begin(study)
         self._keep(header, direction, {})
 

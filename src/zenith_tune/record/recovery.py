@@ -17,7 +17,7 @@ from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.storage import clear_errors, database_url, open_storage
 from zenith_tune.record.stored_trial import RESULT, RUN, TWIN_OF, exported_trial, refuse_unreadable, result_of
 from zenith_tune.study.files import Json, read_regular
-from zenith_tune.study.optuna_types import quiet_optuna
+from zenith_tune.study.optuna_types import name_objective, quiet_optuna
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import MIB, is_digits
@@ -155,6 +155,7 @@ def _write(study: _Files, path: Path) -> RecoveredStudy:
         with clear_errors(url), quiet_optuna():
             made = create_study(storage=storage, study_name=study.name, direction=study.direction.value)
             made.set_user_attr(HEADER_KEY, study.header)
+            name_objective(made, str(study.header.get("evaluator", "value")))
             for number in range(max(study.trials, default=-1) + 1):
                 with refuse_unreadable(f"trial {number} of {folder.path}"):
                     made.add_trial(_frozen(study.trials.get(number), folder.path, distributions))

@@ -37,6 +37,21 @@ class StudyPace:
         """Return how many trials there are at most; levers are tried after the last point of a small space."""
         return None if self.max_trials is None else max(self.max_trials, study.num_searched)
 
+    def title(self, study: Study) -> str:
+        """Return how far a study is and what it has gained, short enough for a tab: `12/38 · +31%`."""
+        most = self.most(study)
+        done = f"{study.num_searched}/{most}" if most is not None else str(study.num_searched)
+        gain = study.gain if study.fastest is study.best else None
+        return done if gain is None else f"{done} · {gain:+.0%}"
+
+    def bar(self, study: Study, width: int = 20) -> str:
+        """Return the trials that are done as a bar; nothing where their number is not bounded."""
+        most = self.most(study)
+        if not most:
+            return ""
+        full = min(round(width * study.num_searched / most), width)
+        return "━" * full + "╌" * (width - full)
+
     def describe(self, study: Study) -> list[str]:
         """Return how far a study is, how long it takes at most, and what it has spent of a budget."""
         parts = [] if self.max_trials is None else [f"{study.num_searched} of at most {self.most(study)}"]

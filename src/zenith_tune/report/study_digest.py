@@ -16,15 +16,17 @@ from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPre
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
 from zenith_tune.report.search_digest import best_so_far, search_object
+from zenith_tune.report.standing import standing_object
 from zenith_tune.report.trial_digest import (
     best_layout_object,
     needed_memory,
     predicted_object,
     resolved_args,
 )
+from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.trial import Outcome, Prediction
+from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.units import count
 
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5
@@ -95,6 +97,7 @@ class StudyDigest:
             "why_no_plan": preset.why_not,
             "trials": trials,
             "failures": failure_groups(trials),
+            "standing": standing_object(view, preset, capacity_bytes),
             **search_object(view),
             **self._of_best(view, planned),
         }
@@ -193,6 +196,8 @@ def _snapshot(each: TrialView, label: str) -> Json:
         "spread": finite(trial.spread),
         "step_s": finite(trial.step_s),
         "memory_bytes": finite(trial.peak_memory_bytes),
+        "gpu_utilization": _measured(trial, UTILIZATION),
+        "gpu_power_w": _measured(trial, POWER),
         "duration_s": finite(trial.duration_s),
         "num_runs": trial.num_runs,
         "host": each.host,
@@ -213,6 +218,12 @@ def _snapshot(each: TrialView, label: str) -> Json:
 def finite(number: float | None) -> float | None:
     """Return a number, or None for one that JSON has no spelling for."""
     return number if number is not None and math.isfinite(number) else None
+
+
+def _measured(trial: Trial, name: str) -> float | None:
+    """Return what was measured beside the value, where it is a number."""
+    value = trial.extra.get(name)
+    return finite(float(value)) if isinstance(value, int | float) else None
 
 
 def _spelled(value: Value) -> Value:

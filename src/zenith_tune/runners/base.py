@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -56,6 +56,8 @@ class JobResult:
     """Where it ran: `n1,n2`, or `GPU 2,3`."""
     reason: str = ""
     """Why it ended, in one line, where something other than the command knows."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """How busy it kept its machine, by name, where the runner can see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

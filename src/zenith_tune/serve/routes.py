@@ -170,6 +170,8 @@ class Routes:
                 live = self._studies.get(study)
                 live.look()
                 return Watching(study=live, marker=marker)
+            case "/studies":
+                return Answer(body=render_page(self._studies.list_object()).encode(), kind=HTML)
             case "/studies.json":
                 return Answer.json({"studies": self._studies.names()})
             case path if match := _LOG.fullmatch(path):

@@ -6,13 +6,17 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+from urllib.parse import quote
 
 from zenith_tune.errors import StudyError, UnknownNameError
 from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR
 from zenith_tune.record.reader import StudyReader, study_names
+from zenith_tune.record.server.url import shown
 from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.storage import database_url, expanded
+from zenith_tune.serve.listed_study import list_object
 from zenith_tune.serve.live_study import LOOK_S, LiveStudy
+from zenith_tune.study.files import Json
 
 NAMES_S = 5.0
 """For how long a list of studies is good."""
@@ -75,6 +79,11 @@ class StudyIndex:
             while len(self._studies) > MAX_KEPT:
                 self._studies.popitem(last=False)
             return study
+
+    def list_object(self) -> Json:
+        """Return all studies as the data of their page."""
+        place = shown(self._url) if self._url is not None else ""
+        return list_object(map(self._found, self.names()), place, lambda name: f"/?study={quote(name, safe='')}")
 
     def _found(self, name: str) -> StudySource:
         if self._source is not None and name == self._source.name and not isinstance(self._source, StudyReader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.distributions import BaseDistribution
 
 
@@ -47,3 +49,12 @@ def quiet_optuna(level: int = logging.WARNING) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def name_objective(study: Study, name: str) -> None:
+    """Let Optuna's own tools call the objective by its name instead of a number."""
+    from optuna.exceptions import ExperimentalWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study.set_metric_names([name])

@@ -250,7 +250,7 @@ class TrialExecution:
             duration_s=result.duration_s,
             is_baseline=request.is_baseline,
             why=request.why,
-            **{**fields, "extra": {**fields.get("extra", {}), **place}},
+            **{**fields, "extra": {**fields.get("extra", {}), **result.usage, **place}},
         )
 
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:

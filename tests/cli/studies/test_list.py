@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,3 +82,13 @@ def test_where_there_is_no_study_one_line_says_so(listed: Run, tmp_path: Path, a
     (tmp_path / "empty").mkdir()
     done = listed(*arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+
+
+def test_the_list_is_written_as_a_page_with_links_to_the_pages_that_are_there(listed: Run, tmp_path: Path) -> None:
+    page = tmp_path / "pages" / "studies.html"
+    page.parent.mkdir()
+    report = next(path for path in tmp_path.glob("zenithtune-out/*") if path.is_dir()) / "report.html"
+    report.write_text("")
+    listed("--html", str(page))
+    found = re.findall(r'"href":("[^"]*"|null)', page.read_text())
+    assert sorted(set(found)) == sorted({f'"../zenithtune-out/{report.parent.name}/report.html"', "null"})

@@ -80,6 +80,16 @@ class Browser:
         """Click as a script does: where a sticky header lies over it, too."""
         self.run("document.querySelector(arguments[0]).click()", selector)
 
+    def drag(self, selector: str, start: float, end: float) -> None:
+        """Drag across an element, from and to so many of its widths from its middle."""
+        from selenium.webdriver import ActionChains
+
+        self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+        element = self.one(selector)
+        width = element.rect["width"]
+        chain = ActionChains(self.driver).move_to_element_with_offset(element, round(start * width), 0)
+        chain.click_and_hold().move_by_offset(round((end - start) * width), 40).release().perform()
+
     def press(self, *keys: str) -> None:
         """Press keys, wherever the focus is."""
         for key in keys:

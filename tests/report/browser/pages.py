@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.report.hostile import write_hostile
-from tests.report.studies import BASELINE, TRIALS, Recorded, failed, header, multiplied, ok, recorded
+from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header, multiplied, ok, recorded
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.planner.planner import Planner
 from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.source import studies_in
 from zenith_tune.report.plan.json import plan_digest
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.serve.listed_study import list_object
 from zenith_tune.study.trial import Outcome
 
 Json = dict[str, Any]
@@ -52,6 +55,18 @@ def _thousand(root: Path) -> Json:
     study = recorded(root, TRIALS[:5])
     multiplied(root / "studies.db", 1000)
     return digest_of(study)
+
+
+def _failed(root: Path) -> Json:
+    """Tell of a study in which your own command and every trial failed."""
+    own = replace(failed(1, 1, 1, Outcome.OOM, "out of memory", OOM.format("7.0")), params={}, is_baseline=True)
+    return digest_of(recorded(root, [own, *(trial for trial in TRIALS if trial.value is None)]))
+
+
+def _studies(root: Path) -> Json:
+    recorded(root)
+    Recorded(root, "t", header(root.parent)).run(TRIALS[:2]).record.close()
+    return list_object(studies_in(root), str(root), lambda name: "report.html" if name == "s" else None)
 
 
 def _memory(root: Path) -> Json:
@@ -88,5 +103,7 @@ _MAKERS = {
     "hostile": lambda root: digest_of(write_hostile(root)),
     "thousand": _thousand,
     "compare": _compare,
+    "failed": _failed,
+    "studies": _studies,
     "plan": _plan,
 }

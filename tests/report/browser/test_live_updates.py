@@ -30,7 +30,7 @@ def test_new_data_is_drawn_and_what_was_chosen_stays(browser: Browser, tmp_path:
     at = browser.run(f"return {READ}.getBoundingClientRect().top")
     browser.run("zenithtune.update(arguments[0])", data("study"))
     assert browser.count("#plot-progress .mark") == 10
-    assert browser.text("h1") == "TP2 PP2 mbs1 full"
+    assert browser.text("#winner") == "TP2 PP2 mbs1 full"
     assert browser.one("#running").get_attribute("hidden") is not None
     assert browser.count("#trials-detail-1") == 1
     assert [text.split()[-1] for text in browser.texts("#table-trials tr.row td:first-child")] == ["4", "8", "3", "1"]

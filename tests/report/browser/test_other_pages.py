@@ -51,3 +51,38 @@ def test_two_studies_stand_side_by_side(browser: Browser, tmp_path: Path) -> Non
     assert browser.count("#plot-progress .mark.other") == 2
     assert browser.texts("#differences tbody td") == ["evaluator", "megatron tokens", "other"]
     assert browser.texts("#table-common tr.row td:last-child") == ["+10.0%", "+0.0%"]
+
+
+def test_a_study_in_which_all_failed_begins_with_the_causes(browser: Browser, tmp_path: Path) -> None:
+    content = data("failed")
+    browser.open(tmp_path, content)
+    assert browser.texts("#headline .group b") == [group["kind"] for group in content["failures"]]
+    groups, tiles = ("document.querySelector('#headline .group')", "document.querySelector('#headline .tiles')")
+    assert browser.run(f"return {groups}.getBoundingClientRect().bottom < {tiles}.getBoundingClientRect().top")
+    assert browser.one("#failures").get_attribute("hidden") is not None
+    browser.click("#headline .group button")
+    assert browser.count("#trials .detail") == 1
+
+
+def test_all_studies_are_listed_with_links_to_their_pages(browser: Browser, tmp_path: Path) -> None:
+    content = data("studies")
+    browser.open(tmp_path, content, width=375)
+    assert browser.overflow() <= 0
+    names = browser.texts("#table-studies tr.row td:first-child")
+    assert sorted(names) == sorted(study["name"] for study in content["studies"])
+    assert [link for study in content["studies"] if (link := study["href"])] == ["report.html"]
+    assert browser.texts("#table-studies a") == ["s"]
+    assert "+22.0%" in browser.texts("#table-studies td")
+
+
+def test_a_plan_says_what_to_run(browser: Browser, tmp_path: Path) -> None:
+    content = data("plan")
+    content["emitted"] = {"format": "megatron", "file_name": "run.sh", "text": "torchrun it", "notes": ["a note"]}
+    browser.open(tmp_path, content)
+    script, tune = browser.texts("#headline .command pre")
+    assert script == "torchrun it" and tune.endswith("-- bash run.sh")
+    notes = browser.texts("#misses .note")
+    assert all(miss["hint"] in note for miss, note in zip(content["near_misses"], notes, strict=True))
+    browser.run("zenithtune.update(arguments[0])", {**content, "emitted": None})
+    assert browser.count("#headline .command") == 0
+    assert browser.count("#headline dl.pairs dt") == len(content["best"][0]["layout"])

@@ -31,18 +31,18 @@ def test_every_row_of_cards_is_full_and_of_one_height(browser: Browser, tmp_path
 
 def test_a_card_finds_its_place_when_its_neighbour_goes(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("study"), width=1440)
-    half = browser.run("return document.querySelector('#heat').getBoundingClientRect().width")
-    browser.run("zenithtune.update(arguments[0])", data("plain"))
+    half = browser.run("return document.querySelector('#predicted').getBoundingClientRect().width")
+    browser.run("zenithtune.update(arguments[0])", {**data("study"), "best_layout": None})
     card, plot = (
         browser.run("return document.querySelector(arguments[0]).getBoundingClientRect().width", selector)
-        for selector in ("#heat", "#plot-heat")
+        for selector in ("#predicted", "#plot-predicted")
     )
     assert card > 1.9 * half and plot > 0.9 * card
-    assert browser.run("return document.querySelector('#plot-heat').viewBox.baseVal.width") == pytest.approx(
+    assert browser.run("return document.querySelector('#plot-predicted').viewBox.baseVal.width") == pytest.approx(
         plot, abs=1
     )
     browser.run("zenithtune.update(arguments[0])", data("study"))
-    assert browser.run("return document.querySelector('#heat').getBoundingClientRect().width") == half
+    assert browser.run("return document.querySelector('#predicted').getBoundingClientRect().width") == half
 
 
 def decisive(name: str) -> dict[str, Any]:

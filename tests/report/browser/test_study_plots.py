@@ -97,7 +97,7 @@ def test_what_a_mark_stands_for_is_shown_when_it_is_pointed_at(page: Browser) ->
 
 def test_every_plot_is_also_a_table(page: Browser) -> None:
     plots = page.count("svg.plot")
-    assert plots == 7
+    assert plots == 9
     page.run("document.querySelectorAll('figure details').forEach((each) => { each.open = true })")
     page.driver.execute_async_script("setTimeout(arguments[0], 50)")
     assert page.count("figure details table") == plots
@@ -138,3 +138,41 @@ def test_names_of_parallel_axes_do_not_run_into_each_other(browser: Browser, tmp
         and one["top"] < other["bottom"] - 2
         and other["top"] < one["bottom"] - 2
     ]
+
+
+def test_a_part_of_a_plot_is_chosen_by_dragging_buttons_and_keys(page: Browser) -> None:
+    def seen() -> int:
+        return page.count("#plot-progress .mark")
+
+    whole = seen()
+    page.drag("#plot-progress", -0.1, 0.1)
+    numbers = [int(text) for text in page.texts("#plot-progress text") if text.isdigit()]
+    assert 1 < seen() < whole and max(numbers) < NUM_TRIALS and page.count("#trials .detail") == 0
+    page.click("[data-key='zoom-Show all-progress']")
+    assert seen() == whole
+    page.click("[data-key='zoom-+-progress']")
+    assert seen() < whole
+    page.click("[data-key='zoom-−-progress']")
+    assert seen() == whole
+    page.run("document.querySelector('#plot-progress').focus()")
+    page.press("+")
+    assert seen() < whole and page.focused() == "plot-progress"
+    page.run("zenithtune.update(arguments[0])", data("study"))
+    assert seen() < whole, "new data shows all again"
+    page.press("0")
+    assert seen() == whole
+
+
+def test_it_shows_when_each_trial_ran_and_what_each_option_does(browser: Browser, tmp_path: Path) -> None:
+    content = data("study")
+    for number, trial in enumerate(content["trials"]):
+        trial |= {"started_s": content["started_s"] + 10 * (number // 2), "gpu_utilization": 0.92, "gpu_power_w": 611.0}
+        trial["ended_s"] = trial["started_s"] + 9
+        if trial["value"] is not None:
+            trial["value"] = 50_000.0 + 5_000.0 * trial["parameters"].get("tp", 0) + number
+    browser.open(tmp_path, content)
+    bars = browser.run("return [...document.querySelectorAll('#plot-when .mark')].map((bar) => bar.getAttribute('y'))")
+    assert len(bars) == NUM_TRIALS + 1 and len(set(bars)) == 2, "two at once stand in two lanes"
+    assert browser.texts("#plot-importance .axis-name")[1] == "tp"
+    browser.click("[data-key=trials-row-1]")
+    assert {"92%", "611 W"} <= set(browser.texts("#trials-detail-1 dd"))

@@ -2,61 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
-from zenith_tune.cli.options import debug_option, echo_json, json_option
-from zenith_tune.errors import UsageError
+from zenith_tune.cli.options import debug_option, echo_json, json_option, path_option, refuse_file, write_file
 from zenith_tune.units import format_gain, format_value
 
 if TYPE_CHECKING:
     from zenith_tune.record.source import StudySource
-    from zenith_tune.serve.live_study import LiveState
+    from zenith_tune.serve.listed_study import ListedStudy
 
 HEADS = ("study", "trials", "best", "gain", "state", "started")
 RIGHT = ("trials", "best", "gain")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedStudy:
-    """Hold what a list says of a study."""
-
-    name: str
-    state: LiveState
-    num_trials: int = 0
-    """The user's own command is not counted."""
-    best: float | None = None
-    """The value of the fastest run, which may be the user's own command."""
-    unit: str = ""
-    gain: float | None = None
-    """Over the user's own command; None where there is nothing to compare."""
-    started_s: float | None = None
-    """Seconds since 1970."""
-
-
 @click.command(name="list", short_help="List the studies of a folder or a database.")
 @click.option("--db", metavar="PATH|URL", help="List those of a database. [default: FOLDER/studies.db]")
+@path_option("--html", help="Also write the list as one HTML page, with links to the pages of the studies.")
 @json_option
 @debug_option
 @click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
-def list_studies(folder: Path | None, db: str | None, as_json: bool, **_: Any) -> int:
+def list_studies(folder: Path | None, db: str | None, html: Path | None, as_json: bool, **_: Any) -> int:
     """List all studies: trials, best value, gain over your own command, state, and when it was started.
 
     FOLDER is where studies are kept [default: zenithtune-out]. The study that was begun last comes first.
 
     \b
     zenithtune list
-    zenithtune list /shared/zenithtune-out
+    zenithtune list /shared/zenithtune-out --html studies.html
     """
+    refuse_file(html, "--html")
     from zenith_tune.record.source import studies_in
+    from zenith_tune.serve.listed_study import listed_study
 
-    studies = [listed_study(source) for source in studies_in(folder, db=db)]
+    sources = studies_in(folder, db=db)
+    if html is not None:
+        _write_page(sources, html, folder, db)
+    studies = [listed_study(source) for source in sources]
     if as_json:
         echo_json({"studies": [asdict(study) for study in studies]})
         return 0
@@ -65,27 +55,20 @@ def list_studies(folder: Path | None, db: str | None, as_json: bool, **_: Any) -
     return 0
 
 
-def listed_study(source: StudySource) -> ListedStudy:
-    """Return what there is to say of a study; one that cannot be read is listed as such."""
-    from zenith_tune.serve.live_study import LiveState, control_of, live_state
-    from zenith_tune.serve.running_progress import SteadySource
+def _write_page(sources: list[StudySource], output: Path, folder: Path | None, db: str | None) -> None:
+    from zenith_tune.record.folder import DEFAULT_OUTPUT_DIR
+    from zenith_tune.record.storage import expanded
+    from zenith_tune.report.html.page import render_page
+    from zenith_tune.serve.listed_study import list_object
 
-    steady = SteadySource(source)
-    try:
-        view = steady.view()
-    except UsageError:
-        return ListedStudy(name=source.name, state=LiveState.UNREADABLE)
-    control = control_of(view)
-    fastest, gain = view.study.fastest, view.study.gain
-    return ListedStudy(
-        name=view.name,
-        state=live_state(steady, view, is_paused=control is not None and control.is_paused()),
-        num_trials=sum(not each.trial.is_baseline for each in view.trials),
-        best=None if fastest is None else fastest.value,
-        unit=view.unit,
-        gain=0.0 if gain is not None and fastest is view.baseline else gain,
-        started_s=view.started_s or view.search.begun_s or None,
-    )
+    root = expanded(folder) if folder else DEFAULT_OUTPUT_DIR
+
+    def address(name: str) -> str | None:
+        page = root / name / "report.html"
+        return quote(os.path.relpath(page, output.parent)) if page.is_file() else None
+
+    write_file(output, render_page(list_object(sources, db or str(root), address)), "--html")
+    click.echo(f"written: {output}", err=True)
 
 
 def _cells(study: ListedStudy) -> tuple[str, ...]:

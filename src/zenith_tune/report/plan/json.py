@@ -132,7 +132,7 @@ def plan_digest(
 ) -> Json:
     """Return a plan with its best layout in full."""
     best = plan.best[0] if plan.best else None
-    emitted = {"format": form, "file_name": emission.file_name, "text": emission.text} if emission else None
+    emitted = {"format": form, **asdict(emission)} if emission else None
     return {
         "kind": "plan",
         "made_by": f"zenithtune {__version__}",

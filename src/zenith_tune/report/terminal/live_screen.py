@@ -158,7 +158,12 @@ class LiveScreen:
         """Return the screen."""
         ended = [_ended_row(trial, label) for trial, label in list(self._recent)]
         running = [running.row(number) for number, running in list(self._running.items())]
-        return DrawnTrials(ended, running, self.status())
+        bar = self._pace.bar(self._study) if self._study is not None else ""
+        return DrawnTrials(ended, running, f"{bar} {self.status()}".strip())
+
+    def title(self) -> str:
+        """Return what the terminal's tab says of the study."""
+        return self._pace.title(self._study) if self._study is not None else ""
 
 
 @dataclass(frozen=True, slots=True)

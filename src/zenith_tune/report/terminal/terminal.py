@@ -128,7 +128,9 @@ class TerminalReporter(StudyListener):
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         self._screen.finish(trial, label)
-        if self._live is None:
+        if self._live is not None:
+            self._console.set_window_title(self._screen.title())
+        else:
             self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
 
     def trial_recalled(self, trial: Trial, label: str) -> None:

@@ -89,8 +89,7 @@ class VisibleGpus:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> VisibleGpus:
         """Look at the variable first, as CUDA does; a machine without nvidia-smi has no GPUs."""
-        given = environment.get(GPUS)
-        named = None if given is None else _before_a_gap(given)
+        named = named_gpus(environment)
         if named == ():
             return cls(names=())
         try:
@@ -101,10 +100,12 @@ class VisibleGpus:
         return cls(names=names, topology=_topology(names))
 
 
-def _before_a_gap(text: str) -> tuple[str, ...]:
-    """Return the GPUs that CUDA takes from the variable: those in front of the first that names none."""
+def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the GPUs that CUDA takes from the variable: those in front of the first that names none; None: all."""
+    if GPUS not in environment:
+        return None
     names: list[str] = []
-    for part in text.split(","):
+    for part in environment[GPUS].split(","):
         name = part.strip()
         if not name or name.startswith("-"):
             break

@@ -21,7 +21,8 @@ from zenith_tune.runners.launch.process_tree import (
     end_adopted,
     ticks_at,
 )
-from zenith_tune.runners.local.room import LocalRoom, Slot
+from zenith_tune.runners.local.gpu_usage import GpuWatch
+from zenith_tune.runners.local.room import LocalRoom, Slot, named_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import TrialFolder, file_mode
 from zenith_tune.study.resources import Resources
@@ -122,11 +123,13 @@ class LocalJob(Job):
 
     runner: LocalRunner
     slot: Slot = Slot()
+    _gpus: GpuWatch | None = None
 
     def start(self) -> None:
         self.slot = self.runner.room.take()
         try:
             self.spawn(self.slot.command(self.request.command), self.slot.environment())
+            self._gpus = GpuWatch(self.slot.gpus or named_gpus(os.environ))
         except BaseException:
             self.runner.room.give_back(self.slot)
             raise
@@ -154,7 +157,7 @@ class LocalJob(Job):
 
     def collect(self, end: End) -> JobResult:
         """End what is left of the process group, and return how it ended."""
-        ran_s = self.ran_s()
+        ran_s, usage = self.ran_s(), self._gpus.end() if self._gpus is not None else {}
         # A command that is over may have left something running in the background. That is ended before the leader
         # is reaped: until then nobody else can be given its pid.
         self._tree.end(self.runner.grace_s, self.runner.in_a_hurry)
@@ -165,7 +168,7 @@ class LocalJob(Job):
                 end_adopted(self.runner.grace_s, self.runner.in_a_hurry)
         self.runner.room.give_back(self.slot)
         exit_code = code if end is End.EXITED else None
-        return JobResult(end=end, exit_code=exit_code, duration_s=ran_s, place=self.slot.place)
+        return JobResult(end=end, exit_code=exit_code, duration_s=ran_s, place=self.slot.place, usage=usage)
 
 
 def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -48,7 +48,7 @@ const chooser = server.studies.length > 1 ? make("label", null, "Study", make("s
 const running = make("ul", { id: "live-running", "aria-label": "Trials that run" });
 document.head.append(make("style", null, LIVE_STYLE));
 document.getElementById("top").after(make("section", { class: "live", id: "live-bar", "aria-label": "Live" },
-  make("div", { class: "live-row" }, stateWord, paceWord, make("span", { class: "fill" }), chooser, pauseButton), running, said));
+  make("div", { class: "live-row" }, stateWord, paceWord, make("span", { class: "fill" }), chooser, chooser && make("a", { href: "/studies", id: "live-all" }, "All studies"), pauseButton), running, said));
 
 const WORDS = {
   running: () => "live", pausing: () => "pausing: what runs finishes", paused: () => "paused", ended: () => "ended: the study is over",
@@ -60,7 +60,7 @@ function drawBar() {
   setText(stateWord, isLost ? "connection lost, trying again" : WORDS[state](data.live));
   const isPaused = state === "paused" || state === "pausing";
   setText(paceWord, state === "running" || isPaused ? paceWords() : "");
-  setText(pauseButton, isPaused ? "Go on" : "Pause");
+  setText(pauseButton, isPaused ? "Continue" : "Pause");
   pauseButton.hidden = isLost || !data.live.can_ask;
   drawRunning();
 }
@@ -203,7 +203,7 @@ async function request(path) {
 }
 function askPause() {
   if (data.live.state === "running") ask("Pause the study?", "No further trial starts until you continue it; what runs finishes.", "Pause", "/pause");
-  else ask("Go on with the study?", "Trials start again.", "Go on", "/resume");
+  else ask("Continue the study?", "Trials start again.", "Continue", "/resume");
 }
 function askCancel(number) {
   const trial = trials.get(number);

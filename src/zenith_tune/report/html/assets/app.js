@@ -1,5 +1,5 @@
 // The page: sections drawn from the data, drawn anew by `zenithtune.update(data)` without losing what was chosen.
-const SECTIONS = { study: STUDY_SECTIONS, plan: PLAN_SECTIONS, compare: COMPARE_SECTIONS };
+const SECTIONS = { study: STUDY_SECTIONS, plan: PLAN_SECTIONS, compare: COMPARE_SECTIONS, studies: LIST_SECTIONS };
 const THEME = "zenithtune-theme";
 const HEADER_PX = 72; // what the head of the page lies over
 const state = { open: {}, tables: {} };
@@ -58,6 +58,7 @@ class Page {
         .filter((section) => section.title && !section.collects && !this.nodes.get(section.id).hidden)
         .map((section) => el("a", { href: `#${section.id}` }, section.title)),
     );
+    document.title = tabTitle(this.data);
     byId("foot").replaceChildren(
       el(
         "p",
@@ -140,6 +141,18 @@ class Page {
     );
     setTheme(remembered());
   }
+}
+
+// Of a study that runs, how far it is and what it has found, for a tab that nobody looks at.
+function tabTitle(data) {
+  const isGoing = data.live ? ["running", "pausing", "paused"].includes(data.live.state) : data.is_running;
+  if (data.kind !== "study" || !isGoing) return data.title;
+  const done = isNumber(data.max_trials) ? `${data.num_searched}/${data.max_trials}` : String(data.num_searched);
+  const gain =
+    isNumber(data.gain) && !data.fastest_is_baseline
+      ? `${data.gain >= 0 ? "+" : "−"}${Math.abs(data.gain * 100).toFixed(0)}%`
+      : "";
+  return [done, gain, data.title].filter(Boolean).join(" · ");
 }
 
 function isDark() {

@@ -1,4 +1,5 @@
 // Axes and marks. A chart is one stop of the Tab key; the arrow keys go through its marks, Enter opens a mark's trial.
+const MANY = 150; // marks; more of them are drawn smaller
 const MARGIN = { top: 14, right: 16, bottom: 40, left: 76 };
 
 function niceTicks(low, high, count, whole = false) {
@@ -10,6 +11,19 @@ function niceTicks(low, high, count, whole = false) {
   for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-6; tick += step)
     ticks.push(Number(tick.toPrecision(12)));
   return ticks;
+}
+
+// Whole seconds, minutes and hours.
+function clockTicks(low, high, count) {
+  const rough = (high - low) / Math.max(count, 1);
+  const step = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400].find(
+    (each) => each >= rough,
+  );
+  if (rough < 5 || !step) return niceTicks(low, high, count);
+  return Array.from(
+    { length: Math.floor(high / step) - Math.ceil(low / step) + 1 },
+    (_, index) => (Math.ceil(low / step) + index) * step,
+  );
 }
 
 function extent(values, { zero = false, room = 0.06 } = {}) {
@@ -26,15 +40,26 @@ function extent(values, { zero = false, room = 0.06 } = {}) {
   return [zero && low === 0 ? 0 : low - more, high + more];
 }
 
-const scale =
-  ([from, to], [start, end]) =>
-  (value) =>
-    start + ((value - from) / (to - from || 1)) * (end - start);
+function scale([from, to], [start, end]) {
+  const place = (value) => start + ((value - from) / (to - from || 1)) * (end - start);
+  place.inverse = (at) => from + ((at - start) / (end - start || 1)) * (to - from);
+  return place;
+}
 
 class Chart {
   constructor(
     key,
-    { width, height, label, left = MARGIN.left, bottom = MARGIN.bottom, right = MARGIN.right, least = 0 },
+    {
+      width,
+      height,
+      label,
+      left = MARGIN.left,
+      bottom = MARGIN.bottom,
+      right = MARGIN.right,
+      least = 0,
+      count = 0,
+      zoom = null,
+    },
   ) {
     this.room = Math.max(width, 240);
     this.width = Math.max(this.room, least);
@@ -42,15 +67,17 @@ class Chart {
     this.box = { left, right: this.width - right, top: MARGIN.top, bottom: height - bottom };
     this.marks = [];
     this.index = -1;
+    this.zoom = zoom;
+    this.size = count > MANY ? 3 : 5;
     this.svg = svg("svg", {
-      class: "plot",
+      class: `plot${count > MANY ? " many" : ""}${zoom ? " zooms" : ""}`,
       viewBox: `0 0 ${this.width} ${height}`,
       height,
       role: "group",
       tabindex: "0",
       "data-key": `plot-${key}`,
       "aria-roledescription": "chart",
-      "aria-label": `${label} Arrow keys go through the marks.`,
+      "aria-label": `${label} Arrow keys go through the marks${zoom ? ", + - and 0 zoom" : ""}.`,
       id: `plot-${key}`,
     });
     this.svg.addEventListener("keydown", (event) => this.onKey(event));
@@ -58,12 +85,23 @@ class Chart {
     this.svg.addEventListener("mousemove", (event) => this.onMouse(event));
     this.svg.addEventListener("mouseleave", () => hideTip());
     this.svg.addEventListener("click", (event) => this.onClick(event));
+    if (!zoom) return;
+    zoom.attach(this);
+    const { left: x, top: y } = this.box;
+    this.add(
+      svg(
+        "clipPath",
+        { id: `clip-${key}` },
+        svg("rect", { x, y: y - 8, width: this.box.right - x, height: this.box.bottom - y + 8 }),
+      ),
+    );
+    this.clip = `url(#clip-${key})`;
   }
 
-  axisX(domain, name, { whole = false, text = (value) => format.value(value) } = {}) {
+  axisX(domain, name, { whole = false, ticks = null, text = (value) => format.value(value) } = {}) {
     this.x = scale(domain, [this.box.left, this.box.right]);
     const count = Math.max(3, Math.floor((this.box.right - this.box.left) / 90));
-    const shown = niceTicks(domain[0], domain[1], count, whole);
+    const shown = (ticks || niceTicks)(domain[0], domain[1], count, whole);
     const { bottom, top } = this.box;
     for (const tick of shown) {
       this.add(
@@ -111,7 +149,13 @@ class Chart {
   steps(points, kind, last = null) {
     if (!points.length) return;
     const path = points.map(([x, y], index) => `${index ? `H${this.x(x)}V` : `M${this.x(x)} `}${this.y(y)}`).join("");
-    this.add(svg("path", { class: kind, d: `${path}H${last === null ? this.box.right : this.x(last)}` }));
+    this.add(
+      svg("path", {
+        class: kind,
+        "clip-path": this.clip,
+        d: `${path}H${last === null ? this.box.right : this.x(last)}`,
+      }),
+    );
   }
 
   // A mark is a node with what to say of it, and the trial that it stands for, if any.
@@ -123,7 +167,13 @@ class Chart {
   }
 
   point(x, y, kind, lines, trial) {
-    this.mark(shape(kind, x, y), lines, trial);
+    this.mark(shape(kind, x, y, this.size), lines, trial);
+  }
+
+  // Among many the best would lie under others.
+  raiseBest() {
+    const best = this.size < 5 && this.svg.querySelector(".mark.best");
+    if (best) this.svg.append(best);
   }
 
   onMouse(event) {
@@ -133,6 +183,7 @@ class Chart {
   }
 
   onClick(event) {
+    if (this.isDragged) return;
     const found = event.target.closest?.(".mark");
     const trial = found && this.marks[found.dataset.index].trial;
     if (trial !== null && trial !== undefined && found) openTrial(trial);
@@ -145,6 +196,7 @@ class Chart {
       this.select(Math.max(0, Math.min(last, this.index < 0 ? (step > 0 ? 0 : last) : this.index + step)));
     else if (event.key === "Home" || event.key === "End") this.select(event.key === "Home" ? 0 : last);
     else if (event.key === "Escape") this.select(-1);
+    else if (this.zoom?.onKey(event, this)) event.preventDefault();
     else if (event.key === "Enter" && this.marks[this.index]?.trial != null) openTrial(this.marks[this.index].trial);
     else return;
     event.preventDefault();
@@ -163,16 +215,18 @@ class Chart {
   }
 }
 
-function shape(kind, x, y) {
+function shape(kind, x, y, half = 5) {
+  const wide = half + 1;
   if (kind.includes("least"))
-    return svg("path", { class: kind, d: `M${x + 6} ${y}L${x - 5} ${y + 6}L${x - 5} ${y - 6}Z` });
+    return svg("path", { class: kind, d: `M${x + wide} ${y}L${x - half} ${y + wide}L${x - half} ${y - wide}Z` });
   if (kind.includes("oom"))
-    return svg("path", { class: kind, d: `M${x} ${y - 6}L${x + 6} ${y + 5}L${x - 6} ${y + 5}Z` });
-  if (kind.includes("cancelled")) return svg("path", { class: kind, d: `M${x - 6} ${y}L${x + 6} ${y}` });
+    return svg("path", { class: kind, d: `M${x} ${y - wide}L${x + wide} ${y + half}L${x - wide} ${y + half}Z` });
+  if (kind.includes("cancelled")) return svg("path", { class: kind, d: `M${x - wide} ${y}L${x + wide} ${y}` });
   if (/error|timeout/.test(kind)) {
-    return svg("path", { class: kind, d: `M${x - 5} ${y - 5}L${x + 5} ${y + 5}M${x - 5} ${y + 5}L${x + 5} ${y - 5}` });
+    const [left, right, top, bottom] = [x - half, x + half, y - half, y + half];
+    return svg("path", { class: kind, d: `M${left} ${top}L${right} ${bottom}M${left} ${bottom}L${right} ${top}` });
   }
-  const size = kind.includes("best") ? 6.5 : 5;
+  const size = kind.includes("best") ? 6.5 : kind.includes("base") ? 5 : half;
   if (kind.includes("base"))
     return svg("rect", { class: kind, x: x - size, y: y - size, width: 2 * size, height: 2 * size });
   return svg("circle", { class: kind, cx: x, cy: y, r: size });
@@ -201,13 +255,13 @@ function figure(key, chart, { caption, keys = [], columns = [], rows = () => [] 
     "figure",
     null,
     chart.room < chart.width ? sideways(chart) : chart.svg,
-    keys.length ? legend(keys) : null,
+    el("div", { class: "under" }, keys.length ? legend(keys) : null, chart.zoom ? chart.zoom.controls(chart) : null),
     el("figcaption", null, caption),
     columns.length
       ? fold(`table-${key}`, "Show as a table", () =>
           el(
             "div",
-            { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Data of the plot" },
+            { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "Data of the plot" },
             plainTable(columns, rows(), caption),
           ),
         )

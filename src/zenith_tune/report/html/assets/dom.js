@@ -49,6 +49,21 @@ const format = {
   },
   // Of a step three digits count, as in a terminal.
   step: (value) => (isNumber(value) && value >= 1 && value < 10 ? `${value.toFixed(2)} s` : format.seconds(value)),
+  // A time on an axis, without what is zero at its end.
+  clock(value) {
+    if (value < 60) return `${Number(value.toPrecision(3))} s`;
+    const whole = Math.round(value);
+    const [hours, minutes, seconds] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+    if (hours) return `${hours}h${String(minutes).padStart(2, "0")}m`;
+    return `${minutes}m${seconds ? `${String(seconds).padStart(2, "0")}s` : ""}`;
+  },
+  hours: (value) =>
+    value < 0.005
+      ? "<0.01"
+      : value < 100
+        ? Number(value.toPrecision(value < 1 ? 2 : 3)).toString()
+        : Math.round(value).toLocaleString("en"),
+  watts: (value) => (isNumber(value) ? `${Math.round(value)} W` : "–"),
   whole: (value) => (isNumber(value) ? Math.round(value).toLocaleString("en") : "–"),
   time: (seconds) => (isNumber(seconds) ? new Date(seconds * 1000).toLocaleString() : "–"),
   count: (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`,
@@ -108,9 +123,13 @@ function commandBox(text, label, key) {
 }
 
 function plainTable(columns, rows, label) {
-  const isText = columns.map((_, index) =>
-    rows.some((row) => typeof row[index] === "string" && !/^[\d+−–.]/.test(row[index])),
-  );
+  // A column of numbers may have a word among them, or nothing.
+  const isText = columns.map((_, index) => {
+    const words = rows.map((row) => String(row[index] ?? "")).filter(Boolean);
+    return (
+      2 * words.filter((word) => !/^[<+−–-]?[\d.,]*[%×]?(\s\S{1,12})?$/.test(word)).length >= Math.max(words.length, 1)
+    );
+  });
   const kind = (index) => (isText[index] ? "text" : "num");
   return el(
     "table",

@@ -37,7 +37,20 @@ function partNames(order, rows) {
 // Rows of stacked bars; a limit is drawn as a line.
 function stackedBars(
   key,
-  { rows, order, width, label, unit, text, limit = null, limitName = "", caption, names = {}, left = 70 },
+  {
+    rows,
+    order,
+    width,
+    label,
+    unit,
+    text,
+    limit = null,
+    limitName = "",
+    caption,
+    names = {},
+    left = 70,
+    rowsName = "stage",
+  },
 ) {
   const parts = partNames(order, rows);
   const tall = Math.max(16, Math.min(34, 320 / rows.length));
@@ -58,6 +71,7 @@ function stackedBars(
       const part = Math.max(row.parts[name] || 0, 0);
       if (!part) continue;
       const node = svg("rect", {
+        class: "part",
         x: chart.x(from),
         y,
         width: Math.max(chart.x(from + part) - chart.x(from), 0.5),
@@ -84,7 +98,7 @@ function stackedBars(
     keys: parts
       .map((name, index) => [names[name] || name, colour(index), name])
       .filter(([, , name]) => rows.some((row) => chart.x(row.parts[name] || 0) - chart.x(0) >= VISIBLE_PX)),
-    columns: ["", ...parts.map((name) => names[name] || name), "all"],
+    columns: [rowsName, ...parts.map((name) => names[name] || name), "all"],
     rows: () => rows.map((row) => [row.name, ...parts.map((name) => text(row.parts[name] || 0)), text(total(row))]),
   });
 }
@@ -126,6 +140,7 @@ function timePlot(layouts, width) {
       names: TIME_NAMES,
       left: Math.min(width * 0.45, 16 + 6.9 * Math.max(...rows.map((row) => row.name.length))),
       label: "Where the predicted time of a step goes.",
+      rowsName: "layout",
       unit: "seconds a step",
       text: (value, bare) => (bare ? format.value(value) : format.seconds(value)),
       caption: "Where the predicted time of a step goes, the fastest layouts first.",

@@ -3,23 +3,27 @@ const MAX_OVER = 1.75; // times the GPU's memory: farther out a mark stands on t
 const LANE_PX = 14;
 const MAX_LANES = 6;
 
-function memoryPlot(data, width) {
+function memoryPlot(data, width, redraw) {
   const good = data.trials.filter((trial) => trial.value !== null && isNumber(trial.memory_bytes));
   const out = data.trials.filter((trial) => trial.needed);
   if (!good.length) return { empty: "No log says how much memory a trial took." };
   const placed = out.filter((trial) => isNumber(trial.needed.bytes));
   const took = Math.max(...good.map((trial) => trial.memory_bytes));
   const limit = data.capacity_bytes || (placed.length ? took : null);
-  const chart = new Chart("memory", { width, height: 290, label: `${data.unit || "Value"} against peak memory.` });
+  const zoom = new Zoom("memory", redraw, true);
+  const label = `${data.unit || "Value"} against peak memory.`;
+  const chart = new Chart("memory", { width, height: 290, label, zoom, count: good.length + out.length });
   const most = limit ? Math.max(limit * MAX_OVER, took) : Infinity;
   const needs = placed.map((trial) => Math.min(trial.needed.bytes, most));
   const [left, right] = extent([...good.map((trial) => trial.memory_bytes), ...needs, limit].map((b) => b && b / GIB));
   // Room for a band in which what is known to lie beyond the limit can be seen to.
-  chart.axisX([left, limit ? Math.max(right, (limit / GIB) * 1.06) : right], "memory of a GPU, GiB");
+  chart.axisX(zoom.x([left, limit ? Math.max(right, (limit / GIB) * 1.06) : right]), "memory of a GPU, GiB");
   const [low, high] = extent(good.map((trial) => trial.value));
-  chart.axisY([low - (high - low) * 0.14, high], data.unit || "value");
-  if (limit) drawLimit(chart, limit, data.capacity_bytes ? `GPU ${format.bytes(limit)}` : "");
-  for (const trial of good)
+  chart.axisY(zoom.y([low - (high - low) * 0.14, high]), data.unit || "value");
+  if (limit && zoom.holds(limit / GIB))
+    drawLimit(chart, limit, data.capacity_bytes ? `GPU ${format.bytes(limit)}` : "");
+  const isSeen = (trial) => zoom.holds(trial.memory_bytes / GIB, trial.value);
+  for (const trial of good.filter(isSeen))
     chart.point(
       chart.x(trial.memory_bytes / GIB),
       chart.y(trial.value),
@@ -27,8 +31,14 @@ function memoryPlot(data, width) {
       tellOf(data, trial),
       trial.number,
     );
+  chart.raiseBest();
   const isLeast = (trial) => trial.needed.is_bound || trial.needed.bytes > most;
-  drawOut(chart, data, placed, { limit, most, isLeast });
+  drawOut(
+    chart,
+    data,
+    placed.filter((trial) => zoom.holds(Math.min(trial.needed.bytes, most) / GIB)),
+    { limit, most, isLeast },
+  );
   const lost = out.length - placed.length;
   const [exact, least] = [placed.filter((trial) => !isLeast(trial)), placed.filter(isLeast)];
   const notes = [
@@ -87,6 +97,6 @@ function drawOut(chart, data, placed, { limit, most, isLeast }) {
     lanes[lane] = x;
     const notes = [...tellOf(data, trial).slice(0, 2), `${neededWords(trial).replace(" needed", " GiB needed")}`];
     const kind = `oom${isLeast(trial) ? " least" : ""}${trial.is_baseline ? " base" : ""}`;
-    chart.point(x, chart.box.bottom - 9 - lane * LANE_PX, kind, [...notes, tellOf(data, trial)[3]], trial.number);
+    chart.point(x, chart.box.bottom - 9 - lane * LANE_PX, kind, [...notes, tellOf(data, trial).at(-1)], trial.number);
   }
 }

@@ -44,6 +44,7 @@ function parallelPlot(data, width) {
   const trials = ended(data);
   const axes = data.parameters.filter((name) => orderedValues(trials, name).length > 1);
   if (!axes.length || trials.length < 2) return { empty: TOO_FEW };
+  if (!trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
   const [left, right] = [30, 64];
   const shown = mostImportant(trials, axes, Math.max(2, Math.floor((width - left - right) / AXIS_PX)));
   const gap = (width - left - right) / shown.length;
@@ -54,6 +55,7 @@ function parallelPlot(data, width) {
     left,
     bottom: 14 + 14 * Math.max(...names.map((lines) => lines.length)),
     right,
+    count: trials.length,
     label: "Every trial as a line through its parameters and its value.",
   });
   const x = scale([0, shown.length], [chart.box.left, chart.box.right]);

@@ -27,14 +27,40 @@ function planHeadline(data) {
       el("h1", null, best ? best.name : `Nothing fits${enough}`),
       best ? el("p", { class: "note" }, `A step is ${best.bound}.`) : null,
       el("div", { class: "tiles" }, tiles),
-      data.emitted
-        ? [
-            el("p", { class: "note" }, `The best layout for ${data.emitted.format} (${data.emitted.file_name}):`),
-            commandBox(data.emitted.text, `the options for ${data.emitted.format}`, "copy-emitted"),
-          ]
-        : null,
+      best ? whatToRun(data, best) : null,
     ),
   };
+}
+
+// The file of the best layout, and how to tune from there; where no format can say it, its sizes.
+function whatToRun(data, best) {
+  if (!data.emitted)
+    return [
+      el("h2", null, "What to run"),
+      el("p", null, `No file can be written for ${data.framework}: give your own command these sizes.`),
+      pairs(best.layout),
+    ];
+  const { format: form, file_name, text, notes } = data.emitted;
+  return [
+    el("h2", null, "What to run"),
+    el("p", { class: "note" }, `Save it as ${file_name} (${form}), or plan with --emit ${form} --output FOLDER:`),
+    commandBox(text, `${file_name} for ${form}`, "copy-emitted"),
+    notes.length
+      ? fold("emit-notes", "What to know about it", () =>
+          el(
+            "ul",
+            { class: "plainlist" },
+            notes.map((note) => el("li", null, note)),
+          ),
+        )
+      : null,
+    file_name.endsWith(".sh")
+      ? [
+          el("p", { class: "note" }, "Then measure it, and what else comes close, in short trials:"),
+          commandBox(`zenithtune optimize -- bash ${file_name}`, "the command that tunes it", "copy-tune"),
+        ]
+      : null,
+  ];
 }
 
 function layoutScatter(data, width) {
@@ -90,7 +116,7 @@ function planTable(data) {
   if (!data.best.length) return { empty: `None of ${format.count(data.num_considered, "layout")} fits in memory.` };
   const rows = data.best.map((layout, index) => ({ ...layout, rank: index + 1 }));
   const columns = [
-    { key: "rank", name: "rank", text: true, value: (r) => r.rank, cell: (r) => String(r.rank) },
+    { key: "rank", name: "rank", value: (r) => r.rank, cell: (r) => String(r.rank) },
     { key: "name", name: "layout", text: true, value: (r) => r.name, cell: (r) => r.name },
     { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => format.step(r.step_s) },
     {
@@ -166,7 +192,7 @@ function nearMisses(data) {
           el(
             "p",
             { class: "note" },
-            `${isNumber(miss.gain) ? `${format.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.cure}`,
+            `${isNumber(miss.gain) ? `${format.gain(miss.gain)} ${miss.obstacle === "batch" ? "tokens/s" : "speed"}; ` : ""}${miss.hint}`,
           ),
         ),
       ),

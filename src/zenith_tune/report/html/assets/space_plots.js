@@ -3,6 +3,7 @@ function orderedValues(trials, name) {
   const values = [...new Set(trials.map((trial) => trial.parameters[name]).filter((value) => value !== undefined))];
   return values.sort((a, b) => (isNumber(a) && isNumber(b) ? a - b : String(a).localeCompare(String(b))));
 }
+const NONE_SUCCEEDED = "No trial has succeeded so far.";
 const TOO_FEW = "Too few trials differ to lay them side by side.";
 const better = (data) => (data.direction === "minimize" ? (a, b) => a < b : (a, b) => a > b);
 const ended = (data) =>
@@ -16,6 +17,7 @@ function heatMap(data, width, redraw) {
   if (names.length < 2) return { empty: "There are no two parameters to lay out." };
   const varied = names.filter((name) => orderedValues(trials, name).length > 1);
   if (!varied.length) return { empty: TOO_FEW };
+  if (!trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
   const liked = ["tp", "pp", "ep", "mbs", "cp", "zero_stage", "zero", ...varied, ...names];
   const choose = (given, other) =>
     names.includes(given)
@@ -71,7 +73,8 @@ function heatMap(data, width, redraw) {
     label: `Best ${data.unit || "value"} by ${x} and ${y}.`,
   });
   drawCells(chart, data, { columns, rows, cells, x, y });
-  const text = (cell) => (!cell ? "–" : cell.best ? format.value(cell.best.value) : Object.keys(cell.states).join(", "));
+  const text = (cell) =>
+    !cell ? "–" : cell.best ? format.value(cell.best.value) : Object.keys(cell.states).join(", ");
   return {
     body: el(
       "div",
@@ -88,7 +91,13 @@ function heatMap(data, width, redraw) {
 }
 
 const cellKind = (cell) =>
-  !cell ? "none" : cell.best ? "" : Object.keys(cell.states).every((name) => name === "cancelled") ? "stopped" : "failed";
+  !cell
+    ? "none"
+    : cell.best
+      ? ""
+      : Object.keys(cell.states).every((name) => name === "cancelled")
+        ? "stopped"
+        : "failed";
 
 // What the cells without a value are, of those that are there.
 function emptyCells(cells, num) {

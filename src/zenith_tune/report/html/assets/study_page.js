@@ -4,68 +4,6 @@ const gainWord = (gain) => el("span", { class: `gain ${gain > 0 ? "up" : gain < 
 const tile = (value, name, lead) =>
   el("div", { class: `tile${lead ? " lead" : ""}` }, el("b", null, value), el("span", null, name));
 
-function studyHeadline(data) {
-  const own = data.fastest_is_baseline;
-  // What counts of a trial that ran again is its last run; its name and why it was picked are its first's.
-  const best = data.trials.find((trial) => trial.number === fastestOf(data));
-  const first = own ? best : data.trials.find((trial) => trial.number === data.best);
-  const title = best ? (own ? "Your own command is the fastest so far" : first.label) : "No trial has succeeded yet";
-  const again = data.best_reruns.map((number) => `trial ${number}`).join(" and ");
-  const tiles = best
-    ? [
-        tile(
-          format.value(best.value),
-          `${format.short(data.unit || "best value", 40)}${isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : ""}`,
-        ),
-        best.step_s ? tile(format.step(best.step_s), "a step") : null,
-        best.memory_bytes
-          ? tile(
-              format.bytes(best.memory_bytes),
-              data.capacity_bytes ? `of ${format.bytes(data.capacity_bytes)} a GPU` : "peak memory",
-            )
-          : null,
-      ]
-    : [];
-  tiles.unshift(ownTile(data, best));
-  const trials = data.trials.filter((trial) => !trial.is_baseline).length;
-  const counts = [
-    `${data.num_failed} failed`,
-    data.num_cancelled ? `${data.num_cancelled} cancelled` : null,
-    data.num_pruned ? `${data.num_pruned} points pruned` : null,
-  ];
-  tiles.push(tile(String(trials), `trial${trials === 1 ? "" : "s"}, ${counts.filter(Boolean).join(", ")}`));
-  if (data.started_s)
-    tiles.push(
-      tile(
-        format.seconds((data.ended_s || data.now_s) - data.started_s),
-        data.num_unfinished ? "so far; unfinished" : data.ended_s ? "from first to last" : "so far",
-      ),
-    );
-  return {
-    body: el(
-      "div",
-      null,
-      el(
-        "p",
-        { class: "eyebrow" },
-        `study ${format.short(data.name, 120)} · preset ${data.header.preset}${data.strategy ? ` · strategy ${data.strategy}` : ""} · ${data.header.evaluator}`,
-      ),
-      el("h1", null, format.short(title, 160)),
-      first && first.why ? el("p", { class: "note" }, `Picked because: ${first.why}`) : null,
-      first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, run again as ${again}.`) : null,
-      el("div", { class: "tiles" }, tiles),
-      ownNotes(data),
-      data.best_command ? commandBox(data.best_command, "the best command", "copy-best") : null,
-      data.best_command && data.best_command.includes("***")
-        ? el("p", { class: "note" }, "Put your secrets back in place of *** before you run it.")
-        : null,
-      fold("own", "Your own command and what was tuned", () =>
-        el("div", null, commandBox(data.header.command, "your own command", "copy-own"), pairs(data.header.args)),
-      ),
-    ),
-  };
-}
-
 function runningNow(data) {
   const running = data.trials.filter((trial) => trial.state === "running");
   if (!running.length) return null;
@@ -95,47 +33,27 @@ function runningNow(data) {
   };
 }
 
-const isOwn = (data, number) => data.trials.some((trial) => trial.number === number && trial.is_baseline);
-const called = (data, number) => (isOwn(data, number) ? "your command" : `trial ${number}`);
+const countedRuns = (data, runs) => {
+  const well = runs.filter((trial) => trial.value !== null && !trial.is_baseline).length;
+  const cancelled = runs.filter((trial) => trial.state === "cancelled" && !trial.is_baseline).length;
+  const failed = runs.filter((trial) => trial.value === null && !trial.is_baseline).length - cancelled;
+  const own = ownRun(data)?.value === null ? "; your own command failed" : "";
+  return `${format.count(well, "trial")} succeeded, ${failed} failed${cancelled ? `, ${cancelled} cancelled` : ""}${own}`;
+};
 
-function failureList(data) {
-  if (!data.failures.length) return null;
+function findingsList(data) {
+  if (!data.findings.length) return null;
   return {
     body: el(
       "div",
       null,
-      data.failures.map((group) =>
+      data.findings.map((table) =>
         el(
           "div",
-          { class: "group" },
-          el("p", null, el("b", null, `${group.kind}`), ` · ${group.who}`),
-          group.causes.map((cause) =>
-            el(
-              "p",
-              { class: "doctor" },
-              `${cause.text} `,
-              cause.numbers
-                .slice(0, 12)
-                .map((number) =>
-                  el(
-                    "button",
-                    {
-                      class: "link",
-                      type: "button",
-                      "data-key": `failed-${group.kind}-${number}`,
-                      onclick: () => openTrial(number),
-                      "aria-label": `Open ${called(data, number)}`,
-                    },
-                    isOwn(data, number) ? "your command" : `#${number}`,
-                  ),
-                ),
-            ),
-          ),
-          group.log.length
-            ? fold(`failure-${group.kind}`, `Log of ${called(data, group.numbers[0])}`, () =>
-                logBox(group.log, `Log of ${called(data, group.numbers[0])}`),
-              )
-            : null,
+          null,
+          el("h3", null, table.title),
+          table.rows.length ? el("div", { class: "scroll" }, plainTable(table.columns, table.rows, table.title)) : null,
+          table.notes.map((line) => el("p", { class: "note" }, line)),
         ),
       ),
     ),
@@ -178,6 +96,15 @@ function trialDetail(data, trial) {
           }),
         )
       : null,
+    isNumber(trial.gpu_utilization)
+      ? part(
+          "GPUs, by nvidia-smi",
+          pairs({
+            "median utilisation": format.share(trial.gpu_utilization),
+            "median power of one": format.watts(trial.gpu_power_w),
+          }),
+        )
+      : null,
     trial.folder
       ? part(
           "Files",
@@ -205,7 +132,6 @@ function trialTable(data) {
       name: "trial",
       value: (t) => t.number,
       cell: (t) => (t.is_baseline ? "yours" : String(t.number)),
-      text: true,
     },
     { key: "label", name: "layout", text: true, value: (t) => t.label, cell: (t) => format.short(t.label, 90) },
     { key: "state", name: "state", text: true, value: (t) => t.state, cell: (t) => stateWord(t.state) },
@@ -287,10 +213,12 @@ const STUDY_SECTIONS = [
   { id: "running", title: "Running now", wide: true, draw: runningNow },
   { id: "progress", title: "Best so far", draw: bestSoFar },
   { id: "memory", title: "Speed against memory", draw: memoryPlot },
+  { id: "importance", title: "What each option does", draw: importancePlot },
   { id: "heat", title: "Where the good layouts are", draw: heatMap },
   { id: "predicted", title: "Predicted against measured", draw: predictedPlot },
-  { id: "parallel", title: "All parameters at once", wide: true, draw: parallelPlot },
   { id: "stages", title: "Memory of the best layout", draw: stagePlot },
+  { id: "when", title: "When each trial ran", wide: true, draw: whenPlot },
+  { id: "parallel", title: "All parameters at once", wide: true, draw: parallelPlot },
   { id: "doctor", title: "What the doctor says", draw: doctorList },
   { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
   { id: "unshown", title: "Not shown", wide: true, collects: true },

@@ -18,6 +18,9 @@ const tellOf = (data, trial) => [
         "",
       ),
   trial.memory_bytes ? format.bytes(trial.memory_bytes) : "",
+  isNumber(trial.gpu_utilization)
+    ? `GPUs ${format.share(trial.gpu_utilization)} busy, ${format.watts(trial.gpu_power_w)}`
+    : "",
   trial.cause ? format.short(trial.cause, 140) : "",
 ];
 const KINDS = { ok: "succeeded", oom: "out of memory", error: "failed", timeout: "timed out", cancelled: "cancelled" };
@@ -36,31 +39,34 @@ function trialKeys(data, trials) {
   ].filter(Boolean);
 }
 
-function bestSoFar(data, width) {
+function bestSoFar(data, width, redraw) {
   const ended = data.trials.filter((trial) => trial.state !== "running");
   const good = ended.filter((trial) => trial.value !== null);
-  if (!good.length) return { empty: "No trial has succeeded so far." };
+  if (!good.length) return { empty: NONE_SUCCEEDED };
   const base = data.trials.find((trial) => trial.is_baseline && trial.value !== null);
-  const chart = new Chart("progress", { width, height: 290, label: `Best ${data.unit || "value"} so far by trial.` });
+  const zoom = new Zoom("progress", redraw);
+  const label = `Best ${data.unit || "value"} so far by trial.`;
+  const chart = new Chart("progress", { width, height: 290, label, zoom, count: ended.length });
   const numbers = ended.map((trial) => trial.number);
-  chart.axisX([Math.min(...numbers) - 0.5, Math.max(...numbers) + 0.5], "trial", { whole: true });
-  const [low, high] = extent(good.map((trial) => trial.value));
+  const across = zoom.x([Math.min(...numbers) - 0.5, Math.max(...numbers) + 0.5]);
+  chart.axisX(across, "trial", { whole: true });
+  const seen = ended.filter((trial) => zoom.holds(trial.number));
+  const best = data.progress
+    .filter(([number]) => number <= across[1])
+    .map(([, value]) => value)
+    .slice(-1);
+  const [low, high] = extent([...seen.map((trial) => trial.value), ...best]);
   chart.axisY([low - (high - low) * 0.1, high], data.unit || "value");
-  if (base)
-    chart.add(
-      svg("line", {
-        class: "rule",
-        x1: chart.box.left,
-        x2: chart.box.right,
-        y1: chart.y(base.value),
-        y2: chart.y(base.value),
-      }),
-    );
-  chart.steps(data.progress, "best-line");
-  for (const trial of ended) {
+  if (base && base.value >= low && base.value <= high) {
+    const { left: x1, right: x2 } = chart.box;
+    chart.add(svg("line", { class: "rule", x1, x2, y1: chart.y(base.value), y2: chart.y(base.value) }));
+  }
+  for (const trial of seen) {
     const y = trial.value === null ? chart.box.bottom - 8 : chart.y(trial.value);
     chart.point(chart.x(trial.number), y, kindOf(data, trial), tellOf(data, trial), trial.number);
   }
+  chart.steps(data.progress, "best-line");
+  chart.raiseBest();
   return {
     body: figure("progress", chart, {
       caption: `${countedRuns(data, ended)}${ended.length > good.length ? " (on the lower edge)" : ""}${base ? "; the dashed line is your own command" : ""}.`,
@@ -102,6 +108,7 @@ function predictedPlot(data, width, redraw) {
   const what = state.predicted || "step";
   const fields = PREDICTED[what];
   if (!data.trials.some((trial) => trial.predicted)) return { empty: noPlan(data) };
+  if (!data.trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
   const both = data.trials.filter(
     (t) => t.value !== null && isNumber(fields.measured(t)) && isNumber(fields.predicted(t)),
   );
@@ -123,13 +130,21 @@ function predictedPlot(data, width, redraw) {
     ),
   );
   if (!both.length) return { body: el("div", null, controls, el("p", { class: "note" }, "No trial measured it.")) };
-  return { body: el("div", null, controls, predictedFigure(data, both, fields, width)) };
+  return {
+    body: el(
+      "div",
+      null,
+      controls,
+      predictedFigure(data, both, fields, width, new Zoom(`predicted-${what}`, redraw, true)),
+    ),
+  };
 }
 
-function predictedFigure(data, both, fields, width) {
-  const chart = new Chart("predicted", { width, height: 290, label: `Predicted against measured ${fields.name}.` });
+function predictedFigure(data, both, fields, width, zoom) {
+  const label = `Predicted against measured ${fields.name}.`;
+  const chart = new Chart("predicted", { width, height: 290, label, zoom, count: both.length });
   // Each axis as far as its own figures go: a plan that is off by half would else leave them all in a corner.
-  const [across, up] = [extent(both.map(fields.predicted)), extent(both.map(fields.measured))];
+  const [across, up] = [zoom.x(extent(both.map(fields.predicted))), zoom.y(extent(both.map(fields.measured)))];
   chart.axisX(across, `predicted ${fields.name}`);
   chart.axisY(up, `measured ${fields.name}`);
   const ratios = both.map((t) => fields.measured(t) / fields.predicted(t)).sort((a, b) => a - b);
@@ -145,7 +160,7 @@ function predictedFigure(data, both, fields, width) {
   };
   const isAgreementSeen = ray(1, "rule");
   const isMedianSeen = ray(median, "median-line");
-  for (const trial of both) {
+  for (const trial of both.filter((each) => zoom.holds(fields.predicted(each), fields.measured(each)))) {
     const [predicted, measured] = [fields.predicted(trial), fields.measured(trial)];
     const lines = [
       `${nameOf(trial)}: ${format.short(trial.label, 80)}`,

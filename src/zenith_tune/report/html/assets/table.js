@@ -66,7 +66,10 @@ function bigTable(key, { columns, rows, id, detail, isBest, groups = null, searc
       head.firstChild.textContent = columns[index].name + (isSorted ? (kept.down ? " ↓" : " ↑") : "");
     });
     const shown = chosen();
-    count.textContent = shown.length === rows.length ? format.count(rows.length, "row") : `${shown.length} of ${format.count(rows.length, "row")}`;
+    count.textContent =
+      shown.length === rows.length
+        ? format.count(rows.length, "row")
+        : `${shown.length} of ${format.count(rows.length, "row")}`;
     const again = document.activeElement?.dataset?.key;
     const drawn = kept.isWhole ? shown : shown.slice(0, MAX_ROWS);
     more.hidden = drawn.length === shown.length;
@@ -79,23 +82,25 @@ function bigTable(key, { columns, rows, id, detail, isBest, groups = null, searc
   function drawRow(row) {
     const name = id(row);
     const isOpen = kept.rows.includes(name);
-    const button = el(
-      "button",
-      {
-        type: "button",
-        class: "open",
-        "aria-expanded": String(isOpen),
-        "data-key": `${key}-row-${name}`,
-        "aria-controls": isOpen ? `${key}-detail-${name}` : null,
-        onclick: () => {
-          kept.rows = isOpen ? kept.rows.filter((each) => each !== name) : [...kept.rows, name];
-          draw();
-          body.querySelector(`[data-key="${CSS.escape(`${key}-row-${name}`)}"]`)?.focus();
-        },
-      },
-      `${isOpen ? "▾" : "▸"} `,
-      columns[0].cell(row),
-    );
+    const button = !detail
+      ? columns[0].cell(row)
+      : el(
+          "button",
+          {
+            type: "button",
+            class: "open",
+            "aria-expanded": String(isOpen),
+            "data-key": `${key}-row-${name}`,
+            "aria-controls": isOpen ? `${key}-detail-${name}` : null,
+            onclick: () => {
+              kept.rows = isOpen ? kept.rows.filter((each) => each !== name) : [...kept.rows, name];
+              draw();
+              body.querySelector(`[data-key="${CSS.escape(`${key}-row-${name}`)}"]`)?.focus();
+            },
+          },
+          `${isOpen ? "▾" : "▸"} `,
+          columns[0].cell(row),
+        );
     const cells = columns.map((column, index) =>
       el(
         "td",

@@ -1,0 +1,74 @@
+"""How busy a trial keeps its GPUs and what power they draw, by looking at nvidia-smi now and then."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+from collections.abc import Sequence
+
+from zenith_tune.describe.machine import nvidia_smi
+from zenith_tune.errors import UsageError
+
+INTERVAL_S = 5.0
+"""Between two looks: a trial must not feel them."""
+TIMEOUT_S = 5.0
+_QUERY = ("--query-gpu=index,utilization.gpu,power.draw", "--format=csv,noheader,nounits")
+UTILIZATION, POWER = "gpu_utilization", "gpu_power_w"
+"""Under `extra` of a trial: a share, and the watts of one GPU."""
+
+GpuSample = tuple[str, float, float | None]
+"""A GPU, the share of the time that it was busy, and its watts where it reports them."""
+
+
+def parse_samples(text: str) -> list[GpuSample]:
+    """Return a sample for each GPU that reports how busy it is.
+
+    >>> parse_samples("0, 97, 612.40\\n1, [N/A], 80.00\\n2, 95, [N/A]\\n")
+    [('0', 0.97, 612.4), ('2', 0.95, None)]
+    """
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [
+        (row[0], float(row[1]) / 100, float(row[2]) if _is_number(row[2]) else None)
+        for row in rows
+        if len(row) == 3 and _is_number(row[1])
+    ]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.replace(".", "", 1).isdigit()
+
+
+def usage_of(samples: Sequence[GpuSample]) -> dict[str, float]:
+    """Return the medians over the GPUs that were busy at all; nothing where none was."""
+    busy = {gpu for gpu, share, _ in samples if share > 0}
+    shares = [share for gpu, share, _ in samples if gpu in busy]
+    watts = [power for gpu, _, power in samples if gpu in busy and power is not None]
+    found = {UTILIZATION: shares, POWER: watts}
+    return {name: round(statistics.median(values), 3) for name, values in found.items() if values}
+
+
+class GpuWatch:
+    """Look at the GPUs of one trial until it ends; a machine without nvidia-smi is not looked at."""
+
+    def __init__(self, gpus: Sequence[str] | None = None) -> None:
+        """Begin to look at `gpus`; None stands for all of the machine."""
+        self._which = () if gpus is None else ("-i", ",".join(gpus))
+        self._samples: list[GpuSample] = []
+        self._ended = threading.Event()
+        if gpus != () and shutil.which("nvidia-smi") is not None:
+            threading.Thread(target=self._look, name="zenithtune-gpus", daemon=True).start()
+
+    def end(self) -> dict[str, float]:
+        """Stop looking, and return what was seen."""
+        self._ended.set()
+        return usage_of(list(self._samples))
+
+    def _look(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            try:
+                found = parse_samples(nvidia_smi(*_QUERY, *self._which, timeout_s=TIMEOUT_S))
+            except (UsageError, OSError):
+                return  # a driver that does not answer now is not asked again and again
+            if not self._ended.is_set():
+                self._samples += found
