@@ -78,6 +78,14 @@ def test_half_a_line_is_no_progress_yet() -> None:
     assert evaluator.progress("", {}) is None
 
 
+@pytest.mark.parametrize("tflops", ["inf", "-inf", "nan", "0.00"])
+def test_a_rate_of_operations_that_is_none_is_left_out(tflops: str) -> None:
+    text = log(*RUN).replace("tflops: 409.60", f"tflops: {tflops}")
+    assert tflops in text
+    found = TorchTitanEvaluator(n_gpus=8).measure(text, {})
+    assert found.value == 8100 * 8 and "tflops_per_gpu" not in found.extra
+
+
 def test_retries_of_the_allocator_are_told() -> None:
     text = log(*RUN) + log("3 CUDA memory allocation retries.")
     assert TorchTitanEvaluator().measure(text, {}).extra["allocation_retries"] == 3

@@ -56,14 +56,14 @@ def read_lines(log: str) -> list[StepLine]:
         if match is None:
             continue
         mark = RANK.match(text)
-        tflops = _number(match[5]) if match[5] else None
+        tflops = _number(match[5] or "nan")
         found.append(
             StepLine(
                 step=int(match[1]),
                 loss=_number(match[2]),
                 memory_bytes=max(int(_number(match[3]) * GIB), 0),
                 tokens_per_s=_number(match[4]),
-                tflops=tflops,
+                tflops=tflops if 0 < tflops < math.inf else None,
                 rank=mark[1] if mark else "",
             )
         )
@@ -118,7 +118,7 @@ class TorchTitanEvaluator(TuningEvaluator):
         lines, tokens = _valid(read_lines(stdout)), self._checked_tokens(stdout)
         steady = _steady(lines)
         extra: dict[str, Value] = {}
-        if tflops := [line.tflops for line in steady if line.tflops]:
+        if tflops := [line.tflops for line in steady if line.tflops is not None]:
             extra["tflops_per_gpu"] = long_run(tflops, Direction.MAXIMIZE)
         if retries := [int(count) for count in _RETRIES.findall(stdout)]:
             extra["allocation_retries"] = max(retries)
@@ -161,7 +161,7 @@ class TorchTitanEvaluator(TuningEvaluator):
         if self.objective == "tokens_per_s":
             return [line.tokens_per_s * (self.n_gpus or 1) for line in steady]
         if self.objective == "tflops":
-            found = [line.tflops for line in steady if line.tflops]
+            found = [line.tflops for line in steady if line.tflops is not None]
             if not found:
                 raise ValueError("the log prints no TFLOP/s above 0: use the objective tokens_per_s")
             return found
