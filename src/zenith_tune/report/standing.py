@@ -12,7 +12,7 @@ from zenith_tune.record.view import StudyView
 from zenith_tune.study.files import Json
 from zenith_tune.study.study import Study
 from zenith_tune.study.verdict import verdict_of
-from zenith_tune.units import format_value
+from zenith_tune.units import format_value, whole
 
 _FIELDS = ("speedup", "low", "high", "is_confirmed", "ties", "memory_share", "safer", "cost", "pays_after_hours")
 
@@ -71,5 +71,4 @@ def _num_gpus(view: StudyView, preset: RestoredPreset) -> int | None:
     """Return how many GPUs a trial takes; None where nobody says."""
     if preset.planner is not None:
         return preset.planner.cluster.num_gpus
-    stated = view.header.args.get("n_gpus", "")
-    return int(stated) if stated.isascii() and stated.isdigit() else None
+    return whole(view.header.args.get("n_gpus", ""))
