@@ -9,7 +9,7 @@ function compareHeadline(data) {
       el("p", { class: "eyebrow" }, "two studies compared"),
       el("h1", null, verdict),
       data.caution ? el("p", { class: "caution" }, data.caution) : null,
-      el("div", { class: "scroll" }, plainTable(["what", first.name, second.name], data.summary, "Both studies")),
+      el("div", { class: "scroll wraps" }, plainTable(["what", first.name, second.name], data.summary, "Both studies")),
       data.studies.map((study) =>
         study.best_command
           ? [
