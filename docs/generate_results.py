@@ -78,7 +78,7 @@ def _trials(path: Path) -> Sequence[str]:
 def _fits(path: Path) -> Sequence[str]:
     (row,) = (row for row in markdown_table(path, "## Fits or not: Ultra-Scale Playbook") if "all" in row[""])
     num = re.findall(r"\d+", row[""])[0]
-    return f"judged right whether a layout fits and runs, {int(num):,} runs", f"**{row['share']}**", _link(path)
+    return f"predicted correctly whether a layout fits and runs, {int(num):,} runs", f"**{row['share']}**", _link(path)
 
 
 def _errors(path: Path, heading: str, what: str) -> Sequence[str]:

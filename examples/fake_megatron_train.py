@@ -198,7 +198,7 @@ def train(layout: Layout) -> None:
 
 
 def main() -> int:
-    """Run the pretended training and return its exit code."""
+    """Run the simulated training and return its exit code."""
     layout = Layout(read_options())
     sizes = f"tensor-model-parallel size: {layout.tp}, pipeline-model-parallel size: {layout.pp}"
     print(f"using world size: {layout.n_gpus}, data-parallel size: {layout.dp}, {sizes}", flush=True)

@@ -221,7 +221,7 @@ def train(run: Run) -> None:
 
 
 def main() -> int:
-    """Run the pretended training and return its exit code."""
+    """Run the simulated training and return its exit code."""
     run = Run(read_options(), int(os.environ.get("WORLD_SIZE", "1")))
     sizes = f"tensor-model-parallel size: {run.tp}, pipeline-model-parallel size: {run.pp}"
     print(f"using world size: {run.world_size}, data-parallel size: {run.dp}, {sizes}", flush=True)

@@ -13,10 +13,10 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-LIMITS = {"llama3-70b": 30, "llama3-405b": 150}
-"""Times the reference, which takes 0.07 CPU seconds on a quiet machine: 2 and 10 seconds for a whole space."""
-LEAST_RATE = 13_000
-"""Layouts in the time of the reference: 200,000 a CPU second."""
+LIMITS = {"llama3-70b": 45, "llama3-405b": 150}
+"""Times the reference: about three times what it is on a quiet machine, whose caches nobody else uses."""
+LEAST_RATE = 6_000
+"""Layouts in the time of the reference: a third of what a quiet machine estimates."""
 ATTEMPTS = 3
 
 

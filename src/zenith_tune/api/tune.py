@@ -42,7 +42,7 @@ def tune(command: Command, **options: Any) -> StudyResult:
     """Run a training command again and again with other options, and return the study, as `zenithtune optimize` does.
 
     The options are those of the command line, by the names in `TuneOptions`. Ctrl-C, or a notebook's interrupt, stops
-    the study in good order: `resume=True` continues it, `StudyResult.load` shows it.
+    the study cleanly: `resume=True` continues it, `StudyResult.load` shows it.
 
     result = tune("bash train.sh", args={"cluster": "h100x8"}, n_trials=20)
     print(result.gain, result.command)

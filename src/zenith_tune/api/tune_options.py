@@ -78,7 +78,7 @@ class TuneOptions:
     """Whether a trial is ended once it cannot beat the best one any more."""
     timeout_margin: float | None = None
     early_stop: bool = True
-    """Whether a trial is ended once its value is known, or is surely behind the best."""
+    """Whether a trial is ended once its value is known, or almost certainly worse than the best."""
     early_precision: float | None = None
     """How well a value must be known for that, in percent."""
     baseline: bool = True

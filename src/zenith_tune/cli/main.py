@@ -96,6 +96,8 @@ def _explain(error: Exception) -> tuple[str, int]:
             "optimize": "Options of the training command go after --.",
         }
         hint = hints.get(command.name or "", f"zenithtune {command.name} --help lists them.")
+        if error.possibilities:
+            hint = f"Did you mean {' or '.join(error.possibilities)}? {hint}"
         return f"No such option {error.option_name!r}. {hint}", 2
     if isinstance(error, click.UsageError):
         return error.format_message(), 2

@@ -71,7 +71,7 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--timeout-margin", type=NUMBER, metavar="X",
               help="--timeout-dynamic: how many times the best trial's duration. [default: 1.5]")  # fmt: skip
 @click.option("--early-stop/--no-early-stop", default=True, show_default=True,
-              help="End a trial once its value is known, or is surely behind the best.")  # fmt: skip
+              help="End a trial once its value is known, or almost certainly worse than the best.")  # fmt: skip
 @click.option("--early-precision", type=NUMBER, metavar="PCT",
               help="--early-stop: how well a value must be known, in percent. [default: 1]")  # fmt: skip
 @click.option("--no-baseline", is_flag=True, help="Do not run your own command first.")

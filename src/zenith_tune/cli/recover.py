@@ -11,7 +11,7 @@ from zenith_tune.cli.options import debug_option
 from zenith_tune.units import count
 
 
-@click.command(short_help="Make a lost or damaged database anew from the trials' own files.")
+@click.command(short_help="Rebuild a lost or damaged database from the trials' own files.")
 @click.option("--db", type=click.Path(path_type=Path), metavar="FILE",
               help="The database to write. [default: studies.db in the output folder]")  # fmt: skip
 @debug_option

@@ -55,7 +55,7 @@ def serve(study: str | None, **options: Any) -> int:
         click.echo(f"from your own machine: ssh -L 8123:{socket_path.absolute()} HOST, then http://localhost:8123/")
     elif not server.is_local:
         click.echo("whoever has this address can watch, pause and cancel; it is not encrypted")
-    click.echo("Ctrl-C ends it; the study continues")
+    click.echo("Ctrl-C stops the page, not the study")
     if options["opens"]:
         import webbrowser
 

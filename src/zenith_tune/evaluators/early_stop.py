@@ -319,7 +319,9 @@ class EarlyStop:
     def describe(self) -> str:
         """Say in one line when a trial ends early."""
         known = f"known within {_percent(self.precision)} ({_percent(self.confidence)})"
-        return f"a trial ends once its value is {known}, or surely behind the best ({_percent(self.sure)})"
+        return (
+            f"a trial ends once its value is {known}, or almost certainly worse than the best ({_percent(self.sure)})"
+        )
 
     def _is_known(self, progress: Progress, location: Location, direction: Direction, noise: float) -> bool:
         values, num = progress.values, len(progress.values)

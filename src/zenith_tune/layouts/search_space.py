@@ -58,7 +58,7 @@ class SearchSpace:
         """Return what this space does not try, and why."""
         reasons = []
         if not self.without_sequence_parallel:
-            reasons.append("tp without sequence parallelism: it sends as much and keeps more")
+            reasons.append("tp without sequence parallelism: it communicates as much and needs more memory")
         if not self.unfused_attention:
             reasons.append("unfused attention: it is slower and keeps the scores")
         if not self.plain_optimizer:

@@ -117,7 +117,7 @@ def batch_misses(misses: list[PlannedLayout], best: PlannedLayout | None, global
         gain = math.inf if best is None else miss.tokens_per_s / best.tokens_per_s - 1
         if gain > LEAST_GAIN:
             speed = f"{miss.tokens_per_s_per_gpu:,.0f} tok/s/GPU with batch {miss.layout.global_batch}"
-            reason = f"{speed}; {global_batch} does not go into its ranks"
+            reason = f"{speed}; {global_batch} is not divisible by its data-parallel ranks"
             hint = f"take batch {miss.layout.global_batch}"
             found.append(NearMiss(planned=miss, obstacle=Obstacle.BATCH, gain=gain, reason=reason, hint=hint))
     return found
@@ -128,7 +128,7 @@ def memory_reason(miss: PlannedLayout) -> str:
     sizes = f"{miss.memory_bytes / GIB:.1f} of {format_bytes(miss.capacity_bytes)}"
     fits_barely = miss.headroom_bytes >= 0
     what = f"{miss.oom_probability:.0%} likely to run out of memory" if fits_barely else "does not fit"
-    return f"{what} ({sizes}); would take {format_seconds(miss.roomy_s)} with room"
+    return f"{what} ({sizes}); would take {format_seconds(miss.roomy_s)} if it fitted"
 
 
 def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -> str:

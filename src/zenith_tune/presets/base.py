@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.points import PointTable
 
 
+_SCRIPT = re.compile(r"(?<!\S)[\w./-]{1,200}\.(?:py|sh)(?!\S)")
+
+
 def recognised_preset(command: str) -> str:
     """Return the name of the first preset that recognises the command, or else of one that a run of it may prove."""
     for name, cls in PresetRegistry.each_loadable():
@@ -37,8 +41,9 @@ def recognised_preset(command: str) -> str:
         if cls.may_be_for(command):
             return name
     known = ", ".join(PresetRegistry.names())
+    missing = [f", and {name} does not exist here" for name in _SCRIPT.findall(command) if not Path(name).exists()]
     raise UsageError(
-        f"no preset recognises the command {mask(command, find_secrets(command))!r}",
+        f"no preset recognises the command {mask(command, find_secrets(command))!r}{''.join(missing[:1])}",
         hint=f"choose one by --preset ({known}), or write your own (docs/plugs.md)",
     )
 

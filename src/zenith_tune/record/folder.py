@@ -65,7 +65,7 @@ class StudyFolder:
         if self.json.exists() or (self.path / "trials").exists():
             raise StudyError(
                 f"folder {self.path} holds a study that is not in {database}",
-                hint="give the --db that has it, make a lost database anew by zenithtune recover, choose another "
+                hint="give the --db that has it, rebuild a lost database by zenithtune recover, choose another "
                 "--study-name or --output-dir, or move the folder away",
             )
 

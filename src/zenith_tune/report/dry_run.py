@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO
 
-from zenith_tune.errors import StudyLimitReached
+from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Params, Value
@@ -19,7 +19,7 @@ from zenith_tune.tuning.lever_phase import reserved_trials
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.units import count
 
-ASSUMPTION = "every trial is assumed to go well with the same value; real results may lead elsewhere"
+ASSUMPTION = "every trial is assumed to succeed with the same value; real results decide what follows the first"
 
 
 class DryRunListener(StudyListener):
@@ -56,10 +56,12 @@ def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> Non
     for note in [*config.notes(), ASSUMPTION]:
         listener.noted(note)
     evaluation = TrialScheduler(config, pretend, study, listener, recorded={})
-    why = f"strategy {config.strategy_name} has no more points"
+    why = f"strategy {config.strategy_name} has no more points on that assumption"
     try:
         with evaluation.leaving(reserved_trials(config)):
             config.strategy.optimize(evaluation, config.preset.get_search_space(), config.evaluator.direction)
+    except OptionsWithoutEffect:
+        pass  # that is what was assumed
     except StudyLimitReached as limit:
         why = str(limit)
     listener.dry_run_ended(len(study.trials), study.num_pruned, why)

@@ -192,7 +192,7 @@ class LeverPhase:
             return
         gain = study.direction.gain(trial.value or 0.0, over=best.value or 1.0)
         is_over = not study.may_be_best(trial)
-        why = "it takes more memory than the limit" if is_over else "less than two runs differ by" if gain > 0 else ""
+        why = "it takes more memory than the limit" if is_over else "within the noise of two runs" if gain > 0 else ""
         self._say(group, LeverStatus.NO_FASTER, trial, 1 + gain, why)
         for lever in group:
             self._unproven.pop(lever.label, None)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from tests.report.browser.browsers import Browser
 from tests.report.browser.pages import data
-from tests.requirements import skip
+from tests.requirements import need_module
 
 pytestmark = pytest.mark.slow
 KINDS = ("study", "failed", "running", "plan", "compare", "studies")
 LEAST = 4.5
 """The contrast of text that WCAG 2.2 asks for (AA)."""
-AXE = "ZENITHTUNE_AXE"
-"""The path of axe.min.js, from `npm pack axe-core`."""
 OPEN_ALL = (
     "for (const each of document.querySelectorAll('details')) each.open = true;"
     "document.querySelector('tr.row button.open')?.click()"
@@ -53,14 +51,13 @@ def test_all_text_can_be_read(browser: Browser, tmp_path: Path, theme: str) -> N
 
 
 def test_axe_finds_nothing(browser: Browser, tmp_path: Path) -> None:
-    path = Path(os.environ.get(AXE, ""))
-    if not path.is_file():
-        skip("axe", f"{AXE} does not name axe.min.js (npm pack axe-core)")
+    need_module("browser", "axe_core_python")
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text()
     for theme in ("light", "dark"):
         for kind in KINDS:
             browser.open(tmp_path, data(kind), theme=theme)
             browser.run(OPEN_ALL)
-            browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": path.read_text()})
+            browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
             assert browser.driver.execute_async_script(FINDINGS) == [], (kind, theme)
 
 

@@ -161,7 +161,7 @@ class _Search:
         path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
         if path is not None:
             counted.add([trial.number for _, trial in new if trial.number is not None])
-            self._job.tell(f"learned: kept for the next study in {path}")
+            self._job.tell(f"learned: saved for the next study in {path}")
 
     def why_done(self) -> str | None:
         """Return why nothing more is tried."""
