@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -13,12 +13,12 @@ from zenith_tune.errors import UsageError
 from zenith_tune.html_table import html_table
 from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.view import StudyView
+from zenith_tune.report.standing import verdict_object
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import trial_columns, trial_rows
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Trial
-from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import format_value
 
 if TYPE_CHECKING:
@@ -114,16 +114,12 @@ class StudyResult:
 
     @functools.cached_property
     def _verdict(self) -> Json:
-        """Return what the study came to, or while it runs, what it comes to so far."""
-        search = self._view.search
-        if search.stopped and search.verdict:
-            return dict(search.verdict)
-        return asdict(verdict_of(self._view.study, search.budget, num_gpus=1))
+        return verdict_object(self._view)
 
     @property
     def verdict(self) -> str:
         """What the study came to, in one sentence."""
-        return str(self._verdict["sentence"])
+        return str(self._verdict.get("sentence", ""))
 
     @property
     def stopped(self) -> str:

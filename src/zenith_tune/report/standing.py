@@ -18,12 +18,9 @@ _FIELDS = ("speedup", "low", "high", "is_confirmed", "ties", "memory_share", "sa
 
 
 def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: float | None) -> Json:
-    """Return the verdict of a study that has ended, or what it would be by the trials so far."""
+    """Return the headline of a study with what its verdict says of gain, memory and cost."""
     num_gpus = _num_gpus(view, preset)
-    search = view.search
-    values: Mapping[str, Any] = search.verdict if search.stopped else {}
-    if "sentence" not in values:
-        values = _verdict_so_far(view, num_gpus or 1, capacity_bytes)
+    values = verdict_object(view, num_gpus or 1, capacity_bytes)
     return {
         "headline": headline(view, values),
         **{name: _writable(values.get(name)) for name in _FIELDS},
@@ -32,7 +29,10 @@ def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: flo
     }
 
 
-def _verdict_so_far(view: StudyView, num_gpus: int, capacity_bytes: float | None) -> Json:
+def verdict_object(view: StudyView, num_gpus: int = 1, capacity_bytes: float | None = None) -> Json:
+    """Return the verdict of a study that has ended, or what it would be by the trials so far; empty where none is."""
+    if view.search.stopped and "sentence" in view.search.verdict:
+        return dict(view.search.verdict)
     try:
         return asdict(verdict_of(view.study, view.search.budget, num_gpus=num_gpus, capacity_bytes=capacity_bytes))
     except FROM_ANOTHER_RELEASE:  # values that somebody changed may be beyond all numbers
