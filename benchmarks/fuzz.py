@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import random
 import re
 import resource
@@ -381,16 +382,18 @@ def _finished(folder: str) -> set[str]:
         view = StudyReader(database_url(Path(folder, "studies.db")), "s").view()
     except ZenithTuneError:
         return set()
-    return {str(each.trial.params["x"]) for each in view.trials if each.trial.value is not None}
+    return {" ".join(map(str, each.trial.params.values())) for each in view.trials if each.trial.value is not None}
 
 
 def fuzz_soak(rng: random.Random, count: int) -> Findings:
     """Run many trials in one study: each is recorded, and memory does not grow with them."""
     with tempfile.TemporaryDirectory() as folder:
-        values = ",".join(map(str, range(count)))
+        width = math.ceil(math.sqrt(count))
+        values = ",".join(map(str, range(width)))
         command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--space", f"x={values}"]
+        command += ["--space", f"y={values}"]
         command += ["--objective", r"value: (\S+)", "--study-name", "s", "--output-dir", folder, "--no-baseline"]
-        command += ["--strategy", "grid", "--n-trials", str(count), "--", "echo", "value: 1", "{x}"]
+        command += ["--strategy", "grid", "--n-trials", str(count), "--", "echo", "value: 1", "{x} {y}"]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if done.returncode:
             return [f"exit code {done.returncode}: {done.stderr.decode()[-300:]}"]

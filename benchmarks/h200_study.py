@@ -5,7 +5,7 @@
 
 Megatron-LM without Transformer Engine needs its tree on PYTHONPATH and CUDA_DEVICE_MAX_CONNECTIONS=1. Whatever else is
 given goes to `zenithtune optimize` as it is. The rows are the events of `--json`: every trial with its duration, the
-iterations that it ran and why it ended.
+iterations that it ran and why it ended. `--study` keeps the study itself, which `zenithtune report` draws.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="dense-4k")
     parser.add_argument("--iterations", type=int, default=15, help="of the user's own command")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--study", type=Path, help="where to keep the study's own study.json")
     options, more = parser.parse_known_args()
     command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {MODELS[options.model]} {RUN}"
     learn = ["--strategy", "guided", "--strategy-args", "learn=false"]
-    rows = study(f"{command} --train-iters {options.iterations}", [*learn, *more])
+    rows = study(f"{command} --train-iters {options.iterations}", [*learn, *more], options.study)
     options.output.write_text(json.dumps({**rows, "command": command, "argv": sys.argv[1:]}, indent=1) + "\n")
     print(json.dumps(rows["summary"], indent=1))
 
 
-def study(command: str, more: list[str]) -> dict[str, Any]:
+def study(command: str, more: list[str], keep: Path | None = None) -> dict[str, Any]:
     """Return every run of the study, and what they cost together."""
     with tempfile.TemporaryDirectory() as folder:
         tune = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--output-dir", folder, "--json"]
         start = time.monotonic()
         done = subprocess.run([*tune, *more, "--", *command.split()], stdout=subprocess.PIPE, text=True, check=False)
         seconds = time.monotonic() - start
+        if keep is not None:
+            keep.write_bytes(next(Path(folder).rglob("study.json")).read_bytes())
     events = [json.loads(line) for line in done.stdout.splitlines()]
     runs = [{name: event[name] for name in KEPT} for event in events if event["event"] == "trial_finished"]
     end = events[-1]

@@ -63,11 +63,11 @@ def refuse_without_effect(
     peaks = {trial.peak_memory_bytes for trial in trials}
     is_blind, is_exact = peaks == {None}, len(peaks) == 1 and None not in peaks
     num_alike, same_time = NUM_ALIKE_BLIND if is_blind else NUM_ALIKE, NOISY_TIME if is_exact else SAME_TIME
-    if len(trials) < num_alike or not are_alike(trials, by_memory=not is_blind, same_time=same_time):
-        return
     points = {tuple(trial.params.get(name) for name in decisive) for trial in trials}
     layouts = {_without_experts(layout_of(trial.params)) for trial in trials} if is_exact else set()
-    if len(points) >= num_alike or len(layouts) >= num_alike:
+    # Every pair is compared only where that can end the study, so that it does not grow with the trials.
+    is_telling = len(points) >= num_alike or len(layouts) >= num_alike
+    if is_telling and are_alike(trials, by_memory=not is_blind, same_time=same_time):
         names = [name for name in trials[0].params if len({trial.params.get(name) for trial in trials}) > 1]
         what = f"{len(trials)} trials that differ in {', '.join(names)} all take the same time"
         memory = "" if is_blind else f" and memory ({format_bytes(trials[0].peak_memory_bytes or 0)})"
