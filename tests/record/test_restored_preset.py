@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_a_preset_that_cannot_plan_says_why(tmp_path: Path) -> None:
     assert preset.label(TrialView(trial=TRIALS[4])) == "TP2 PP2 mbs1 full"
     demo = RestoredPreset(header(tmp_path, preset="demo", args={"n_gpus": "8", "gbs": "16"}))
     assert "demo" in demo.why_not
+
+
+def test_a_study_that_found_its_cluster_by_itself_is_planned_for_that_one_everywhere(tmp_path: Path) -> None:
+    given = header(tmp_path)
+    found = replace(given, args={name: value for name, value in given.args.items() if name != "cluster"})
+    remade = RestoredPreset(found, cluster="h200x8")
+    assert remade.planner is not None and remade.planner.cluster.gpu.name == "h200"
+    stated = RestoredPreset(given, cluster="h200x8")
+    assert stated.planner is not None and stated.planner.cluster.gpu.name != "h200"
+    assert RestoredPreset(found, cluster="h200x8 as nodes.txt").planner is None
 
 
 @pytest.mark.parametrize(("preset", "args"), [("of-another-package", {}), ("megatron", {"n_gpus": "many"})])

@@ -173,6 +173,11 @@ def names_one_node(text: str) -> bool:
     return path is not None and bool(listed_gpus(_text(path)))
 
 
+def names_catalog_cluster(text: str) -> bool:
+    """Tell whether `text` is a known GPU and a count, which mean the same on every machine."""
+    return _spelled(text.strip().lower()) is not None
+
+
 def catalog_cluster(gpu: str, num_gpus: int) -> ClusterSpec:
     """Return so many of the catalog's GPUs, in their usual machines."""
     gpu = gpu_name(gpu)

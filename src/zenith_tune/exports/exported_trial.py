@@ -33,7 +33,7 @@ class ExportedTrial:
 
 def exported_trials(view: StudyView) -> list[ExportedTrial]:
     """Return all trials that have ended; those that run are for the next time."""
-    preset = RestoredPreset(view.header, view.folder)
+    preset = RestoredPreset(view.header, view.folder, view.search.cluster)
     return [_exported(view, each, preset.label(each)) for each in view.trials if not each.is_running]
 
 

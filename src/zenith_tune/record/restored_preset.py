@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,8 @@ WORLD_RULES = ("world", "expert_world", "batch")
 class RestoredPreset:
     """Tell what a study's preset knows of its trials; asked again of the same trial it answers from memory."""
 
-    def __init__(self, header: StudyHeader, folder: Path | None = None) -> None:
+    def __init__(self, header: StudyHeader, folder: Path | None = None, cluster: str = "") -> None:
+        """Make it; `cluster` is the one that a study without that argument found by itself."""
         self.header = header
         self.why_not = ""
         """What keeps the planner from predicting anything; empty where it can."""
@@ -40,7 +42,7 @@ class RestoredPreset:
         self._planned: dict[int, PlannedLayout | None] = {}
         self._predicted: dict[int, Prediction | None] = {}
         try:
-            self.preset = _made(header)
+            self.preset = _made(header, cluster)
             self.planner = _planner(self.preset, header.command, folder)
         except FROM_ANOTHER_RELEASE as error:
             self.why_not = str(error) or type(error).__name__
@@ -111,10 +113,14 @@ class RestoredPreset:
         return " ".join(f"{name}={value}" for name, value in params.items())
 
 
-def _made(header: StudyHeader) -> TuningPreset:
+def _made(header: StudyHeader, cluster: str) -> TuningPreset:
+    from zenith_tune.describe.cluster_catalog import names_catalog_cluster
     from zenith_tune.presets.base import PresetRegistry
 
-    preset = construct(PresetRegistry.get(header.preset), header.args, f"preset {header.preset}")
+    kind, args = PresetRegistry.get(header.preset), dict(header.args)
+    if names_catalog_cluster(cluster) and "cluster" in inspect.signature(kind).parameters:
+        args.setdefault("cluster", cluster)
+    preset = construct(kind, args, f"preset {header.preset}")
     preset.bind(header.command)
     return preset
 

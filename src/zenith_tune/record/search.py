@@ -26,6 +26,8 @@ class StudySearch:
     """An upper bound on the trials; None where there is none."""
     num_slots: int = 1
     """How many trials run side by side."""
+    cluster: str = ""
+    """The name of the machine or cluster that a plan was made for: who reads the study may sit at another."""
     begun_s: float = 0.0
     """When the study was begun, or last resumed; seconds since 1970."""
     ended_s: float | None = None
@@ -78,6 +80,7 @@ class StudySearch:
                 strategy=_text(content.get("strategy", "")),
                 max_trials=None if most is None else int(most),
                 num_slots=max(int(content.get("num_slots", 1)), 1),
+                cluster=_text(content.get("cluster", "")),
                 begun_s=_number(content.get("begun_s", 0.0)),
                 ended_s=None if ended_s is None else _number(ended_s),
                 why_ended=_text(content.get("why_ended", "")),

@@ -90,19 +90,22 @@ def _table(findings: Findings) -> Json:
 
 
 def best_so_far(study: Study) -> list[tuple[int, float]]:
-    """Return number and value of every run that was the fastest when it ended; the last of them is the study's."""
-    base = [study.baseline] if study.baseline is not None else []
+    """Return number and value of every run that was the fastest when it ended; the last of them is the study's.
+
+    What ran again alone counts from its first run on, as it ran then.
+    """
+    base = [run for run in (study.first_baseline, study.baseline) if run is not None]
     runs = sorted([*base, *study.trials], key=lambda trial: trial.number or 0)
-    again = {trial.identity for trial in runs if trial.is_rerun}
+    again = {trial.identity.removesuffix(RERUN): trial.value for trial in runs if trial.is_rerun}
     limit = study.fastest.value if study.fastest is not None else None
     found: list[tuple[int, float]] = []
     for trial in runs:
-        # What ran again alone counts as it ran then.
-        if trial.value is None or not math.isfinite(trial.value) or f"{trial.identity}{RERUN}" in again:
+        value = again.get(trial.identity, trial.value)
+        if trial.is_rerun or value is None or not math.isfinite(value):
             continue
-        # What only ran beside others, and did not hold in the end, does not count either.
-        if limit is not None and study.direction.better(trial.value, than=limit):
+        # What only ran beside others, and did not hold in the end, does not count.
+        if limit is not None and study.direction.better(value, than=limit):
             continue
-        if not found or study.direction.better(trial.value, than=found[-1][1]):
-            found.append((trial.number or 0, trial.value))
+        if not found or study.direction.better(value, than=found[-1][1]):
+            found.append((trial.number or 0, value))
     return found

@@ -105,7 +105,7 @@ class StudyDigest:
     def preset(self, view: StudyView) -> RestoredPreset:
         """Return the study's preset, made when it is first asked for."""
         if self._preset is None:
-            self._preset = RestoredPreset(view.header, view.folder)
+            self._preset = RestoredPreset(view.header, view.folder, view.search.cluster)
         return self._preset
 
     def _trial(

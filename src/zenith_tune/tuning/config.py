@@ -111,6 +111,11 @@ class StudyConfig:
         return None
 
     @property
+    def cluster_name(self) -> str:
+        """The name of the cluster, where it is known at the start."""
+        return "" if self._first_cluster is None else self._first_cluster.name
+
+    @property
     def _first_cluster(self) -> ClusterSpec | None:
         """The cluster as it is known at the start: nothing is looked up unless the strategy or a limit needs it."""
         counts_gpus = self.budget.gpu_hours is not None or self.budget.price is not None

@@ -245,6 +245,7 @@ class StudySession:
             strategy=plan.strategy,
             max_trials=plan.max_trials,
             num_slots=plan.num_slots,
+            cluster=self.config.cluster_name,
             begun_s=time.time(),
             memory_limit_bytes=self.study.memory_limit_bytes,
             budget=self.config.budget,

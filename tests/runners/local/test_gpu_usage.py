@@ -20,7 +20,9 @@ ROWS = "0, 90, 600.00\n1, 94, 640.00\n2, 0, 70.00\n"
 def test_idle_gpus_and_those_that_report_nothing_do_not_count() -> None:
     samples = gpu_usage.parse_samples(f"{ROWS}3, [N/A], [N/A]\n")
     assert usage_of(samples) == {UTILIZATION: 0.92, POWER: 620.0}
-    assert usage_of([("0", 0.0, 70.0)]) == {} and usage_of([("0", 0.5, None)]) == {UTILIZATION: 0.5}
+    start = [("0", 0.0, 70.0)] * 9
+    assert usage_of([*start, ("0", 0.5, 300.0)]) == {UTILIZATION: 0.5, POWER: 300.0}
+    assert usage_of(start) == {} and usage_of([("0", 0.5, None)]) == {UTILIZATION: 0.5}
 
 
 def test_a_local_trial_says_how_busy_its_gpus_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from zenith_tune.describe.machine import nvidia_smi
 from zenith_tune.errors import UsageError
 from zenith_tune.units import is_digits
 
-INTERVAL_S = 5.0
+INTERVAL_S = 2.0
 """Between two looks: a trial must not feel them."""
 TIMEOUT_S = 5.0
 _QUERY = ("--query-gpu=index,utilization.gpu,power.draw", "--format=csv,noheader,nounits")
@@ -41,11 +41,9 @@ def _is_number(text: str) -> bool:
 
 
 def usage_of(samples: Sequence[GpuSample]) -> dict[str, float]:
-    """Return the medians over the GPUs that were busy at all; nothing where none was."""
-    busy = {gpu for gpu, share, _ in samples if share > 0}
-    shares = [share for gpu, share, _ in samples if gpu in busy]
-    watts = [power for gpu, _, power in samples if gpu in busy and power is not None]
-    found = {UTILIZATION: shares, POWER: watts}
+    """Return the medians over the looks that found a GPU busy: most of a short trial is its start."""
+    busy = [(share, power) for _, share, power in samples if share > 0]
+    found = {UTILIZATION: [share for share, _ in busy], POWER: [power for _, power in busy if power is not None]}
     return {name: round(statistics.median(values), 3) for name, values in found.items() if values}
 
 
