@@ -112,7 +112,8 @@ class Diagnosis:
         figures = [f"compute {run.share('compute'):.0%} of a step"]
         shown = (("bubble", "bubble", layout.pp), ("TP", "tp", layout.tp), ("DP", "dp", layout.dp))
         figures += [f"{name} {run.share(part):.0%}" for name, part, ranks in shown if ranks > 1]
-        figures.append(f"memory {run.device_bytes / run.planned.capacity_bytes:.0%} full")
+        peak = run.device_bytes if run.measured.peak_bytes is None else run.measured.peak_bytes
+        figures.append(f"memory {peak / run.planned.capacity_bytes:.0%} full")
         return f"{', '.join(figures)}; the best single change is predicted to bring {format_gain(max(gain, 0.0))}"
 
 

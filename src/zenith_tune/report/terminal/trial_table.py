@@ -105,7 +105,7 @@ def trial_line(trial: Trial, label: str, status: str) -> Text:
     line = Text(f"trial {_name(trial):>4}  {_in_column(label)}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
     parts = [_measured(trial) if trial.value is not None else f" {shortened(trial.cause)}"]
-    parts += [label] if len(label) > LABEL else []
+    parts += [label] if len(label) > LABEL and not trial.why else []  # the line of its start has it whole
     return line.append(f"{'  '.join(parts)}  [{status}]")
 
 
