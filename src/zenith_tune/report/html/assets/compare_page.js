@@ -9,7 +9,7 @@ function compareHeadline(data) {
       el("p", { class: "eyebrow" }, "two studies compared"),
       el("h1", null, verdict),
       data.caution ? el("p", { class: "caution" }, data.caution) : null,
-      el("div", { class: "scroll wraps" }, plainTable(["what", first.name, second.name], data.summary, "Both studies")),
+      el("div", { class: "versus" }, plainTable(["what", first.name, second.name], data.summary, "Both studies")),
       data.studies.map((study) =>
         study.best_command
           ? [
@@ -80,7 +80,7 @@ function differenceList(data) {
   return {
     body: el(
       "div",
-      { class: "scroll" },
+      { class: "versus" },
       plainTable(["what", data.studies[0].name, data.studies[1].name], data.differences, "What differs"),
     ),
   };
