@@ -53,14 +53,14 @@ replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and writ
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-s*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
-$(VENV)/.base: pyproject.toml
+$(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e .
+	$(PIP) install -e . -e ./layoutbench
 	touch $@
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e '.[dev,engines]'
+	$(PIP) install -e '.[dev,engines]' -e './layoutbench[boosted,syne-tune]'
 	touch $@ $(VENV)/.base
 
 clean:
