@@ -20,10 +20,23 @@ from layoutbench.landscape import SHIPPED
 
 SOURCE_ID = "h200_landscapes"
 COLUMNS = {
-    "model": "model", "layers": "num_layers", "hidden": "hidden", "ffn": "ffn_hidden", "heads": "num_heads",
-    "kv_heads": "num_kv_heads", "vocab": "vocab", "seq": "seq_len", "gbs": "gbs", "mbs": "mbs",
-    "recompute": "recompute", "attention": "attention", "optimizer": "optimizer", "steps_s": "steps_s",
-    "peak_allocated_mib": "max_allocated_mib", "peak_reserved_mib": "max_reserved_mib", "outcome": "outcome",
+    "model": "model",
+    "layers": "num_layers",
+    "hidden": "hidden",
+    "ffn": "ffn_hidden",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "vocab": "vocab",
+    "seq": "seq_len",
+    "gbs": "gbs",
+    "mbs": "mbs",
+    "recompute": "recompute",
+    "attention": "attention",
+    "optimizer": "optimizer",
+    "steps_s": "steps_s",
+    "peak_allocated_mib": "max_allocated_mib",
+    "peak_reserved_mib": "max_reserved_mib",
+    "outcome": "outcome",
 }
 
 

@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from layoutbench import Params, Problem, Result
-from layoutbench.runner import NotApplicableError
 from replay import calibration_without
 from replay_landscape import Find, Landscape, Recorded, layout_of, read_runs, subject_of
 from replay_strategies import LIKE_MEGATRON, heuristic_find, heuristic_space, tuned_job
 from scoreboard import DATA
 
+from layoutbench import Params, Problem, Result
+from layoutbench.runner import NotApplicableError
+from layoutbench.tuners.space import scratch_folder
 from zenith_tune.calibrate.calibration_file import save_calibration
 from zenith_tune.calibrate.measured_rows import read_rows
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
@@ -37,8 +38,14 @@ from zenith_tune.study.parameters import CategoricalParameter, Direction, Parame
 from zenith_tune.study.trial import Outcome, Trial
 
 MODEL = {
-    **{"layers": "num_layers", "hidden": "hidden", "ffn_hidden": "ffn_hidden", "heads": "num_heads"},
-    **{"kv_heads": "num_kv_heads", "vocab": "vocab", "experts": "n_experts", "top_k": "top_k"},
+    "layers": "num_layers",
+    "hidden": "hidden",
+    "ffn_hidden": "ffn_hidden",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "vocab": "vocab",
+    "experts": "n_experts",
+    "top_k": "top_k",
 }
 OUTCOMES = {"ok": Outcome.OK, "oom": Outcome.OOM}
 
@@ -124,8 +131,7 @@ class Guided(StrategyTuner):
 
     def strategy(self, landscape: Landscape) -> tuple[TuningStrategy, Mapping[str, Parameter], Find]:
         """Return the strategy with its calibration in a file."""
-        self._folder = tempfile.TemporaryDirectory()
-        file = Path(self._folder.name, "calibration.json")
+        file = scratch_folder(self) / "calibration.json"
         save_calibration(self.calibration(landscape), file)
         return GuidedStrategy(calibration=str(file), learn=False), self.space, landscape.finder()
 

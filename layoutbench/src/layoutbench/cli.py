@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tuner",
         action="append",
         required=True,
-        help=f"module:Class, or {', '.join(BUILT_IN)}; several times if wanted",
+        help=f"module:Class, NAME=module:Class, or {', '.join(BUILT_IN)}; several times if wanted",
     )
     _add_landscapes(run)
     run.add_argument("--train", type=Path, action="append", help="what tuners may learn from (default: the others)")

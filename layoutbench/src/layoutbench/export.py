@@ -47,7 +47,7 @@ def export_syne_tune(landscapes: Sequence[Landscape], folder: Path) -> None:
     Repeated runs are its seeds, filled up in turn where a layout has fewer than others; a crash is not a number.
     """
     try:
-        import fastparquet  # noqa: F401  # which Syne Tune reads the table with
+        import fastparquet  # which Syne Tune reads the table with
         import pandas as pd
     except ImportError:
         problem = "Syne Tune's format needs pandas and fastparquet: pip install 'layoutbench[syne-tune]'"
@@ -56,7 +56,7 @@ def export_syne_tune(landscapes: Sequence[Landscape], folder: Path) -> None:
         place = folder / f"layoutbench-{re.sub('[^a-z0-9.]+', '-', item.name.lower()).strip('-')}"
         place.mkdir(parents=True, exist_ok=True)
         table = pd.DataFrame([dict(layout.params) for layout in item.layouts])
-        table.to_parquet(place / "hyperparameters.parquet", index=False, compression="gzip", engine="fastparquet")
+        fastparquet.write(str(place / "hyperparameters.parquet"), table, compression="GZIP", write_index=False)
         most = max(len(layout.runs) for layout in item.layouts)
         # tasks, layouts, seeds, fidelities, objectives
         values = np.full((1, len(item.layouts), most, 1, len(OBJECTIVES)), np.nan, dtype=np.float32)

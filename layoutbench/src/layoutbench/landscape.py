@@ -102,13 +102,18 @@ class Landscape:
         return layout.step_s / self.best_s - 1
 
     def problem(self, others: Sequence[Landscape] = ()) -> Problem:
-        """Return what a tuner may know; of `others`, those of the same model and cluster are left out."""
+        """Return what a tuner may know; of `others`, those of the same model and cluster are left out.
+
+        Layouts come in the order of the axes, whatever the order of the file says of who measured it.
+        """
+        axes = [(name, list(axis)) for name, axis in self.axes.items()]
+        layouts = [dict(layout.params) for layout in self.layouts]
         return Problem(
             model=self.model,
             job=self.job,
             cluster=self.cluster,
             axes=self.axes,
-            layouts=[dict(layout.params) for layout in self.layouts],
+            layouts=sorted(layouts, key=lambda params: [axis.index(params[name]) for name, axis in axes]),
             others=[other for other in others if other.group != self.group],
         )
 

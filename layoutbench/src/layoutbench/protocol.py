@@ -21,7 +21,7 @@ class Problem:
     cluster: Mapping[str, Any]
     axes: Mapping[str, Sequence[int | str]]
     layouts: Sequence[Params]
-    """Every layout that may be asked for."""
+    """Every layout that may be asked for, in the order of the axes."""
     others: Sequence[Landscape] = ()
     """Measured landscapes of other models or clusters, to learn from."""
 

@@ -64,8 +64,11 @@ class Record:
 
 
 def load_tuner(name: str) -> Factory:
-    """Return a tuner by its built-in name, or by `module:Class` from the current folder or what is installed."""
-    place = BUILT_IN.get(name, name)
+    """Return a tuner by its built-in name, or by `module:Class` from the current folder or what is installed.
+
+    `name=module:Class` is called by that name in what is written.
+    """
+    place = BUILT_IN.get(name, name).rpartition("=")[2]
     module_name, colon, attribute = place.partition(":")
     if not colon:
         raise TunerError(f"unknown tuner {name!r}; known: {', '.join(BUILT_IN)}; your own is module:Class")
@@ -76,6 +79,15 @@ def load_tuner(name: str) -> Factory:
     except (ImportError, AttributeError) as error:
         raise TunerError(f"tuner {name!r} cannot be loaded: {error}") from None
     return factory
+
+
+def label(name: str) -> str:
+    """Return what a tuner is called.
+
+    >>> label("mine=my:Tuner"), label("my:Tuner")
+    ('mine', 'my:Tuner')
+    """
+    return name.partition("=")[0]
 
 
 def run_tuner(
@@ -143,7 +155,7 @@ def run_all(
     Tuners may learn from `train`, or from the other landscapes where that is None; of these, those of the same model
     and cluster are always left out.
     """
-    tasks = [(name, item) for name in names for item in landscapes if name not in item.used_for_fitting]
+    tasks = [(name, item) for name in names for item in landscapes if label(name) not in item.used_for_fitting]
     others = landscapes if train is None else train
     one = partial(_run_seeds, others=others, seeds=seeds, most_trials=most_trials, sealed=sealed)
     records: list[Record] = []
@@ -170,7 +182,7 @@ def _run_seeds(
         factory = load_tuner(name)
         try:
             return [
-                run_tuner(name, factory, landscape, seed, others=others, most_trials=most_trials)
+                run_tuner(label(name), factory, landscape, seed, others=others, most_trials=most_trials)
                 for seed in range(seeds)
             ]
         except (TunerError, LandscapeError):

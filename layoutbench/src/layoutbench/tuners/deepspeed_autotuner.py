@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,10 @@ import numpy as np
 
 from layoutbench.protocol import Params, Problem, Result
 from layoutbench.runner import TunerError
-from layoutbench.tuners.plain import Grid
+from layoutbench.tuners.space import scratch_folder
 
 try:
+    import xgboost  # noqa: F401  # DeepSpeed's cost model
     from deepspeed.autotuning.tuner import GridSearchTuner, ModelBasedTuner
     from deepspeed.utils import logger
 except ImportError:
@@ -33,12 +33,10 @@ class DeepSpeedTuner:
         random.seed(seed)
         np.random.seed(seed)  # what DeepSpeed draws from
         self._axes = {name: list(axis) for name, axis in problem.axes.items()}
-        self._folder = tempfile.TemporaryDirectory()
-        order = Grid(problem, seed)
-        layouts = iter(order.ask, None)
-        self._experiments = [self._experiment(number, params) for number, params in enumerate(layouts)]
+        self._folder = scratch_folder(self)
+        experiments = [self._experiment(number, params) for number, params in enumerate(problem.layouts)]
         self._manager = SimpleNamespace(finished_experiments={})
-        self._tuner = self.tuner(list(self._experiments))
+        self._tuner = self.tuner(experiments)
         self._num, self._best, self._best_at = 0, 0.0, 0
 
     def tuner(self, experiments: list[dict[str, Any]]) -> Any:
@@ -71,7 +69,7 @@ class DeepSpeedTuner:
         ranks = {
             name: value if isinstance(value, int) else self._axes[name].index(value) for name, value in params.items()
         }
-        config = {**ranks, "autotuning": {"metric_path": str(Path(self._folder.name, f"{number}.json"))}}
+        config = {**ranks, "autotuning": {"metric_path": str(self._folder / f"{number}.json")}}
         return {"name": str(number), "result_dir": "", "params": params, "ds_config": config}
 
 

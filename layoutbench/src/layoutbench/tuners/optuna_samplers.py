@@ -8,10 +8,11 @@ from layoutbench.protocol import Params, Problem, Result
 from layoutbench.runner import TunerError
 from layoutbench.tuners.space import Box
 
+NEEDS = "Optuna's tuners need optuna, cmaes, scipy and torch: pip install 'layoutbench[optuna]'"
 try:
     import optuna
 except ImportError:
-    raise TunerError("Optuna's tuners need optuna: pip install 'layoutbench[optuna]'") from None
+    raise TunerError(NEEDS) from None
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -24,7 +25,10 @@ class OptunaTuner:
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self._box = Box(problem, seed)
-        self._study = optuna.create_study(sampler=self.sampler(seed))
+        try:
+            self._study = optuna.create_study(sampler=self.sampler(seed))
+        except ImportError:  # what only some samplers need
+            raise TunerError(NEEDS) from None
         self._spaces: dict[str, optuna.distributions.BaseDistribution] = {
             name: self.distribution(axis) for name, axis in self._box.axes.items()
         }

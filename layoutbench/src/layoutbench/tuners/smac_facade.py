@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-from pathlib import Path
 
 from layoutbench.protocol import Params, Problem, Result
 from layoutbench.runner import TunerError
-from layoutbench.tuners.space import Box
+from layoutbench.tuners.space import Box, scratch_folder
 
 try:
     from ConfigSpace import CategoricalHyperparameter, Configuration, ConfigurationSpace, OrdinalHyperparameter
     from smac import HyperparameterOptimizationFacade, Scenario
+    from smac.main.exceptions import ConfigurationSpaceExhaustedException
     from smac.runhistory.dataclasses import TrialInfo, TrialValue
 except ImportError:
     raise TunerError("tuner smac needs SMAC: pip install 'layoutbench[smac]'") from None
@@ -30,13 +29,12 @@ class Smac:
         for name, axis in self._box.axes.items():
             kind = CategoricalHyperparameter if any(isinstance(item, str) for item in axis) else OrdinalHyperparameter
             self._space.add(kind(name, list(range(len(axis)))))
-        self._folder = tempfile.TemporaryDirectory()
         scenario = Scenario(
             self._space,
             deterministic=True,
             n_trials=len(problem.layouts) + 1,
             seed=seed,
-            output_directory=Path(self._folder.name),
+            output_directory=scratch_folder(self),
         )
         initial = HyperparameterOptimizationFacade.get_initial_design(scenario, n_configs=min(10, len(problem.layouts)))
         self._smac = HyperparameterOptimizationFacade(
@@ -44,8 +42,11 @@ class Smac:
         )
 
     def ask(self) -> Params | None:
-        """Return the layout nearest to SMAC's suggestion."""
-        config = self._smac.ask().config
+        """Return the layout nearest to SMAC's suggestion, and what is left once it suggests no more."""
+        try:
+            config = self._smac.ask().config
+        except (ConfigurationSpaceExhaustedException, StopIteration):
+            config = dict.fromkeys(self._box.axes, 0)
         return self._box.nearest([config[name] / (len(axis) - 1) for name, axis in self._box.axes.items()])
 
     def tell(self, params: Params, result: Result) -> None:

@@ -1,9 +1,13 @@
-"""What tuners share that search a box: layouts as vectors, and the layout that a point of the box stands for."""
+"""What tuners share: layouts as vectors, the layout that a point of their box stands for, and a folder for files."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -46,3 +50,10 @@ class Box:
             return math.log(2 * self._slowest if self._slowest else FLOOR_S)
         self._slowest = max(self._slowest, result.step_s)
         return math.log(result.step_s)
+
+
+def scratch_folder(owner: object) -> Path:
+    """Return a folder that is removed with its owner."""
+    folder = tempfile.mkdtemp()
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
