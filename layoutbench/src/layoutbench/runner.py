@@ -176,9 +176,10 @@ def _run_seeds(
     task: tuple[str, Landscape], *, others: Sequence[Landscape], seeds: int, most_trials: int, sealed: bool
 ) -> list[Record]:
     name, landscape = task
-    # What a tuner prints could give a sealed landscape away.
-    quiet = contextlib.redirect_stdout(io.StringIO()) if sealed else contextlib.nullcontext()
-    with quiet:
+    with contextlib.ExitStack() as stack:
+        if sealed:  # what a tuner prints could give the landscape away
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         factory = load_tuner(name)
         try:
             return [
