@@ -276,6 +276,7 @@ def test_all_runs_are_exported_as_one_table(tmp_path: Path) -> None:
     assert all(row["licence"] and (float(row["step_s"] or 0) > 0) == (row["outcome"] == "ok") for row in rows)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fastparquet leaves its file open
 def test_landscapes_are_exported_as_syne_tune_reads_them(tmp_path: Path) -> None:
     need_module("syne-tune", "fastparquet")
     import fastparquet
