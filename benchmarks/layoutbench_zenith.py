@@ -208,6 +208,7 @@ def measured_row(problem: Problem, params: Params) -> dict[str, Any]:
         "year": job.get("year", ""),
         "framework": f"accelerate, {framework}" if "transformers" in framework else framework,
         "model": problem.model["name"],
+        "params_b": problem.model.get("params_b", ""),
         "gpu": cluster["gpu"],
         "gpu_mem_gib": cluster["gpu_memory_gib"],
         "n_gpus": cluster["num_gpus"],

@@ -6,14 +6,17 @@ import sys
 
 import pytest
 
+from layoutbench.build import landscapes_of
 from layoutbench.landscape import SHIPPED, Landscape, load_landscapes
 from layoutbench.runner import run_tuner
 from tests.conftest import ROOT
+from tests.data_folder import measured_data
 from zenith_tune.calibrate.measured_rows import read_measured
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from layoutbench_zenith import GuidedUncalibrated, TwoStageHeuristic, to_replay
+from replay_landscape import landscapes, read_runs
 
 LANDSCAPES = {item.model["name"]: item for item in load_landscapes([SHIPPED])}
 
@@ -36,6 +39,17 @@ def test_a_problem_names_the_same_model_and_cluster_as_the_runs_that_are_fitted(
     assert replayed.place in fitted
     assert {item.layout.flash_attention for item in replayed.recorded} == {True, False}
     assert {item.layout.recompute for item in replayed.recorded} == {"none", "full/uniform"}
+
+
+def test_a_published_landscape_means_the_same_job_to_us_as_in_the_replay() -> None:
+    data = measured_data()
+    built = {(item.source["id"], *item.group): item for item in landscapes_of(data)}
+    problems = [to_replay(item.problem()) for item in built.values()]
+    found = {(item.place, item.subject.job.seq_len): item for item in problems}
+    for replayed in landscapes(read_runs(data / "published" / "ultrascale_playbook.csv")):
+        ours = found[replayed.place, replayed.subject.job.seq_len]
+        assert ours.subject == replayed.subject
+        assert {item.layout for item in ours.recorded} == {item.layout for item in replayed.recorded}
 
 
 def test_the_heuristic_refuses_what_it_cannot_search_and_searches_the_rest() -> None:

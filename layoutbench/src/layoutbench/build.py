@@ -143,7 +143,10 @@ def _landscape(rows: Sequence[Row], places: Sequence[str]) -> Landscape | None:
     return Landscape(
         name=f"{first['model']} on {first['gpu']} x {num_gpus} ({first['source_id']}, {_shape(first)}, "
         f"sequence {first['seq_len']}, batch {job['global_batch']})",
-        model=_stated({"name": first["model"]} | {ours: _whole(first, name) for ours, name in MODEL.items()}),
+        model=_stated(
+            {"name": first["model"], "params_b": _number(first, "params_b") or None}
+            | {ours: _whole(first, name) for ours, name in MODEL.items()}
+        ),
         job=_stated(job),
         cluster=_stated(
             {
