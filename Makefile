@@ -50,8 +50,9 @@ scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitt
 replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and write benchmarks/replay.md and its plot
 	$(BIN)/python benchmarks/replay.py
 
-# Tuners from other packages are in it as far as they are installed: pip install './layoutbench[optuna,smac,boosted,deepspeed]'
-TUNERS ?= random grid optuna-tpe optuna-gp optuna-cmaes smac boosted-ranker deepspeed-grid deepspeed-model \
+# Needs the packages of these tuners: pip install './layoutbench[optuna,boosted,deepspeed]'. SMAC can be added; it takes
+# minutes of a core for each landscape.
+TUNERS ?= random grid optuna-tpe optuna-gp optuna-cmaes boosted-ranker deepspeed-grid deepspeed-model \
 	two-stage-heuristic=layoutbench_zenith:TwoStageHeuristic \
 	zenithtune-guided=layoutbench_zenith:Guided zenithtune-uncalibrated=layoutbench_zenith:GuidedUncalibrated
 leaderboard: $(VENV)/.base  ## run every tuner on LayoutBench's landscapes, and write benchmarks/layoutbench-DATE.md, .html, .json

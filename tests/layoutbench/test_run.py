@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import layoutbench
 from layoutbench.cli import main
 from layoutbench.export import export_csv, export_syne_tune
 from layoutbench.landscape import SHIPPED, Landscape, load_landscapes, parse_landscape
+from layoutbench.plots import line_plot
 from layoutbench.protocol import Params, Problem, Result
 from layoutbench.runner import Record, TunerError, load_tuner, run_all, run_tuner
 from layoutbench.scores import all_scores, gpu_seconds_to, interval, regret_after, trials_to, tuner_scores
@@ -219,6 +221,12 @@ def test_scores_are_what_they_say() -> None:
     assert scores["regret_at_stop"]["mean"] == 0.3
     cannot = _record(regrets=[], gpu_seconds=[], crashed=[], why_not="no")
     assert trials_to(cannot) == 10 and regret_after(cannot, 5) == 1.0
+
+
+def test_a_plot_is_well_formed_and_has_a_line_per_curve() -> None:
+    text = line_plot({"a < b": [1.0, 0.5, 0.1], "c": [0.2]}, [1, 2, 3], title="t & u", x_label="x", y_label="y")
+    lines = ElementTree.fromstring(text).findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 2
 
 
 def test_a_profile_is_the_share_of_searches_within_a_multiple_of_the_cheapest() -> None:

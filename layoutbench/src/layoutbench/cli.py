@@ -120,7 +120,9 @@ def _leaderboard(options: argparse.Namespace) -> None:
     name = options.output.name  # a date in it may hold what looks like a suffix
     options.output.with_name(f"{name}.md").write_text(markdown(result), encoding="utf-8")
     options.output.with_name(f"{name}.html").write_text(html_page(result), encoding="utf-8")
-    write_result(result, options.output.with_name(f"{name}.json"))
+    # What every single trial came to would give measurements away that may not be passed on.
+    scores = {key: value for key, value in result.items() if key != "records"}
+    write_result(scores, options.output.with_name(f"{name}.json"))
     print(f"wrote {options.output}.md, .html and .json")
 
 

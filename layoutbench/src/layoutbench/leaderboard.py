@@ -67,8 +67,10 @@ def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one result of several; each tuner is taken from the last that has it."""
     if len(results) == 1:
         return dict(results[0])
-    if any(result["sealed"] for result in results):
-        raise LandscapeError("a sealed result cannot be merged: it has scores alone; write its leaderboard by itself")
+    if any("records" not in result for result in results):
+        raise LandscapeError(
+            "only what `layoutbench run` wrote can be merged, and no sealed result: these are scores alone"
+        )
     for name in ("seeds", "most_trials"):
         if len({result[name] for result in results}) > 1:
             raise LandscapeError(f"results must agree in {name} to be merged, but got {[r[name] for r in results]}")

@@ -15,7 +15,7 @@ DASHES = ("", "7 4", "2 3")
 def line_plot(
     curves: Mapping[str, Sequence[float]], xs: Sequence[float], *, title: str, x_label: str, y_label: str
 ) -> str:
-    """Return curves of shares, 0 to 1, over a logarithmic axis, as an SVG element with a legend."""
+    """Return curves of shares, 0 to 1, over a logarithmic axis, as an SVG element with a legend; some may end early."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="13"><title>{escape(title)}</title>',
@@ -29,7 +29,7 @@ def line_plot(
 
 
 def _x(value: float, xs: Sequence[float]) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * math.log(value / xs[0]) / math.log(xs[-1] / xs[0])
+    return LEFT + (WIDTH - LEFT - RIGHT) * math.log(value / xs[0]) / math.log(max(xs[-1] / xs[0], 2))
 
 
 def _y(share: float) -> float:
@@ -39,7 +39,7 @@ def _y(share: float) -> float:
 def _axes(xs: Sequence[float], x_label: str, y_label: str) -> list[str]:
     right, low, middle = WIDTH - RIGHT, HEIGHT - BOTTOM, (HEIGHT + TOP - BOTTOM) / 2
     parts = []
-    for tick in (tick for tick in (1, 2, 5, 10, 20, 50, 100) if xs[0] <= tick <= xs[-1]):
+    for tick in (tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if xs[0] <= tick <= xs[-1]):
         x = _x(tick, xs)
         parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{low}" stroke="#eee"/>')
         parts.append(f'<text x="{x:.1f}" y="{low + 18}" text-anchor="middle">{tick}</text>')
@@ -55,7 +55,7 @@ def _axes(xs: Sequence[float], x_label: str, y_label: str) -> list[str]:
 
 def _curve(name: str, xs: Sequence[float], ys: Sequence[float], row: int) -> list[str]:
     points, before = [], ys[0]
-    for x, y in zip(xs, ys, strict=True):
+    for x, y in zip(xs, ys, strict=False):
         points += [f"{_x(x, xs):.1f},{_y(before):.1f}", f"{_x(x, xs):.1f},{_y(y):.1f}"]
         before = y
     dash = DASHES[row // len(COLOURS) % len(DASHES)]

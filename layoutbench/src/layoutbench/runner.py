@@ -135,8 +135,9 @@ def run_tuner(
         tuner.tell(params, result)
         if endless and len(answers) >= LEAST_TRIALS and min(record.regrets) <= NEAR:
             break
-    tried_all = not endless and len(answers) == len(landscape.layouts)
-    return Record(**_fields(record) | {"stopped": stopped or tried_all, "num_free": num_free})
+    if not (stopped or endless or free):  # the budget is spent: would it have gone on?
+        stopped = len(answers) == len(landscape.layouts) or tuner.ask() is None
+    return Record(**_fields(record) | {"stopped": stopped, "num_free": num_free})
 
 
 def run_all(
