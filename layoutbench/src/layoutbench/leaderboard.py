@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
@@ -18,7 +19,15 @@ from layoutbench.runner import Record
 from layoutbench.scores import CURVE, RATIOS, all_scores
 
 RESULT = "layoutbench-result/1"
-PACKAGES = ("layoutbench", "numpy", "optuna", "cmaes", "smac", "scikit-learn", "deepspeed", "xgboost", "zenith-tune")
+PACKAGES = {
+    "": ("layoutbench", "numpy"),
+    "optuna": ("optuna", "cmaes"),
+    "smac": ("smac",),
+    "boosted": ("scikit-learn",),
+    "deepspeed": ("deepspeed", "xgboost"),
+    "zenithtune": ("zenith-tune",),
+}
+"""By how the names of tuners begin: packages whose versions matter."""
 COLUMNS = (
     # heading, score, factor, digits, unit
     ("trials to 1%", "trials_to_1pct", 1.0, 1, ""),
@@ -48,7 +57,7 @@ def result_of(
     result: dict[str, Any] = {
         "format": RESULT,
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": _versions(),
+        "versions": _versions(record.tuner for record in records),
         "seeds": seeds,
         "most_trials": most_trials,
         "sealed": sealed,
@@ -81,7 +90,10 @@ def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in result["scores"]:
             by_tuner[name] = [record for record in result["records"] if record["tuner"] == name]
     records = [record for own in by_tuner.values() for record in own]
-    return {**results[-1], "records": records, "scores": all_scores([_record(record) for record in records])}
+    scores = all_scores([_record(record) for record in records])
+    stated = {name: number for result in results for name, number in result["versions"].items()}
+    versions = {name: stated[name] for name in _packages(scores) if name in stated}
+    return {**results[-1], "versions": versions, "records": records, "scores": scores}
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -204,14 +216,19 @@ def _sources(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _versions() -> dict[str, str]:
+def _versions(tuners: Iterable[str]) -> dict[str, str]:
+    """Return the versions of what took part, as far as it is installed."""
     found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    for package in _packages(tuners):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
     return found
+
+
+def _packages(tuners: Iterable[str]) -> list[str]:
+    names = list(tuners)
+    parts = [packages for prefix, packages in PACKAGES.items() if any(name.startswith(prefix) for name in names)]
+    return [package for packages in parts for package in packages]
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
