@@ -167,6 +167,16 @@ def test_a_tuner_is_judged_by_what_looked_best_to_it() -> None:
     assert record.regrets == [0, 9.0 / 1.25 - 1]
 
 
+def test_the_best_layout_is_the_best_that_runs_with_the_seed() -> None:
+    noisy = content()
+    best = next(layout for layout in noisy["layouts"] if layout["params"] == BEST)
+    best["runs"].append({"outcome": "error", "cost_s": 5.0})
+    landscape = parse_landscape(noisy)
+    records = [_scripted(landscape, BEST, {"tp": 4, "mbs": 2}, seed=seed)[0] for seed in range(20)]
+    assert {tuple(record.crashed) for record in records} == {(False, False), (True, False)}
+    assert all(record.regrets[-1] == 0 for record in records)
+
+
 def test_every_tuner_meets_the_same_noise() -> None:
     landscape = load_landscapes([SHIPPED])[0]
     points = [layout.params for layout in landscape.layouts[:4]]

@@ -97,10 +97,6 @@ class Landscape:
         shape = tuple(self.model.get(name) for name in ("layers", "hidden", "experts"))
         return (*shape, self.cluster["gpu"], self.num_gpus)
 
-    def regret(self, layout: Layout) -> float:
-        """Return by which fraction a layout is slower than the best; infinite where it crashed."""
-        return layout.step_s / self.best_s - 1
-
     def problem(self, others: Sequence[Landscape] = ()) -> Problem:
         """Return what a tuner may know; of `others`, those of the same model and cluster are left out.
 

@@ -111,6 +111,11 @@ def run_tuner(
     except NotApplicableError as error:
         return Record(**_fields(_empty(name, landscape, seed)) | {"why_not": str(error)})
     endless = bool(getattr(tuner, "endless", False))
+    # The noise of a layout depends on the seed alone, so that every tuner meets the same; the best one to be found is
+    # the best of those that ran with it.
+    drawn = [layout.draw(np.random.default_rng([seed, at])) for at, layout in enumerate(landscape.layouts)]
+    ran = [layout.step_s for layout, result in zip(landscape.layouts, drawn, strict=True) if result.step_s is not None]
+    best_s = min(ran, default=landscape.best_s)
     answers: dict[int, Result] = {}
     best_seen, regret, free, num_free, stopped = math.inf, math.inf, 0, 0, False
     while len(answers) < min(most_trials, len(landscape.layouts)) and free < MOST_FREE:
@@ -124,11 +129,9 @@ def run_tuner(
             tuner.tell(params, Result(outcome="unrecorded") if number is None else answers[number])
             continue
         free = 0
-        # The noise of a layout depends on the seed alone, so that every tuner meets the same.
-        layout = landscape.layouts[number]
-        answers[number] = result = layout.draw(np.random.default_rng([seed, number]))
+        answers[number] = result = drawn[number]
         if result.step_s is not None and result.step_s < best_seen:
-            best_seen, regret = result.step_s, landscape.regret(layout)
+            best_seen, regret = result.step_s, landscape.layouts[number].step_s / best_s - 1
         record.regrets.append(regret)
         record.gpu_seconds.append(result.cost_s * landscape.num_gpus)
         record.crashed.append(result.step_s is None)
