@@ -46,8 +46,8 @@ ABOUT = """\
 Lower is better but for "came within 1%". Every figure is a mean over landscapes, each the mean over its seeds, with its
 95% bootstrap interval over landscapes. A trial is one layout, whether it ran or crashed, and costs its wall time on
 every GPU. Regret is how much slower than the best layout that runs with the seed the one is that looked best so far; it
-counts as 100% while nothing ran, and at most as 100%. A tuner that does not come within 1% counts with all layouts of the
-landscape. The last three columns are of tuners that stop by themselves."""
+counts as 100% while nothing ran, and at most as 100%. A tuner that does not come within 1% counts with all layouts of
+the landscape. The last three columns are of tuners that stop by themselves."""
 
 
 def result_of(
