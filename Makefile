@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-all check docs site bench scoreboard replay calibrations clean
+.PHONY: demo test test-all check docs site bench scoreboard replay leaderboard calibrations clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -50,17 +50,28 @@ scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitt
 replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and write benchmarks/replay.md and its plot
 	$(BIN)/python benchmarks/replay.py
 
+# Needs the packages of these tuners: pip install './layoutbench[optuna,boosted,deepspeed]'. SMAC can be added; it takes
+# minutes of a core for each landscape.
+TUNERS ?= random grid optuna-tpe optuna-gp optuna-cmaes boosted-ranker deepspeed-grid deepspeed-model \
+	two-stage-heuristic=layoutbench_zenith:TwoStageHeuristic \
+	zenithtune-guided=layoutbench_zenith:Guided zenithtune-uncalibrated=layoutbench_zenith:GuidedUncalibrated
+leaderboard: $(VENV)/.base  ## run every tuner on LayoutBench's landscapes, and write benchmarks/layoutbench-DATE.md, .html, .json
+	$(BIN)/layoutbench build --output build/landscapes
+	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/layoutbench run $(addprefix --tuner ,$(TUNERS)) --seeds 3 --trials 50 \
+		--landscapes layoutbench/src/layoutbench/landscapes --landscapes build/landscapes --jobs $$(nproc) --output build/layoutbench.json
+	$(BIN)/layoutbench leaderboard build/layoutbench.json --output benchmarks/layoutbench-$$(date +%Y-%m-%d)
+
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-s*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
-$(VENV)/.base: pyproject.toml
+$(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e .
+	$(PIP) install -e . -e ./layoutbench
 	touch $@
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e '.[dev,engines]'
+	$(PIP) install -e '.[dev,engines]' -e './layoutbench[boosted,syne-tune]'
 	touch $@ $(VENV)/.base
 
 clean:

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import numpy as np
 from replay_landscape import Landscape, landscapes, read_runs
-from replay_report import NEAR, curve, markdown, plot, summaries
+from replay_report import NEAR, curve, markdown, summaries
 from replay_strategies import STRATEGIES, Replay, replay_all, within_reach
 from scoreboard import DATA, parse_options, read_both, run_command
 
+from layoutbench.plots import line_plot
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
 from zenith_tune.calibrate.holdout import families_of, held_out_steps, predict, step_errors
@@ -114,8 +115,9 @@ def curves(replays: Sequence[Replay]) -> str:
     most = max(replay.num_candidates for replay in replays)
     names = dict.fromkeys(replay.strategy for replay in replays)
     own = {name: [item for item in replays if item.strategy == name and not item.why_not] for name in names}
-    return plot(
+    return line_plot(
         {name: curve(items, most) for name, items in own.items() if items},
+        range(1, most + 1),
         title="Behind the best layout, mean over landscapes",
         x_label="trials, crashed ones counted",
         y_label="behind the best (nothing ran yet: 100%)",

@@ -129,21 +129,26 @@ def _num_ran(landscape: Landscape) -> int:
 
 def _landscape(runs: list[MeasuredRun]) -> Landscape:
     first = runs[0]
-    assert first.model is not None and first.seq_len
-    job = JobSpec(
-        seq_len=first.seq_len,
-        framework=load_framework(first.framework),
-        precision=first.precision,
-        dispatcher=first.dispatcher,
-    )
     where = f"{first.model_name} on {first.gpu}x{first.num_gpus}"
     return Landscape(
         name=where if first.source == PLAYBOOK else f"{where} ({first.framework}, sequence {first.seq_len})",
         source=first.source,
         place=first.landscape,
-        subject=PlanSubject(model=first.model, cluster=run_cluster(first), job=job),
+        subject=subject_of(first),
         recorded=_recorded([run for run in runs if forbidden(run) is None]),
     )
+
+
+def subject_of(run: MeasuredRun) -> PlanSubject:
+    """Return the model, the cluster and the job of a run that states them."""
+    assert run.model is not None and run.seq_len
+    job = JobSpec(
+        seq_len=run.seq_len,
+        framework=load_framework(run.framework),
+        precision=run.precision,
+        dispatcher=run.dispatcher,
+    )
+    return PlanSubject(model=run.model, cluster=run_cluster(run), job=job)
 
 
 def _recorded(runs: list[MeasuredRun]) -> list[Recorded]:
@@ -186,14 +191,15 @@ def _item(repeats: list[MeasuredRun], point: Params, batch: int | None) -> Recor
     peaks = [peak for run in repeats if (peak := _peak(run)) is not None]
     return Recorded(
         point=point,
-        layout=_layout(columns, repeats[0].num_gpus or 1),
+        layout=layout_of(columns, repeats[0].num_gpus or 1),
         step_s=median(steps) if steps else None,
         wall_s=median(walls) if walls else None,
         peak_memory_bytes=round(median(peaks)) if steps and peaks else None,
     )
 
 
-def _layout(columns: Mapping[str, int | bool], num_gpus: int) -> Layout:
+def layout_of(columns: Mapping[str, int | bool], num_gpus: int) -> Layout:
+    """Return the layout that columns of a batch stand for."""
     return Layout(
         num_gpus=num_gpus,
         **{name: int(columns[name]) for name in AXES if name != "mbs"},

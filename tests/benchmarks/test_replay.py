@@ -27,7 +27,7 @@ from zenith_tune.tuning.config import Limits
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from replay_landscape import NUM_STEPS, START_UP_S, Landscape, Recorded, landscapes, read_runs
-from replay_report import curve, gpu_seconds_to, plot, summaries, summary, trials_to
+from replay_report import curve, gpu_seconds_to, summaries, summary, trials_to
 from replay_strategies import Replay, ReplayTrials, heuristic_find, replay, replay_all, within_reach
 
 SCRIPT = ROOT / "benchmarks" / "replay.py"
@@ -189,12 +189,6 @@ def test_the_heuristic_is_mapped_onto_the_record_and_what_it_cannot_reach_is_tol
     assert not within_reach(replace(tiny, recorded=[item for item in tiny.recorded if item.layout.pp == 2]), 0.01)
     (tried,) = replay_all(tiny, Calibration(), names=("megatron-heuristic",), num_seeds=1)
     assert [round(behind, 2) for behind in tried.behind] == [0.0, 0.04]
-
-
-def test_a_plot_is_well_formed_and_has_a_line_per_curve() -> None:
-    text = plot({"a < b": [1.0, 0.5, 0.1], "c": [0.2]}, title="t & u", x_label="x", y_label="y")
-    lines = ElementTree.fromstring(text).findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 2
 
 
 def run_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
