@@ -71,7 +71,7 @@ $(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 
 $(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e '.[dev,engines]' -e './layoutbench[boosted,syne-tune]'
+	$(PIP) install -e '.[dev,engines]' -e './layoutbench[optuna,boosted,syne-tune]'
 	touch $@ $(VENV)/.base
 
 clean:

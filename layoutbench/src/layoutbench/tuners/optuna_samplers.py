@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 
 from layoutbench.protocol import Params, Problem, Result
@@ -85,7 +86,8 @@ class CmaEs(OptunaTuner):
     takes_others = False
 
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
-        """Return CmaEsSampler, which needs cmaes."""
+        """Return CmaEsSampler, which needs cmaes, but asks for it with its first suggestion only."""
+        importlib.import_module("cmaes")
         return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
 
     def distribution(self, axis: list[int | str]) -> optuna.distributions.BaseDistribution:
