@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -79,18 +78,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = f"ZENITHTUNE_REQUIRE=all, but the test was skipped: {report.longrepr}"
     return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Collect no garbage in a doctest: it walks linecache, from which SQLAlchemy's dying classes take their lines."""
-    if not isinstance(item, pytest.DoctestItem):
-        return (yield)
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
