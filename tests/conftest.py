@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -40,6 +41,16 @@ def pytest_configure() -> None:
     for signum in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)  # still without effect here, but not inherited
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for no garbage among what is collected, neither now nor during the tests: all of it is kept."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(trylast=True)
