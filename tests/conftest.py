@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -41,6 +42,16 @@ def pytest_configure() -> None:
     for signum in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)  # still without effect here, but not inherited
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file of which `-m slow` or `-m "not slow"` would leave out every test."""
+    if collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    has_slow = "mark.slow" in text or "seeds" in text
+    is_slow = re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE) is not None
+    return {"slow": not has_slow, "not slow": is_slow}.get(config.option.markexpr) or None
 
 
 @pytest.hookimpl(wrapper=True)
