@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -43,6 +44,26 @@ def pytest_configure() -> None:
             signal.signal(signum, lambda *_: None)  # still without effect here, but not inherited
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file of which `-m slow` or `-m "not slow"` would leave out every test."""
+    if collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    has_slow = "mark.slow" in text or "seeds" in text
+    is_slow = re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE) is not None
+    return {"slow": not has_slow, "not slow": is_slow}.get(config.option.markexpr) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for no garbage among what is collected, neither now nor during the tests: all of it is kept."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each worker begin with tests that are given more time: one that begins last leaves the other cores idle.
@@ -79,18 +100,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = f"ZENITHTUNE_REQUIRE=all, but the test was skipped: {report.longrepr}"
     return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Collect no garbage in a doctest: it walks linecache, from which SQLAlchemy's dying classes take their lines."""
-    if not isinstance(item, pytest.DoctestItem):
-        return (yield)
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,13 +7,15 @@ import pkgutil
 
 import optuna
 
-import zenith_tune.cli
+import zenith_tune
 from tests.quick_databases import make_databases_quick
 
-for name in ("rich.live", "rich.table", "zenith_tune.tuner"):
+OF_OTHER_PROCESSES = ("zenith_tune.mimo", "zenith_tune.probe.hook", "zenith_tune.testing")
+for name in ("numpy.random", "rich.live", "rich.table"):
     importlib.import_module(name)
-for command in pkgutil.iter_modules(zenith_tune.cli.__path__, "zenith_tune.cli."):
-    importlib.import_module(command.name)
+for module in pkgutil.walk_packages(zenith_tune.__path__, "zenith_tune."):
+    if not module.name.startswith(OF_OTHER_PROCESSES):
+        importlib.import_module(module.name)
 make_databases_quick()
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 optuna.storages.RDBStorage("sqlite://").engine.dispose()

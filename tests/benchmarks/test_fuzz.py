@@ -29,5 +29,6 @@ def test_no_line_log_or_secret_of_a_short_attack_gets_through(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_kill_loses_a_trial_and_a_soak_records_all(tmp_path: Path) -> None:
-    found = attacked(tmp_path, "--lines", "2000", "--logs", "300", "--secrets", "2000", "--kills", "8", "--soak", "100")
+    others = ("--seed", "2", "--lines", "1000", "--logs", "150", "--secrets", "1000")
+    found = attacked(tmp_path, *others, "--kills", "8", "--soak", "60")
     assert [found[part]["found"] for part in ("lines", "logs", "secrets", "kills", "soak")] == [0] * 5

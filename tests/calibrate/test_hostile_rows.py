@@ -39,6 +39,8 @@ def test_a_missing_column_is_no_traceback(tmp_path: Path, column: str) -> None:
 def test_odd_values_are_left_out_or_fitted(tmp_path: Path, changes: dict[str, str]) -> None:
     try:
         runs = read(tmp_path, QUICK, QUICK, QUICK, QUICK | changes)
+        if unusable(runs[-1]):
+            return
         fitted = calibrate(runs, framework="megatron-local", origin="odd", date="")
     except UsageError as error:
         assert "\n" not in str(error)

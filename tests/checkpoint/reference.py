@@ -100,7 +100,7 @@ class Model:
         s = shape
         self.rows = [self._array(s.hidden) for _ in range(s.vocab)]
         self.head_rows = [self._array(s.hidden) for _ in range(s.vocab)]
-        self.padding = [self._array(s.hidden) for _ in range(4096)]
+        self.padding = list(self._array(4096, s.hidden))
         self.positions = self._array(5, s.hidden)
         self.final = self._array(s.hidden)
         self.layers = [self._layer() for _ in range(s.layers)]

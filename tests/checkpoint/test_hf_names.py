@@ -78,6 +78,7 @@ def test_a_model_computes_the_same_after_megatron_names_and_ranks(tmp_path: Path
         assert logits(loaded.eval()).equal(logits(model))
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_is_padded_for_megatron_and_cut_back(tmp_path: Path) -> None:
     build(tmp_path / "hf", "qwen3")
     torch = need_torch()
@@ -91,6 +92,7 @@ def test_a_folder_of_transformers_is_padded_for_megatron_and_cut_back(tmp_path: 
     assert weights["decoder.layers.0.self_attention.linear_qkv.weight"].shape == (32, 16)
 
 
+@pytest.mark.slow
 def test_weights_that_no_rule_knows_are_refused(tmp_path: Path) -> None:
     torch = need_torch()
     build(tmp_path / "hf", "llama")

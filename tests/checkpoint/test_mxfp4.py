@@ -20,6 +20,7 @@ from zenith_tune.checkpoint.tensor_view import StoredTensor
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 
+pytestmark = pytest.mark.slow  # transformers takes ten seconds to load
 SIZES = {**BASE, **MODELS["gpt_oss"], "hidden_size": 64, "intermediate_size": 96}
 STEPS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 

@@ -33,7 +33,7 @@ def start(*args: str) -> subprocess.Popen[str]:
 
 def wait_for_part(output: Path, process: subprocess.Popen[str]) -> None:
     """Wait until something is half written."""
-    for _ in range(3000):
+    for _ in range(50_000):
         if any(part.is_dir() or part.stat().st_size for part in output.parent.glob(f".{output.name}.*.part")):
             return
         assert process.poll() is None, process.communicate()

@@ -43,7 +43,7 @@ def test_a_limit_that_is_none_is_refused_in_one_line(
 
 def test_limits_hold_and_the_verdict_says_what_was_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--output-dir", str(tmp_path), "--study-name", "s")
-    limits = ("--n-trials", "24", "--max-memory", "60GiB", "--price", "3600", "--json")
+    limits = ("--n-trials", "12", "--max-memory", "60GiB", "--price", "3600", "--json")
     done = running("optimize", capsys)(*limits, *args, "--", sys.executable, str(TRAINER))
     assert done.code == 0
     events = [json.loads(line) for line in done.out.splitlines()]

@@ -9,9 +9,6 @@ from tests.conftest import ROOT
 from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.requirements import need_module
 
-# Programs, not modules: to import them for their doctests would need the engines.
-collect_ignore_glob = ["megatron_core/*.py", "torchtitan_on_cpu/*.py"]
-
 PRETRAIN_GPT = Path(__file__).parent / "megatron_core" / "pretrain_gpt.py"
 ENGINE_ENV = {
     "PYTHONPATH": str(ROOT),

@@ -111,7 +111,7 @@ def test_levers_are_tried_on_the_best_point_with_deepspeed_itself(zenithtune: Tu
     zero = {"stage": [3], "contiguous_gradients": False}
     config = {**CONFIG, "zero_optimization": zero, "train_micro_batch_size_per_gpu": 1}
     options = ("--args", f"search=mbs,levers={'+'.join(levers)}", "--no-baseline", "--no-confirm")
-    done, study = optimize(zenithtune, tmp_path, config, *options, mbs_max=1)
+    done, study = optimize(zenithtune, tmp_path, config, *options, mbs_max=1, num_ranks=2)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     trials = [trial for trial in study["trials"] if trial["parameters"].keys() & {*levers}]
     # A rank of gloo's may abort when it ends, after its last step: then the halves are tried.

@@ -13,7 +13,7 @@ import pytest
 from tests.command_runs import Done, running
 from tests.mentions import mentions
 from tests.report.hostile import write_hostile
-from tests.report.studies import BEST, TRIALS, Recorded, header, ok
+from tests.report.studies import BEST, TRIALS, Recorded, header, ok, recorded
 from tests.requirements import need_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # protobuf's and tensorboardX's own
@@ -22,11 +22,9 @@ BEST_SO_FAR = "study/best_so_far"
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Iterator[Recorded]:
+def study(tmp_path: Path) -> Recorded:
     need_module("tensorboard", "tensorboardX")
-    study = Recorded(tmp_path / "out", "s", header(tmp_path)).run(TRIALS)
-    yield study
-    study.record.close()
+    return recorded(tmp_path / "out")
 
 
 def export(study: Recorded, folder: Path, capsys: pytest.CaptureFixture[str]) -> Done:
@@ -95,13 +93,13 @@ def test_each_trial_has_its_parameters_and_measurements(
     assert curve(tmp_path / "runs" / "s" / "your-command", "trial/value") == [(0, 50_000.0)]
 
 
-def test_called_again_it_replaces_its_own_and_nothing_else(
-    study: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_called_again_it_replaces_its_own_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need_module("tensorboard", "tensorboardX")
+    study = Recorded(tmp_path / "out", "s", header(tmp_path)).run(TRIALS)
     runs = tmp_path / "runs"
     export(study, runs, capsys)
     (runs / "mine").mkdir()
-    study.run([ok(8, 1, 1, 70_000.0)])
+    study.run([ok(8, 1, 1, 70_000.0)]).record.close()
     assert export(study, runs, capsys).code == 0
     assert curve(runs / "s", BEST_SO_FAR)[-1] == (10, 70_000.0)
     assert sorted(path.name for path in runs.iterdir()) == ["mine", "s"]

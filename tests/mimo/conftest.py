@@ -13,10 +13,6 @@ import pytest
 from tests.conftest import ROOT
 from tests.requirements import need_module
 
-# Programs and what they share: to import them for their doctests would need torch.
-collect_ignore_glob = ["*_program.py"]
-collect_ignore = ["adam_bound.py", "comparison.py", "forked_world.py", "reference.py"]
-
 RANK_ENV = {
     "OMP_NUM_THREADS": "1",  # the ranks share two cores
     "TORCHDYNAMO_DISABLE": "1",

@@ -65,6 +65,7 @@ import bisect
 import functools
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -157,9 +158,10 @@ def locate(values: Sequence[float]) -> Location:
         raise ValueError(f"at least 2 samples are needed to locate their middle, but got {num}")
     ordered, cut = sorted(values), num // 3 if num >= _FEW else max(num - 3, 0) // 3
     kept = ordered[cut : num - cut]
-    nearest = [min(max(value, kept[0]), kept[-1]) for value in ordered]
-    mean, correlation = statistics.fmean(nearest), _correlation(values)
-    variance = sum((value - mean) ** 2 for value in nearest) / (num - 1)
+    correlation = _correlation(values, ordered)
+    mean = statistics.fmean([kept[0]] * cut + kept + [kept[-1]] * cut)
+    outside = cut * ((kept[0] - mean) ** 2 + (kept[-1] - mean) ** 2)
+    variance = (outside + sum([(value - mean) ** 2 for value in kept])) / (num - 1)
     return Location(
         centre=statistics.fmean(kept),
         variance=variance / (1 - 2 * cut / num) ** 2,
@@ -168,13 +170,15 @@ def locate(values: Sequence[float]) -> Location:
     )
 
 
-def _correlation(values: Sequence[float]) -> float:
+def _correlation(values: Sequence[float], ordered: Sequence[float]) -> float:
     """Return how much an iteration takes after the one before, from 0 to 0.9; outliers count as mild ones."""
-    ordered, cut = sorted(values), len(values) // 6
-    mild = [min(max(value, ordered[cut]), ordered[-1 - cut]) for value in values]
+    cut = len(values) // 6
+    low, high = ordered[cut], ordered[-1 - cut]
+    mild = [low if value < low else high if value > high else value for value in values]
     mean = statistics.fmean(mild)
-    total = sum((value - mean) ** 2 for value in mild)
-    shared = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(mild))
+    off = [value - mean for value in mild]
+    total = sum(map(operator.mul, off, off))
+    shared = sum(map(operator.mul, off, off[1:]))
     # Of independent samples the estimate is -1/n on average.
     found = shared / total + 1 / len(values) if total else 0.0
     return min(max(found, 0.0), _MAX_CORRELATION)

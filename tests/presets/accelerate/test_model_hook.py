@@ -70,6 +70,7 @@ def test_weights_in_lower_precision_are_not_taken_for_activations(torch: Any, mo
     assert told[0]["blocks"]["kept_bytes"] == (LAYERS + 1) * tokens * WIDTH * half // LAYERS
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # of a CPU without bf16
 def test_what_a_llama_keeps_is_what_its_widths_say(torch: Any) -> None:
     need_module("engines", "transformers")

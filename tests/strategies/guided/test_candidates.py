@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "megatron": (
         "bash train.sh",
         "megatron",
-        {"n_gpus": 8, "gbs": 32, "num_layers": 24, "num_query_groups": 8, "folding": True},
+        {"n_gpus": 4, "gbs": 8, "num_layers": 24, "num_query_groups": 8, "folding": True},
     ),
 }
 

@@ -80,7 +80,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, Counter
     return outcome(end), runs(folder)
 
 
-@pytest.mark.parametrize("stop_at", ["--overlap-grad-reduce", "--tp-comm-overlap", "--fp8-format"])
+@pytest.mark.parametrize(
+    "stop_at",
+    [
+        "--overlap-grad-reduce",
+        *(pytest.param(at, marks=pytest.mark.slow) for at in ("--tp-comm-overlap", "--fp8-format")),
+    ],
+)
 def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
     tmp_path: Path, undisturbed: tuple[Json, Counter[str]], stop_at: str
 ) -> None:
@@ -111,7 +117,13 @@ def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum
     assert "fp8=tensorwise" in left and end["verdict"]["lever_speedup"] > 1
 
 
-@pytest.mark.parametrize("model", [SPLIT, f"{UNGROUPED} --expert-model-parallel-size 8"], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(SPLIT, id="dense"),
+        pytest.param(f"{UNGROUPED} --expert-model-parallel-size 8", id="experts", marks=pytest.mark.slow),
+    ],
+)
 def test_the_best_command_of_a_study_gains_nothing_when_it_is_tuned_again(
     zenithtune: Tune, tmp_path: Path, model: str
 ) -> None:

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.command_runs import Run, running
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `zenithtune checkpoint` in an empty folder, in the process that has loaded torch."""
+    monkeypatch.chdir(tmp_path)
+    return running("checkpoint", capsys)
