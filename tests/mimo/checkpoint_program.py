@@ -71,7 +71,7 @@ def spoil(trainer: Trainer) -> None:
 def state_errors(trainer: Trainer, reference: Steps) -> dict[str, float]:
     """Return the errors of the weights and of Adam's moments against one process after as many steps."""
     expected = reference[trainer.iteration - 1]
-    errors = {"loaded weights": worst_error(trainer.model, expected["weights"], grads=False)}
+    errors = {"loaded weights": worst_error(trainer, expected["weights"], grads=False)}
     for moment in MOMENTS:
         errors[f"loaded {moment}"] = max(
             relative_error(

@@ -11,6 +11,7 @@ from torch.nn import functional
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig
 from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.samples import MicroBatch
 from zenith_tune.mimo.tensor_parallel import (
     ColumnLinear,
     LayerNorm,
@@ -72,6 +73,7 @@ class ItemEncoder(nn.Module):
         self.blocks = StageBlocks(
             config.transformer, tp, stage=stage, num_stages=num_stages, is_causal=False, recompute=recompute
         )
+        self._patch_shape = (config.patches_per_item, config.transformer.hidden_size)
         is_last = stage == num_stages - 1
         self.projector = Projector(config.transformer.hidden_size, language_width, tp) if is_last else None
 
@@ -81,6 +83,10 @@ class ItemEncoder(nn.Module):
             hidden = self.embedding(hidden)
         hidden = self.blocks(hidden)
         return hidden if self.projector is None else self.projector(hidden)
+
+    def hidden_shape(self, batch: MicroBatch, rows_per_sample: list[int]) -> tuple[int, ...]:
+        """Return the shape of what comes from the stage before."""
+        return sum(rows_per_sample) // self._patch_shape[0], *self._patch_shape
 
 
 class MultimodalEmbedding(nn.Module):
@@ -94,8 +100,9 @@ class MultimodalEmbedding(nn.Module):
         self.position = tp.parameter(config.seq_length, width)
 
     def forward(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return (samples, tokens, hidden)."""
-        hidden = self.words(tokens)
+        """Return (samples, tokens, hidden); tokens on the CPU are counted without waiting for a device."""
+        device = self.position.device
+        hidden = self.words(tokens.to(device))
         for name, token_id in self._token_ids.items():
             is_item = tokens == token_id
             num_tokens, num_rows = int(is_item.sum()), rows[name].shape[0]
@@ -104,7 +111,7 @@ class MultimodalEmbedding(nn.Module):
                     f"the text must hold one token {token_id} for each row of {name}, but got {num_tokens} tokens "
                     f"and {num_rows} rows: check the samples."
                 )
-            hidden = hidden.masked_scatter(is_item.unsqueeze(-1), rows[name])
+            hidden = hidden.masked_scatter(is_item.to(device).unsqueeze(-1), rows[name])
         return hidden + self.position[: tokens.shape[1]]
 
 
@@ -141,6 +148,7 @@ class LanguageModel(nn.Module):
             config.transformer, tp, stage=stage, num_stages=num_stages, is_causal=True, recompute=recompute
         )
         self.head = Head(config, tp) if stage == num_stages - 1 else None
+        self._width = config.transformer.hidden_size
 
     def embed(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the first stage's hidden vectors."""
@@ -150,6 +158,10 @@ class LanguageModel(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the hidden vectors after this stage's blocks."""
         return self.blocks(hidden)
+
+    def hidden_shape(self, batch: MicroBatch, rows_per_sample: list[int]) -> tuple[int, ...]:
+        """Return the shape of what comes from the stage before."""
+        return *batch.tokens.shape, self._width
 
     def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
         """Return the last stage's loss, summed over the tokens that count."""
@@ -170,6 +182,9 @@ def build_module(
         width = config.language.transformer.hidden_size
         module = ItemEncoder(config.encoders[name], width, tp, stage=stage, num_stages=num_stages, recompute=recompute)
     fill_parameters(module, config.seed)
+    for parameter_name, parameter in module.named_parameters():
+        if config.is_frozen(f"{name}.{parameter_name}"):
+            parameter.requires_grad_(False)
     return module
 
 
@@ -187,6 +202,7 @@ class MimoModel(nn.Module):
                 f"{sorted(topology.layout.modules)} and the model has {known}."
             )
         self.config, self.topology, self.device, self.dtype = config, topology, device, dtype
+        self.row_width = config.language.transformer.hidden_size
         self.parts = nn.ModuleDict({name: self._build(role) for name, role in topology.roles.items()})
 
     def _build(self, role: ModuleRole) -> nn.Module:
