@@ -22,6 +22,14 @@ class PassRate:
         return num_layers * self.layer_s + flops / self.flops_per_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRates:
+    """Hold the rates of a module's two passes."""
+
+    forward: PassRate
+    backward: PassRate
+
+
 def fit_rate(measured: Sequence[tuple[float, float]]) -> PassRate:
     """Return the rate of measured layers, each its FLOPs and its seconds: the least squares of relative errors.
 

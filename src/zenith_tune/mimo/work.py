@@ -84,6 +84,8 @@ class ModuleWork:
     """What tp must divide or be a multiple of, by name."""
     num_segments: int = 0
     """The stages that the model spells out, which pp must then be."""
+    is_sequence_parallel: bool = False
+    """Whether tensor-parallel ranks share out the tokens between the parts that they split."""
     dispatched_numbers: float = 0.0
     """Numbers that a layer sends to experts on other ranks, for one unit and one way."""
     num_experts: int = 0
