@@ -7,8 +7,8 @@ and experts, here in plain torch and not in the fused kernels of Transformer Eng
 from Hugging Face's configurations without their weights. A shard is what one rank of a tensor-parallel group computes,
 without the sums over the group. Times are medians of CUDA events, forward and backward apart.
 
-Every row is predicted twice: at the stated rate that a plan begins with, and at the rate and the time per layer of the
-rows of all other pairs of the same role (encoder or language model).
+Every layer is predicted at the stated rate of 40% of the peak, at the rates of its own module's rows, and at those of
+all other pairs, which have not seen it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zenith_tune.mimo.model_config import TransformerConfig
-from zenith_tune.mimo.rates import PassRate, fit_rate
+from zenith_tune.mimo.rates import MeasuredPass, ModuleRates, PassRate, fit_rate
 from zenith_tune.mimo.tensor_parallel import Block, TensorParallel
 
 STATED_FLOPS = 0.4 * 989e12
@@ -92,8 +92,9 @@ def transformers_kind(pair: str, module: str, config: Any, layer_class: Any, tok
         return WithPositions(shard(layer(), tp), config) if is_causal else WithoutMask(shard(layer(), tp))
 
     with torch.device("meta"):
-        linear = sum(m.weight.numel() for m in layer().modules() if isinstance(m, nn.Linear))
-    width = config.num_attention_heads * (getattr(config, "head_dim", None) or config.hidden_size // heads_of(config))
+        linear = int(sum(m.weight.numel() for m in layer().modules() if isinstance(m, nn.Linear)))
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads_of(config)
+    width = heads_of(config) * head_dim
 
     def flops(s: int, tp: int) -> float:
         return 2.0 * s * (linear + (1 if is_causal else 2) * s * width) / tp
@@ -339,6 +340,7 @@ class Row:
     """Images or samples at a time."""
     tokens: int
     """Of each."""
+    width: int
     forward_flops: float
     forward_s: float
     backward_s: float
@@ -369,6 +371,7 @@ def measure(kind: LayerKind, shards: int, units: int, tokens: int, *, device: st
         shards=shards,
         units=units,
         tokens=tokens,
+        width=kind.width,
         forward_flops=units * kind.flops(tokens, shards),
         forward_s=statistics.median(forward),
         backward_s=statistics.median(backward),
@@ -400,61 +403,70 @@ def points(kind: LayerKind) -> Iterator[tuple[int, int, int]]:
                 yield shards, units, tokens
 
 
-def compared(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return each row with its two predictions."""
-    found = []
-    for row in rows:
-        others = [r for r in rows if r.module == row.module and r.pair != row.pair]
-        predictions = {
-            "stated": prediction(row, PassRate(flops_per_s=STATED_FLOPS), PassRate(flops_per_s=STATED_FLOPS))
-        }
-        if others:
-            forward = fit_rate([(r.forward_flops, r.forward_s) for r in others])
-            backward = fit_rate([(2 * r.forward_flops, r.backward_s) for r in others])
-            predictions["other pairs"] = prediction(row, forward, backward)
-        found.append({**asdict(row), "predicted": predictions})
-    return found
+STATED = ModuleRates(forward=PassRate(flops_per_s=STATED_FLOPS), backward=PassRate(flops_per_s=STATED_FLOPS))
 
 
-def prediction(row: Row, forward: PassRate, backward: PassRate) -> dict[str, float]:
+def rates_of(rows: list[Row]) -> ModuleRates:
+    """Return the rates of measured layers."""
+    return ModuleRates(
+        forward=fit_rate([MeasuredPass(r.forward_flops, numbers_of(r), r.forward_s) for r in rows]),
+        backward=fit_rate([MeasuredPass(2 * r.forward_flops, numbers_of(r), r.backward_s) for r in rows]),
+    )
+
+
+def numbers_of(row: Row) -> float:
+    """Return the hidden numbers of a row."""
+    return float(row.units * row.tokens * row.width)
+
+
+def predicted(row: Row, rates: ModuleRates) -> dict[str, float]:
     """Return both passes as a plan expects them."""
     return {
-        "forward_s": forward.seconds(row.forward_flops),
-        "backward_s": backward.seconds(2 * row.forward_flops),
+        "forward_s": rates.forward.seconds(row.forward_flops, numbers_of(row)),
+        "backward_s": rates.backward.seconds(2 * row.forward_flops, numbers_of(row)),
     }
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return for each module its rates, and predicted over measured: the median of its rows and the worst."""
-    modules = sorted({(row.pair, row.module) for row in rows})
-    by_row = compared(rows)
-    found = []
-    for pair, module in modules:
-        own = [row for row in by_row if (row["pair"], row["module"]) == (pair, module)]
-        result: dict[str, Any] = {"pair": pair, "module": module, "rows": len(own)}
-        result["forward"] = asdict(fit_rate([(row["forward_flops"], row["forward_s"]) for row in own]))
-        result["backward"] = asdict(fit_rate([(2 * row["forward_flops"], row["backward_s"]) for row in own]))
-        for by in own[0]["predicted"]:
-            ratios = [
-                sum(row["predicted"][by].values()) / (row["forward_s"] + row["backward_s"])
-                for row in own
-                if by in row["predicted"]
-            ]
-            result[f"predicted over measured, {by}"] = {
-                "median": statistics.median(ratios),
-                "least": min(ratios),
-                "most": max(ratios),
-            }
-        found.append(result)
-    return found
+def summary(rows: list[Row]) -> dict[str, Any]:
+    """Return each module's rates, and predicted over measured for its layers: the median, the least and the most.
+
+    The plain torch of a Mamba layer is no measure of the fused kernels that train: its rows stay out of the rates.
+    """
+    usable = [row for row in rows if row.kind != "mamba"]
+    modules = []
+    for pair, module in sorted({(row.pair, row.module) for row in rows}):
+        others = [row for row in usable if row.pair != pair]
+        alike = [row for row in usable if (row.pair, row.module) == (pair, module)]
+        by = {"stated rate": STATED, "rates of its own": rates_of(alike)}
+        by |= {"rates of the other pairs": rates_of(others)} if others else {}
+        for kind in sorted({row.kind for row in rows if (row.pair, row.module) == (pair, module)}):
+            own = [row for row in rows if (row.pair, row.module, row.kind) == (pair, module, kind)]
+            errors = {name: ratios(own, rates) for name, rates in by.items()}
+            modules.append({"pair": pair, "module": module, "kind": kind, "rows": len(own), **errors})
+    rates = [
+        {"pair": pair, "module": module}
+        | asdict(rates_of([row for row in usable if (row.pair, row.module) == (pair, module)]))
+        for pair, module in sorted({(row.pair, row.module) for row in usable})
+    ]
+    return {"rates": rates, "predicted over measured": modules}
 
 
-def write(path: Path, rows: list[Row], device: str, left_out: int) -> None:
-    """Write what there is so far."""
+def ratios(rows: list[Row], rates: ModuleRates) -> dict[str, float]:
+    """Return predicted over measured for a layer's two passes together."""
+    found = [sum(predicted(row, rates).values()) / (row.forward_s + row.backward_s) for row in rows]
+    shown = {"median": statistics.median(found), "least": min(found), "most": max(found)}
+    return {name: round(value, 4) for name, value in shown.items()}
+
+
+def machine(device: str) -> dict[str, str]:
+    """Return what was measured on."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    machine = {"device": name, "torch": torch.__version__, "transformers": version("transformers")}
-    head = {"date": date.today().isoformat(), "machine": machine, "stated_flops_per_s": STATED_FLOPS}
-    body = {**head, "left_out": left_out, "summary": summary(rows), "rows": compared(rows)}
+    return {"device": name, "torch": torch.__version__, "transformers": version("transformers")}
+
+
+def write(path: Path, rows: list[Row], head: dict[str, Any]) -> None:
+    """Write what there is so far."""
+    body = {**head, "stated_flops_per_s": STATED_FLOPS, **summary(rows), "rows": [asdict(row) for row in rows]}
     part = path.with_suffix(".part")
     part.write_text(json.dumps(body, indent=1) + "\n")
     part.replace(path)
@@ -476,7 +488,8 @@ def run(kinds: list[LayerKind], output: Path, *, device: str, repeats: int, budg
                 except torch.cuda.OutOfMemoryError:
                     left_out += 1
             if rows:
-                write(output, rows, device, left_out)
+                head = {"date": date.today().isoformat(), "machine": machine(device), "left_out": left_out}
+                write(output, rows, head)
     return rows
 
 
@@ -486,7 +499,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="no layer is begun after so long")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="predict the rows of an earlier run again")
     options = parser.parse_args()
+    if options.again:
+        known = json.loads(options.again.read_text())
+        rows = [Row(**row) for row in known["rows"]]
+        write(options.output, rows, {name: known[name] for name in ("date", "machine", "left_out")})
+        return
     if not torch.cuda.is_available():
         parser.error("a CUDA GPU is needed")
     rows = run(all_kinds(), options.output, device="cuda", repeats=options.repeats, budget_s=options.budget_s)

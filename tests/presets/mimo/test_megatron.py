@@ -299,11 +299,23 @@ def test_the_encoder_is_as_heavy_as_its_images(flags: str, patches: int, rows: i
 
 def test_the_encoder_of_the_examples_own_script_takes_half_a_second() -> None:
     command = COMMAND.replace("--img-h 512 --img-w 512 --pixel-shuffle", NVIDIA)
-    stage_s = bound(command, **ROOMY).space.predict(point(encoder_tp=1, mbs=2)).encoder_stage_s
+    at = point(encoder_tp=1, mbs=2)
+    stage_s = bound(command, device_flops=0.4 * 989e12, **ROOMY).space.predict(at).encoder_stage_s
     # 32 blocks of 2 s (12 h^2 + 2 s h) forward and twice that backward, at 40% of an H100's 989 TFLOP/s.
     s, h = 16384, 1280
     assert stage_s == pytest.approx(3 * 32 * 2 * s * (12 * h * h + 2 * s * h) / (0.4 * 989e12), rel=0.03)
     assert 0.4 < stage_s < 0.6
+    # 32 of the layers that took 4.49 and 11.58 ms on an H200 (benchmarks/h200-mimo-2026-11-17.json).
+    measured = bound(command, cluster="h200x8", **ROOMY).space.predict(at).encoder_stage_s
+    assert measured == pytest.approx(32 * (4.49e-3 + 11.58e-3), rel=0.05)
+
+
+def test_small_layers_take_what_starting_them_takes() -> None:
+    # A tile of 224 * 224 pixels: an H200 takes as long for it as for an eighth of it.
+    command = COMMAND.replace("--img-h 512 --img-w 512 ", "")
+    preset = bound(command, cluster="h200x8", **ROOMY)
+    stages = [preset.space.predict(point(encoder_tp=tp, mbs=2)).encoder_stage_s for tp in (1, 4)]
+    assert stages[1] >= stages[0] > 32 * 2e-3
 
 
 def test_prefetching_features_needs_an_encoder_without_tensor_parallelism() -> None:

@@ -33,8 +33,6 @@ class MimoDevice:
     """Weight, gradient and optimizer state of one parameter."""
     sharded_bytes: float = 0.0
     """How many of these the data-parallel ranks share out."""
-    step_s: float = 0.0
-    """What a step costs whatever the layout: the optimizer and the agreements of all ranks."""
     rates: Mapping[str, ModuleRates] = field(default_factory=dict)
     """Measured rates by module; where there is none, `flops_per_s` holds."""
 

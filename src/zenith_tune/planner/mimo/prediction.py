@@ -51,7 +51,7 @@ def predict(job: MimoJob, candidate: MimoCandidate) -> MimoPrediction:
         compute_s=time.compute_s,
         tensor_s=time.tensor_s,
         idle_s=max(time.span_s - time.compute_s - time.tensor_s, 0.0),
-        sync_s=job.device.step_s + max(_sync_s(job, candidate, name) for name in MODULES),
+        sync_s=max(_sync_s(job, candidate, name) for name in MODULES),
         encoder_stage_s=_stage_s(job, candidate, ENCODER, num),
         language_stage_s=_stage_s(job, candidate, LANGUAGE, num),
         num_microbatches=num,

@@ -64,7 +64,8 @@ class StagePasses:
     def forward(self, num_units: float) -> PassTime:
         """Return the time of a forward pass over that many units."""
         flops = self.work.forward_flops(stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp)
-        compute_s = self.rates.forward.seconds(num_units * flops, self._num_layers if num_units else 0)
+        num_layers = self._num_layers if num_units else 0
+        compute_s = self.rates.forward.seconds(num_units * flops, self._numbers(num_units), num_layers)
         return PassTime(compute_s, self._exchanges_s(num_units, 1, is_forward=True))
 
     def backward(self, num_units: float) -> PassTime:
@@ -75,8 +76,13 @@ class StagePasses:
         rounds = 2 if self.recompute else 1
         has_layers = bool(num_units) and self.work.layer.backward_share > 0
         exchanges_s = self._exchanges_s(num_units, rounds, is_forward=False) if has_layers else 0.0
-        compute_s = self.rates.backward.seconds(num_units * flops, rounds * self._num_layers if has_layers else 0)
-        return PassTime(compute_s, exchanges_s)
+        numbers, num_layers = (rounds * self._numbers(num_units), rounds * self._num_layers) if has_layers else (0, 0)
+        return PassTime(self.rates.backward.seconds(num_units * flops, numbers, num_layers), exchanges_s)
+
+    def _numbers(self, num_units: float) -> float:
+        """Return the hidden numbers of this rank's layers."""
+        share = self.layout.tp if self.work.is_sequence_parallel else 1
+        return num_units * self.work.hidden_numbers * self._num_layers / share
 
     @property
     def _num_layers(self) -> int:

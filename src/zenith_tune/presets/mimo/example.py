@@ -37,9 +37,7 @@ IMAGES = "2,1,3,0"
 GUESSED_FLOPS = 1e10
 """Of one CPU rank on small matrices: the ranking changes with it, and trials correct it."""
 CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
-"""Between processes by gloo: sums over 2 and 4 ranks took 2.5 and 6 ms on two busy cores (2026-11-15)."""
-STEP_S = 40e-3
-"""The optimizer and the agreements of all ranks: what was left of steps on shared ranks there."""
+"""Stated, not fitted: messages between processes of one machine."""
 
 
 def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
@@ -70,7 +68,6 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         number_bytes=2 if is_low else 4,
         state_bytes=18.0 if is_low else 16.0,
         sharded_bytes=(12.0 if is_low else 8.0) if line.has("--use-distributed-optimizer") else 0.0,
-        step_s=STEP_S,
     )
     job = MimoJob(
         encoder=works[0],

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
+from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.rates import ModuleRates, PassRate
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
+from zenith_tune.planner.mimo.job import ENCODER, MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.emit import NEWER_THAN_HOPPER
 from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
@@ -33,8 +36,19 @@ OTHER_STAGES = (*CUSTOM_SPLITS, "--num-layers-per-virtual-pipeline-stage", "--nu
 """Stages of different lengths, whose number a trial must not change, and several of a rank, which MIMO cannot run."""
 SHARDS, EXPERT_SHARDS = "--tensor-parallel-num-weight-shards", "--expert-tensor-parallel-num-weight-shards"
 """Weights in more parts than tp, gathered by ranks with samples of their own (GTP)."""
-RATE = 0.4
-"""The part of a GPU's peak that large models reach; the ranking changes with it, and trials correct it."""
+H200_FLOPS, H200_BYTES_PER_S = 989e12, 4.8e12
+MEASURED = {
+    ENCODER: ModuleRates(
+        forward=PassRate(flops_per_s=501e12, number_s=2.00e-11, layer_s=845e-6),
+        backward=PassRate(flops_per_s=369e12, number_s=1.91e-11, layer_s=1285e-6),
+    ),
+    LANGUAGE: ModuleRates(
+        forward=PassRate(flops_per_s=468e12, layer_s=652e-6),
+        backward=PassRate(flops_per_s=484e12, number_s=5.40e-12, layer_s=1093e-6),
+    ),
+}
+"""One H200, plain torch in bfloat16: RADIO-H's blocks, and attention and experts of the example's language model
+(benchmarks/h200-mimo-2026-11-17.json). Other GPUs are taken to do as well by their stated peaks."""
 ROOM = 0.92
 """The part of a GPU's memory that training may fill."""
 MAX_EP = 64
@@ -129,7 +143,8 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoOv
         global_batch=batch,
         items=given.images or (1,),
         device=MimoDevice(
-            flops_per_s=given.device_flops or cluster.gpu.bf16_flops * RATE,
+            flops_per_s=given.device_flops or cluster.gpu.bf16_flops,
+            rates={} if given.device_flops else _rates_of(cluster.gpu),
             fast_link=fast_link,
             link=cluster.network,
             fast_domain=domain,
@@ -147,6 +162,19 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoOv
         weight_shards=args.count(SHARDS) or 0,
         expert_shards=_expert_shards(args, expert_tensor),
     )
+
+
+def _rates_of(gpu: GpuSpec) -> dict[str, ModuleRates]:
+    """Return the rates measured on an H200 as another GPU's stated peaks scale them."""
+    compute, memory = gpu.bf16_flops / H200_FLOPS, gpu.memory_bytes_per_s / H200_BYTES_PER_S
+
+    def scaled(rate: PassRate) -> PassRate:
+        return replace(rate, flops_per_s=rate.flops_per_s * compute, number_s=rate.number_s / memory)
+
+    return {
+        name: ModuleRates(forward=scaled(rates.forward), backward=scaled(rates.backward))
+        for name, rates in MEASURED.items()
+    }
 
 
 def _expert_shards(args: MegatronArgs, expert_tensor: int) -> int:
