@@ -141,7 +141,7 @@ def measure(options: argparse.Namespace, output: Path) -> None:
     config = config_of(options)
     layout = MimoLayout(modules={"vision": ModuleLayout(), "language": ModuleLayout(pp=options.llm_pp, offset=1)})
     batch_size = options.micro_batch_size * options.num_microbatches
-    model = MimoModel(config, Topology(layout))
+    model = MimoModel.of(config, Topology(layout))
     trainer = Trainer(
         model,
         get_mimo_optimizer(model, OPTIMIZER),

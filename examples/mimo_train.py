@@ -198,7 +198,7 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
     dtype = torch.bfloat16 if options.bf16 else torch.float32
-    model = MimoModel(config_of(options), topology, device=device, dtype=dtype)
+    model = MimoModel.of(config_of(options), topology, device=device, dtype=dtype)
     return Trainer(
         model,
         get_mimo_optimizer(model, optimizer_of(options)),
@@ -217,7 +217,7 @@ def train(options: argparse.Namespace) -> None:
     trainer = make_trainer(options)
     if options.load:
         load_checkpoint(options.load, trainer)
-    images, config = images_of(options), trainer.model.config
+    images, config = images_of(options), config_of(options)
     flops = step_flops(config, options.global_batch_size, sum(images))
     is_last = dist.get_rank() == dist.get_world_size() - 1
     lr = trainer.optimizer.param_groups[0]["lr"]

@@ -26,7 +26,7 @@ def make_trainer(
     model_name, layout, micro_batch_size = LAYOUTS[layout_name]
     config = MODELS[model_name]
     config = config if seed is None else dataclasses.replace(config, seed=seed)
-    model = MimoModel(config, Topology(layout, timeout=timedelta(seconds=timeout_s)), dtype=dtype)
+    model = MimoModel.of(config, Topology(layout, timeout=timedelta(seconds=timeout_s)), dtype=dtype)
     optimizer = get_mimo_optimizer(model, dataclasses.replace(OPTIMIZERS.get(dtype, USUAL), **settings))
     return Trainer(model, optimizer, micro_batch_size=micro_batch_size, global_batch_size=GLOBAL_BATCH_SIZE)
 
@@ -35,10 +35,12 @@ def compared_steps(trainer: Trainer, reference: Steps, steps: range) -> dict[str
     """Train on, and return the largest relative error of each kind, and what should be alike on all ranks."""
     errors: dict[str, float] = {}
     alike = []
+    config = trainer.model.config
+    assert config is not None
     bounds = drift_bounds(trainer)
     for step in steps:
         expected = reference[step]
-        loss, num_tokens = trainer.accumulate(samples_of_step(trainer.model.config, step))
+        loss, num_tokens = trainer.accumulate(samples_of_step(config, step))
         loss_scale = trainer.optimizer.get_loss_scale()
         grads = worst_error(trainer, expected["grads"], grads=True, scale=1 / loss_scale)
         success, norm, num_zeros = trainer.optimizer.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def refusal(attempt: Callable[[], object]) -> str:
 
 
 def embed_too_few() -> None:
-    language = build_module(VISION_LANGUAGE, "language")
+    language: Any = build_module(VISION_LANGUAGE, "language")
     batch = collate(RandomSamples(config=VISION_LANGUAGE, num_samples=2, seed=0, num_items=NUM_ITEMS).whole())
     language.embed(batch.tokens, {"vision": torch.zeros(3, 32)})
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zenith_tune.mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.mimo.modules import LanguageModel, MimoModel
+from zenith_tune.mimo.modules import LanguageStage, MimoModel
 from zenith_tune.mimo.optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, SampleSource, collate, lane_samples
 from zenith_tune.mimo.topology import peers_expected
@@ -71,11 +71,15 @@ class PipelineSchedule:
         self._in_flight.append((inputs, output))
 
     def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
+        module, name = self._module, self._role.name
         if HIDDEN in inputs:
-            return self._module(inputs[HIDDEN])
-        if self._role.name != LANGUAGE:
-            return self._module(batch.items[self._role.name].to(self._device, self._dtype))
-        return self._module(self._module.embed(batch.tokens, inputs))
+            hidden = inputs[HIDDEN]
+        elif name == LANGUAGE:
+            hidden = module.embed(batch.tokens, inputs)
+        else:
+            hidden = module.embed(batch.items[name].to(self._device, self._dtype))
+        hidden = module.blocks(hidden)
+        return module.rows(hidden) if name != LANGUAGE and self._role.is_last_stage else hidden
 
     def _run_backward(self) -> None:
         inputs, output = self._in_flight.popleft()
@@ -108,7 +112,7 @@ class ColocatedSchedule:
         for index in range(num_microbatches):
             batch = read(LANGUAGE, index)
             rows = {name: self._carry(name, read(name, index), batch) for name in self._bridges}
-            hidden = language(language.embed(batch.tokens, rows))
+            hidden = language.blocks(language.embed(batch.tokens, rows))
             loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
             if index == num_microbatches - 1:
                 before_last()
@@ -122,11 +126,12 @@ class ColocatedSchedule:
             bridge.destroy()
 
     def _carry(self, name: str, batch: MicroBatch, language: MicroBatch) -> Tensor:
-        rows = self._model.parts[name](batch.items[name].to(self._model.device, self._model.dtype))
+        part = self._model.parts[name]
+        rows = part.rows(part.blocks(part.embed(batch.items[name].to(self._model.device, self._model.dtype))))
         return self._bridges[name].carry(rows, batch.rows_per_sample[name], language.rows_per_sample[name])
 
 
-def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
+def _loss(module: LanguageStage, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
     device = hidden.device
     loss = module.loss(hidden, batch.labels.to(device), batch.loss_mask.to(device))
     if counts:
