@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zenith_tune.mimo.model_config import TransformerConfig
-from zenith_tune.mimo.rates import MeasuredPass, ModuleRates, PassRate, fit_rate
 from zenith_tune.mimo.tensor_parallel import Block, TensorParallel
+from zenith_tune.mimo.work import MeasuredPass, ModuleRates, PassRate, fit_rate
 
 STATED_FLOPS = 0.4 * 989e12
 """What a plan without measurements takes for an H200: 40% of its dense bfloat16 peak."""

@@ -71,5 +71,6 @@ def test_every_shard_of_every_layer_is_measured_and_predicted(tmp_path: Path) ->
     assert half[1] == 2 * half[2] == 2 * 8 * (4 * 32**2 + 2 * 32 * 64 + 2 * 8 * 32)
     modules = found["predicted over measured"]
     assert {each["kind"] for each in modules} == {row["kind"] for row in found["rows"]}
-    assert all(each["rates of the other pairs"]["median"] > 0 and each["stated rate"]["median"] > 0 for each in modules)
+    # A CPU is far from the stated rate of an H200.
+    assert all(each["rates of the other pairs"]["median"] > 0 > each["stated rate"]["median"] - 1 for each in modules)
     assert len(found["rates"]) == 4 and all(rates["forward"]["flops_per_s"] > 0 for rates in found["rates"])

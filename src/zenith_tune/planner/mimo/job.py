@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.mimo.rates import ModuleRates, PassRate
-from zenith_tune.mimo.work import ModuleWork
+from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate
 
 ENCODER = "encoder"
 MODULES = (ENCODER, LANGUAGE)
