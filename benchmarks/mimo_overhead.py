@@ -31,7 +31,7 @@ from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoCon
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 from zenith_tune.mimo.modules import MimoModel, build_module
 from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
-from zenith_tune.mimo.samples import MicroBatch, Sample, collate, random_samples
+from zenith_tune.mimo.samples import MicroBatch, RandomSamples, Sample, collate
 from zenith_tune.mimo.tensor_parallel import TensorParallel
 from zenith_tune.mimo.topology import Topology
 from zenith_tune.mimo.trainer import Trainer
@@ -141,7 +141,7 @@ def measure(options: argparse.Namespace, output: Path) -> None:
     config = config_of(options)
     layout = MimoLayout(modules={"vision": ModuleLayout(), "language": ModuleLayout(pp=options.llm_pp, offset=1)})
     batch_size = options.micro_batch_size * options.num_microbatches
-    model = MimoModel(config, Topology(layout))
+    model = MimoModel.of(config, Topology(layout))
     trainer = Trainer(
         model,
         get_mimo_optimizer(model, OPTIMIZER),
@@ -151,13 +151,14 @@ def measure(options: argparse.Namespace, output: Path) -> None:
     by_hand = HandWrittenPipeline(config, options)
     rows: list[dict[str, float]] = []
     for index in range(options.steps + options.warm_up):
-        batch = random_samples(config, batch_size, seed=index, num_items=(IMAGES_PER_SAMPLE,))
+        batch = RandomSamples(config=config, num_samples=batch_size, seed=index, num_items=(IMAGES_PER_SAMPLE,))
+        whole = batch.whole()
         row: dict[str, float] = {}
         # Whoever is first in a turn may find the machine differently: they change places.
         for name in ("runtime", "hand") if index % 2 else ("hand", "runtime"):
             dist.barrier()
             begin = time.perf_counter()
-            loss = trainer.step(batch).loss if name == "runtime" else by_hand.step(batch)
+            loss = trainer.step(batch).loss if name == "runtime" else by_hand.step(whole)
             dist.barrier()
             row |= {f"{name}_ms": (time.perf_counter() - begin) * 1e3, f"{name}_loss": loss}
         rows.append(row)

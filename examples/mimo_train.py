@@ -70,6 +70,9 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--use-distributed-optimizer", action="store_true", help="shard the optimizer's state")
     parser.add_argument("--encoder-recompute", action="store_true", help="recompute the encoder's activations")
     parser.add_argument("--llm-recompute", action="store_true", help="recompute the language model's activations")
+    parser.add_argument("--freeze-vit", action="store_true", help="train the projector of the encoder only")
+    parser.add_argument("--freeze-lm", action="store_true", help="train nothing of the language model")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, update in single precision")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="continue from a checkpoint, of whatever layout")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="how long a rank waits for another")
@@ -104,7 +107,14 @@ def config_of(options: argparse.Namespace) -> MimoConfig:
     )
     flags = {ENCODER: options.encoder_recompute, "language": options.llm_recompute}
     recompute = frozenset(name for name, flag in flags.items() if flag)
-    return MimoConfig(encoders={ENCODER: encoder}, language=language, seed=options.seed, recompute=recompute)
+    tower = (f"{ENCODER}.embedding", f"{ENCODER}.blocks") if options.freeze_vit else ()
+    return MimoConfig(
+        encoders={ENCODER: encoder},
+        language=language,
+        seed=options.seed,
+        recompute=recompute,
+        frozen=frozenset([*tower, *(["language"] if options.freeze_lm else [])]),
+    )
 
 
 def images_of(options: argparse.Namespace) -> list[int]:
@@ -177,6 +187,7 @@ def iteration_line(
 
 def make_trainer(options: argparse.Namespace) -> Trainer:
     """Build this rank's part of the model, its optimizer and the trainer."""
+    import torch
     import torch.distributed as dist
 
     from zenith_tune.mimo.modules import MimoModel
@@ -186,7 +197,8 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
-    model = MimoModel(config_of(options), topology, device=device)
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
+    model = MimoModel.of(config_of(options), topology, device=device, dtype=dtype)
     return Trainer(
         model,
         get_mimo_optimizer(model, optimizer_of(options)),
@@ -200,19 +212,20 @@ def train(options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
-    from zenith_tune.mimo.samples import random_samples
+    from zenith_tune.mimo.samples import RandomSamples
 
     trainer = make_trainer(options)
     if options.load:
         load_checkpoint(options.load, trainer)
-    images, config = images_of(options), trainer.model.config
+    images, config = images_of(options), config_of(options)
     flops = step_flops(config, options.global_batch_size, sum(images))
     is_last = dist.get_rank() == dist.get_world_size() - 1
     lr = trainer.optimizer.param_groups[0]["lr"]
     if is_last and lr != options.lr:
         print(f"note: the checkpoint's learning rate {lr:g} is kept, not --lr {options.lr:g}", flush=True)
     while trainer.iteration < options.train_iters:
-        batch = random_samples(config, options.global_batch_size, seed=trainer.iteration, num_items=images)
+        seed, size = trainer.iteration, options.global_batch_size
+        batch = RandomSamples(config=config, num_samples=size, seed=seed, num_items=images)
         begin = time.perf_counter()
         done = trainer.step(batch)
         step_s = time.perf_counter() - begin

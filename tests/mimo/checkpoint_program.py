@@ -71,7 +71,7 @@ def spoil(trainer: Trainer) -> None:
 def state_errors(trainer: Trainer, reference: Steps) -> dict[str, float]:
     """Return the errors of the weights and of Adam's moments against one process after as many steps."""
     expected = reference[trainer.iteration - 1]
-    errors = {"loaded weights": worst_error(trainer.model, expected["weights"], grads=False)}
+    errors = {"loaded weights": worst_error(trainer, expected["weights"], grads=False)}
     for moment in MOMENTS:
         errors[f"loaded {moment}"] = max(
             relative_error(
@@ -93,7 +93,8 @@ def refusals(root: Path) -> dict[str, Any]:
     saved = folder_of(root, "2 ranks")
     found["one parameter more"] = refusal(lambda: load_checkpoint(saved, trainer))
     if language is not None:
-        del language.parameters["surplus"]
+        del language.parameters["surplus"], language.trained["embedding.position"]
+        language.pieces = [piece for piece in language.pieces if piece.name != "embedding.position"]
         language.parameters["embedding.position"] = TensorParallel(dtype=DTYPE).parameter(3, 32)
     found["another shape"] = refusal(lambda: load_checkpoint(saved, trainer))
     trainer.close()

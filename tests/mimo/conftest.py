@@ -50,6 +50,7 @@ def run_program(start: Callable[..., subprocess.CompletedProcess[str]], tmp_path
         done = start("-m", f"tests.mimo.{name}_program", *args, env={"TMPDIR": str(tmp_path)})
         assert done.returncode == 0, done.stderr[-3000:]
         (tmp_path / "stderr").write_text(done.stderr)
-        return json.loads(done.stdout)
+        # Libraries may print lines of their own before.
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run

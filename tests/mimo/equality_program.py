@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tests.mimo.comparison import Steps, compared_steps, make_trainer
 from tests.mimo.forked_world import run_world
@@ -24,6 +27,22 @@ def precisions(name: str) -> list[str]:
     return [one for one in DTYPES if one == "float64" or LAYOUTS[name][1].world_size <= 4]
 
 
+@contextlib.contextmanager
+def counted_sends(group: Any) -> Iterator[list[int]]:
+    """Note the ranks that this one sends to over a group."""
+    found: list[int] = []
+    isend = dist.isend
+
+    def noting(tensor: Any, rank: int, **options: Any) -> Any:
+        if options["group"] is group:
+            found.append(rank)
+        return isend(tensor, rank, **options)
+
+    dist.isend = noting
+    yield found
+    dist.isend = isend
+
+
 def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) -> dict[str, Any]:
     """Train each layout on this rank in each precision."""
     results = {}
@@ -32,9 +51,10 @@ def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) ->
             dtype = DTYPES[precision]
             eps = (USUAL if "usual" in precision else OPTIMIZERS[dtype]).eps
             trainer = make_trainer(name, dtype, eps=eps)
-            results[f"{name}/{precision}"] = compared_steps(
-                trainer, references[LAYOUTS[name][0], precision], range(STEPS[precision])
-            )
+            reference = references[LAYOUTS[name][0], precision]
+            with counted_sends(trainer.model.topology.backward_group) as sent:
+                results[f"{name}/{precision}"] = compared_steps(trainer, reference, range(STEPS[precision]))
+            results[f"{name}/{precision}"]["gradients sent"] = len(sent)
             trainer.close()
     return results
 

@@ -30,6 +30,9 @@ def use_grids() -> dict[str, Any]:
         "dp-tp": whole.create_pg(["dp", "tp"]),
         "tail": tail.create_pg("dp"),
     }
+    whole.register_view("expert", [1, 2, 2], ["expt_tp", "ep", "dp"], shared_dims=["dp"])
+    groups["ep"] = whole.create_pg(["expt_tp", "ep"], view="expert", group_desc="experts")
+    is_shared = whole.get_pg("dp", view="expert") is groups["dp"]
     sums = {}
     for name, group in groups.items():
         if group is not None:
@@ -41,6 +44,7 @@ def use_grids() -> dict[str, Any]:
         "twice": raised(lambda: whole.create_pg(["tp", "dp"])),
         "sums": sums,
         "is_kept": whole.get_pg(["tp", "dp"]) is groups["dp-tp"] and tail.get_pg("dp") is groups["tail"],
+        "is_shared": is_shared,
         "is_in_tail": tail.is_current_rank_in_grid(),
     }
     for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import MimoConfig
 from zenith_tune.mimo.modules import build_module
-from zenith_tune.mimo.samples import collate, random_samples
+from zenith_tune.mimo.samples import RandomSamples, collate
 from zenith_tune.mimo.tensor_parallel import TensorParallel
 from zenith_tune.mimo.work import stage_layers
 
@@ -26,8 +27,8 @@ def refusal(attempt: Callable[[], object]) -> str:
 
 
 def embed_too_few() -> None:
-    language = build_module(VISION_LANGUAGE, "language")
-    batch = collate(random_samples(VISION_LANGUAGE, 2, seed=0, num_items=NUM_ITEMS))
+    language: Any = build_module(VISION_LANGUAGE, "language")
+    batch = collate(RandomSamples(config=VISION_LANGUAGE, num_samples=2, seed=0, num_items=NUM_ITEMS).whole())
     language.embed(batch.tokens, {"vision": torch.zeros(3, 32)})
 
 
@@ -50,7 +51,7 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "heads": lambda: build_module(VISION_LANGUAGE, "vision", TensorParallel(size=3)),
     "stages": lambda: stage_layers(2, 0, 3),
     "rows": embed_too_few,
-    "room": lambda: random_samples(crowded(), 1, seed=0, num_items=(2,)),
+    "room": lambda: RandomSamples(config=crowded(), num_samples=1, seed=0, num_items=(2,)).whole(),
 }
 
 

@@ -14,7 +14,7 @@ from zenith_tune.mimo.local_ranks import run_ranks
 from zenith_tune.mimo.model_config import MimoConfig
 from zenith_tune.mimo.modules import build_module
 from zenith_tune.mimo.optimizer import OptimizerConfig
-from zenith_tune.mimo.samples import Sample, collate, random_samples
+from zenith_tune.mimo.samples import RandomSamples, collate
 from zenith_tune.mimo.tensor_parallel import TensorParallel
 
 # Adam divides a gradient by its own size, so that rounding errors become whole steps where gradients are near 0. In
@@ -28,8 +28,8 @@ USUAL = OPTIMIZERS[torch.float64]
 NUM_STEPS = 5
 
 
-def samples_of_step(config: MimoConfig, step: int) -> list[Sample]:
-    return random_samples(config, GLOBAL_BATCH_SIZE, seed=step, num_items=NUM_ITEMS)
+def samples_of_step(config: MimoConfig, step: int) -> RandomSamples:
+    return RandomSamples(config=config, num_samples=GLOBAL_BATCH_SIZE, seed=step, num_items=NUM_ITEMS)
 
 
 def one_process(
@@ -51,7 +51,8 @@ def train_in_one_process(
     """Return each step's loss, norm, gradients before and after clipping, weights and Adam's moments."""
     tp = TensorParallel(dtype=dtype)
     modules = nn.ModuleDict({name: build_module(config, name, tp) for name in [*sorted(config.encoders), "language"]})
-    named = {name.replace(".", "/", 1): parameter for name, parameter in modules.named_parameters()}
+    everything = {name.replace(".", "/", 1): parameter for name, parameter in modules.named_parameters()}
+    named = {name: parameter for name, parameter in everything.items() if parameter.requires_grad}
     groups = [
         {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": config_of_optimizer.weight_decay},
         {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0},
@@ -61,7 +62,7 @@ def train_in_one_process(
     )
     steps = []
     for step in range(num_steps):
-        batch = collate(samples_of_step(config, step))
+        batch = collate(samples_of_step(config, step).whole())
         optimizer.zero_grad()
         rows = {name: modules[name](batch.items[name].to(dtype)) for name in config.encoders}
         language = modules["language"]
@@ -72,7 +73,7 @@ def train_in_one_process(
         record["norm"] = float(nn.utils.clip_grad_norm_(list(named.values()), config_of_optimizer.clip_grad))
         record["clipped"] = {name: p.grad.clone() for name, p in named.items()}
         optimizer.step()
-        record["weights"] = {name: p.detach().clone() for name, p in named.items()}
+        record["weights"] = {name: p.detach().clone() for name, p in everything.items()}
         for moment in ("exp_avg", "exp_avg_sq"):
             record[moment] = {name: optimizer.state[p][moment].clone() for name, p in named.items()}
         steps.append(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 
@@ -27,7 +29,18 @@ LANGUAGE = LanguageConfig(
 VISION_LANGUAGE = MimoConfig(encoders={"vision": VISION}, language=LANGUAGE, seed=7)
 TWO_ENCODERS = MimoConfig(encoders={"vision": VISION, "audio": AUDIO}, language=LANGUAGE, seed=7)
 TEXT = MimoConfig(encoders={}, language=LANGUAGE, seed=7)
-MODELS = {"vision-language": VISION_LANGUAGE, "two encoders": TWO_ENCODERS, "text": TEXT}
+FROZEN = {
+    "frozen encoder": {"vision"},
+    "frozen tower": {"vision.embedding", "vision.blocks"},
+    "frozen first stages": {"vision", "language.embedding", "language.blocks.0"},
+    "frozen language": {"language"},
+}
+MODELS = {
+    "vision-language": VISION_LANGUAGE,
+    "two encoders": TWO_ENCODERS,
+    "text": TEXT,
+    **{name: dataclasses.replace(VISION_LANGUAGE, frozen=frozenset(parts)) for name, parts in FROZEN.items()},
+}
 
 
 def pair(vision: ModuleLayout, language: ModuleLayout) -> MimoLayout:
@@ -64,6 +77,10 @@ LAYOUTS: dict[str, tuple[str, MimoLayout, int]] = {
         ),
         1,
     ),
+    "frozen encoder, 2 ranks": ("frozen encoder", pair(ModuleLayout(), ModuleLayout(offset=1)), 2),
+    "frozen tower, pp2 to pp2": ("frozen tower", pair(ModuleLayout(pp=2), ModuleLayout(pp=2, offset=2)), 2),
+    "frozen first stages, llm pp3": ("frozen first stages", pair(ModuleLayout(), ModuleLayout(pp=3, offset=1)), 1),
+    "frozen language, colocated": ("frozen language", pair(ModuleLayout(dp=4), ModuleLayout(tp=2, dp=2)), 4),
     "text alone, pp2 dp2": ("text", MimoLayout(modules={"language": ModuleLayout(pp=2, dp=2)}), 2),
 }
 CHECKPOINT_LAYOUTS = [name for name, (model, _, _) in LAYOUTS.items() if model == "vision-language"]

@@ -27,6 +27,15 @@ TOLERANCES = {
 }
 
 
+# By rank: what comes before a stage and has nothing to train gets no gradient.
+SENDS_GRADIENTS = {
+    "frozen encoder, 2 ranks": [False, False],
+    "frozen tower, pp2 to pp2": [False, False, True, True],
+    "frozen first stages, llm pp3": [False, False, False, True],
+    "frozen language, colocated": [False] * 4,
+}
+
+
 def too_large(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
     """Return the errors over the tolerance of their precision, the worst of all ranks."""
     over = {}
@@ -50,3 +59,6 @@ def test_every_layout_trains_as_one_process_does(run_program: RunProgram, world_
     assert too_large(found) == {}
     # Loss, tokens and norm are not only close but the same number on every rank.
     assert [key for key, ranks in found.items() if any(rank["alike"] != ranks[0]["alike"] for rank in ranks)] == []
+    assert {key: [rank["gradients sent"] > 0 for rank in ranks] for key, ranks in found.items() if "frozen" in key} == {
+        f"{name}/{precision}": SENDS_GRADIENTS[name] for name in names if "frozen" in name for precision in wanted
+    }

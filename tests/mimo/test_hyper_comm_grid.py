@@ -30,6 +30,42 @@ def test_a_group_does_not_depend_on_the_order_in_which_its_dimensions_are_named(
     assert grid.get_rank_enum(["tp", "dp"]) == grid.get_rank_enum(["dp", "tp"])
 
 
+def test_a_view_is_another_box_of_the_same_ranks() -> None:
+    grid = HyperCommGrid([2, 2, 2], ["tp", "dp", "pp"], rank_offset=8, world_size=16)
+    grid.register_view("expert", [1, 4, 2], ["expt_tp", "ep", "pp"], shared_dims=["pp"])
+    assert grid.get_rank_enum("ep", view="expert") == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert grid.get_rank_enum("pp", view="expert") == grid.get_rank_enum("pp")
+    with pytest.raises(KeyError, match="other"):
+        grid.get_rank_enum("ep", view="other")
+    with pytest.raises(UsageError, match="ep"):
+        grid.get_rank_enum("ep")
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "shared", "named"),
+    [
+        ([2, 2], ["ep", "pp"], [], (4, 8)),
+        ([2, 2, 2], ["ep", "pp"], [], (3, 2)),
+        ([8, 1], ["ep", "ep"], [], ("ep",)),
+        ([8, 0], ["ep", "pp"], [], (0,)),
+        ([4, 2], ["ep", "pp"], ["pp", "pp"], ("pp",)),
+        ([4, 2], ["ep", "edp"], ["edp"], ("edp",)),
+        ([4, 2], ["ep", "edp"], ["pp"], ("pp",)),
+        ([2, 4], ["pp", "ep"], ["pp"], ("pp", "membership")),
+    ],
+)
+def test_a_view_that_does_not_fit_the_grid_is_refused(
+    shape: list[int], names: list[str], shared: list[str], named: tuple[object, ...]
+) -> None:
+    grid = HyperCommGrid([2, 2, 2], ["tp", "dp", "pp"], world_size=8)
+    with pytest.raises(UsageError) as caught:
+        grid.register_view("expert", shape, names, shared)
+    assert mentions(caught.value, *named)
+    grid.register_view("expert", [4, 2], ["ep", "pp"])
+    with pytest.raises(UsageError, match="expert"):
+        grid.register_view("expert", [4, 2], ["ep", "pp"])
+
+
 def test_coordinates_and_ranks_are_inverse() -> None:
     grid = HyperCommGrid([2, 3, 2], ["tp", "pp", "dp"], rank_offset=5, world_size=17)
     assert [grid.rank_at(**grid.coordinates(rank)) for rank in range(5, 17)] == list(range(5, 17))
@@ -90,11 +126,13 @@ def test_unknown_and_repeated_dimensions_are_refused() -> None:
 def test_groups_are_made_once_by_all_ranks_and_are_gone_when_destroyed(run_program: RunProgram) -> None:
     ranks = run_program("grid")
     assert [rank["sums"]["tp"] for rank in ranks] == [11, 11, 1100, 1100]
+    assert [rank["sums"]["ep"] for rank in ranks] == [11, 11, 1100, 1100]
     assert [rank["sums"]["dp"] for rank in ranks] == [101, 1010, 101, 1010]
     assert [rank["sums"].get("tail") for rank in ranks] == [None, None, 1100, 1100]
     assert [rank["is_in_tail"] for rank in ranks] == [False, False, True, True]
     for rank in ranks:
         assert rank["sums"]["dp-tp"] == 1111 and rank["is_kept"] and rank["again"]
         assert mentions(rank["early"], "KeyError", "dp", "create_pg")
-        assert mentions(rank["twice"], "KeyError", "tp-dp") and "create_pg" not in rank["twice"]
+        assert mentions(rank["twice"], "KeyError", "tp", "dp") and "create_pg" not in rank["twice"]
+        assert rank["is_shared"]
         assert mentions(rank["after"], "KeyError", "tp", "create_pg")

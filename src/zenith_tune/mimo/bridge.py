@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,32 +14,31 @@ from torch import Tensor
 from zenith_tune.mimo.grid import HyperCommGrid
 from zenith_tune.mimo.module_layout import LANGUAGE, lane_partners, rows_of_lanes
 from zenith_tune.mimo.modules import MimoModel
+from zenith_tune.mimo.samples import MicroBatch
 from zenith_tune.mimo.topology import ModuleRole
-
-MAX_DIMS = 4
 
 
 class Channel:
-    """Carry tensors one way between ranks; those between two ranks arrive in the order they were sent."""
+    """Carry tensors one way between ranks; those between two ranks arrive in the order they were sent.
+
+    Both sides know the shape from the samples that they read: nothing is sent ahead, and no device is waited for.
+    """
 
     def __init__(self, group: Any, *, device: str, dtype: torch.dtype) -> None:
         self._group, self.device, self.dtype = group, device, dtype
         self._pending: list[tuple[Any, Tensor]] = []
 
-    def send(self, tensor: Tensor, rank: int, *, with_shape: bool) -> None:
-        """Start to send; the other side must ask for the shape if and only if it is sent."""
-        if with_shape:
-            self._start(shape_header(tensor).to(self.device), rank)
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Start to send."""
+        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         if tensor.numel():
-            self._start(tensor.detach().contiguous(), rank)
+            tensor = tensor.detach().contiguous()
+            # The tensor is kept until it has been taken: the backend reads from its memory.
+            self._pending.append((dist.isend(tensor, rank, group=self._group), tensor))
 
-    def receive(self, rank: int, shape: torch.Size | None = None) -> Tensor:
-        """Wait for a tensor, whose shape is sent with it unless it is known."""
-        if shape is None:
-            header = torch.empty(MAX_DIMS + 1, dtype=torch.int64, device=self.device)
-            dist.recv(header, rank, group=self._group)
-            shape = shape_of(header)
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+    def receive(self, rank: int, shape: Sequence[int]) -> Tensor:
+        """Wait for a tensor of that shape."""
+        tensor = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
         if tensor.numel():
             dist.recv(tensor, rank, group=self._group)
         return tensor
@@ -49,101 +49,95 @@ class Channel:
             work, _ = self._pending.pop(0)
             work.wait()
 
-    def _start(self, tensor: Tensor, rank: int) -> None:
-        self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
-        # The tensor is kept until it has been taken: the backend reads from its memory.
-        self._pending.append((dist.isend(tensor, rank, group=self._group), tensor))
-
-
-def shape_header(tensor: Tensor) -> Tensor:
-    """Return the shape as a tensor of fixed length."""
-    return torch.tensor([tensor.dim(), *tensor.shape, *[0] * (MAX_DIMS - tensor.dim())])
-
-
-def shape_of(header: Tensor) -> torch.Size:
-    """Return the shape that a header holds."""
-    num_dims, *sizes = header.tolist()
-    return torch.Size(sizes[:num_dims])
-
 
 class _BridgeEnd:
     """What both ends share: partners on the other side, and a leader that speaks for its tensor-parallel group."""
 
-    def __init__(self, role: ModuleRole, other: HyperCommGrid, stage: int, forward: Channel, backward: Channel) -> None:
+    def __init__(
+        self, role: ModuleRole, other: HyperCommGrid, stage: int, width: int, forward: Channel, backward: Channel
+    ) -> None:
         lanes = lane_partners(role.dp_rank, role.layout.dp, other.size_of("dp"))
         self._partners = [other.rank_at(pp=stage, dp=lane) for lane in lanes]
-        self._role, self._forward, self._backward = role, forward, backward
-        self._is_leader = role.tp_rank == 0
+        self._role, self._width, self._forward, self._backward = role, width, forward, backward
         self._leader = role.rank_at(tp=0)
+        self._rows: deque[list[int]] = deque()
 
-    def _to_group(self, tensor: Tensor | None, shape: torch.Size | None) -> Tensor:
-        """Give the leader's tensor to the rest of its tensor-parallel group."""
-        if self._role.layout.tp == 1:
-            assert tensor is not None
-            return tensor
-        group, device, dtype = self._role.groups.tp, self._forward.device, self._forward.dtype
-        if shape is None:
-            header = torch.empty(MAX_DIMS + 1, dtype=torch.int64) if tensor is None else shape_header(tensor)
-            header = header.to(device)
-            dist.broadcast(header, self._leader, group=group)
-            shape = shape_of(header)
-        tensor = torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor.contiguous()
-        if tensor.numel():
-            dist.broadcast(tensor, self._leader, group=group)
-        return tensor
+    @property
+    def _is_leader(self) -> bool:
+        return self._role.tp_rank == 0
+
+    def _send(self, channel: Channel, rows: Tensor, sizes: list[int]) -> None:
+        """Send every partner its rows, from the leader."""
+        if self._is_leader:
+            for piece, rank in zip(rows.split(sizes), self._partners, strict=True):
+                channel.send(piece, rank)
+
+    def _receive(self, channel: Channel, sizes: list[int]) -> Tensor:
+        """Return the rows of all partners, which the leader hands to the rest of its tensor-parallel group."""
+        if self._is_leader:
+            pairs = zip(sizes, self._partners, strict=True)
+            rows = torch.cat([channel.receive(rank, (size, self._width)) for size, rank in pairs])
+        else:
+            rows = torch.empty(sum(sizes), self._width, dtype=channel.dtype, device=channel.device)
+        if self._role.layout.tp > 1 and rows.numel():
+            dist.broadcast(rows, self._leader, group=self._role.groups.tp)
+        return rows
 
 
 class BridgeSource(_BridgeEnd):
     """The encoder's end, on its last pipeline stage."""
 
-    def __init__(self, role: ModuleRole, language: HyperCommGrid, forward: Channel, backward: Channel) -> None:
-        super().__init__(role, language, 0, forward, backward)
-        self._sent: deque[list[torch.Size]] = deque()
-
     def send_forward(self, rows: Tensor, rows_per_sample: list[int]) -> None:
         """Send to every lane the rows of its samples."""
-        sizes = rows_of_lanes(rows_per_sample, len(self._partners))
-        pieces = rows.split(sizes)
-        self._sent.append([piece.shape for piece in pieces])
-        if self._is_leader:
-            for piece, rank in zip(pieces, self._partners, strict=True):
-                self._forward.send(piece, rank, with_shape=True)
+        self._rows.append(rows_of_lanes(rows_per_sample, len(self._partners)))
+        self._send(self._forward, rows, self._rows[-1])
 
     def receive_backward(self) -> Tensor:
         """Return the gradient of the oldest rows sent."""
-        shapes = self._sent.popleft()
-        grad = None
-        if self._is_leader:
-            pairs = zip(shapes, self._partners, strict=True)
-            grad = torch.cat([self._backward.receive(rank, shape) for shape, rank in pairs])
-        return self._to_group(grad, torch.Size([sum(shape[0] for shape in shapes), *shapes[0][1:]]))
+        return self._receive(self._backward, self._rows.popleft())
 
 
 class BridgeSink(_BridgeEnd):
     """The language model's end, on its first pipeline stage."""
 
-    def __init__(self, role: ModuleRole, encoder: HyperCommGrid, forward: Channel, backward: Channel) -> None:
-        super().__init__(role, encoder, encoder.size_of("pp") - 1, forward, backward)
-        self._received: deque[list[int]] = deque()
-
-    def receive_forward(self) -> Tensor:
+    def receive_forward(self, rows_per_sample: list[int]) -> Tensor:
         """Return the rows of this lane's samples."""
-        rows = None
-        if self._is_leader:
-            pieces = [self._forward.receive(rank) for rank in self._partners]
-            self._received.append([piece.shape[0] for piece in pieces])
-            rows = torch.cat(pieces)
-        return self._to_group(rows, None)
+        self._rows.append(rows_of_lanes(rows_per_sample, len(self._partners)))
+        return self._receive(self._forward, self._rows[-1])
 
     def send_backward(self, grad: Tensor) -> None:
         """Send every partner the gradient of the oldest rows received from it."""
-        if self._is_leader:
-            for piece, rank in zip(grad.split(self._received.popleft()), self._partners, strict=True):
-                self._backward.send(piece, rank, with_shape=False)
+        self._send(self._backward, grad, self._rows.popleft())
 
 
 HIDDEN = "hidden"
 """The name of what comes from the stage before in the same module; rows come under their encoder's name."""
+
+
+class GradientPath:
+    """Know which stages of the module graph want gradients: those with trained parameters, and all after them.
+
+    Making one is a collective of the world.
+    """
+
+    def __init__(self, model: MimoModel) -> None:
+        layout = model.topology.layout
+        self._encoders = layout.encoders
+        places = [(name, stage) for name, module in sorted(layout.modules.items()) for stage in range(module.pp)]
+        flags = torch.zeros(len(places))
+        for index, (name, stage) in enumerate(places):
+            role = model.topology.roles.get(name)
+            if role is not None and role.pp_rank == stage:
+                flags[index] = float(any(p.requires_grad for p in model.parts[name].parameters()))
+        flags = flags.to(model.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        self._trained = {place for place, flag in zip(places, flags.tolist(), strict=True) if flag}
+
+    def is_wanted(self, name: str, stage: int | None = None) -> bool:
+        """Return whether the output of a stage, or of a whole module, needs a gradient."""
+        if any(other == name and (stage is None or at <= stage) for other, at in self._trained):
+            return True
+        return name == LANGUAGE and any(self.is_wanted(encoder) for encoder in self._encoders)
 
 
 class StageLinks:
@@ -151,34 +145,43 @@ class StageLinks:
 
     def __init__(self, model: MimoModel, role: ModuleRole) -> None:
         topology = model.topology
-        self._role = role
+        self._role, self._module = role, model.parts[role.name]
         self._forward = Channel(topology.forward_group, device=model.device, dtype=model.dtype)
         self._backward = Channel(topology.backward_group, device=model.device, dtype=model.dtype)
-        ends = (self._forward, self._backward)
+        ends = (model.row_width, self._forward, self._backward)
+        path = GradientPath(model)
+        self.has_gradient = path.is_wanted(role.name, role.pp_rank)
+        """Whether the output of this stage gets a gradient."""
         self._before = None if role.is_first_stage else role.rank_at(pp=role.pp_rank - 1)
         self._after = None if role.is_last_stage else role.rank_at(pp=role.pp_rank + 1)
         self._sinks: dict[str, BridgeSink] = {}
         self._source: BridgeSource | None = None
         self._sent: deque[torch.Size] = deque()
         if role.name == LANGUAGE and role.is_first_stage:
-            encoders = topology.layout.encoders
-            self._sinks = {name: BridgeSink(role, topology.grids[name], *ends) for name in encoders}
+            for name in topology.layout.encoders:
+                grid = topology.grids[name]
+                self._sinks[name] = BridgeSink(role, grid, grid.size_of("pp") - 1, *ends)
         if role.name != LANGUAGE and role.is_last_stage:
-            self._source = BridgeSource(role, topology.grids[LANGUAGE], *ends)
-
-    def receive_forward(self) -> dict[str, Tensor]:
-        """Wait for this stage's inputs, whose gradients will be asked for."""
+            self._source = BridgeSource(role, topology.grids[LANGUAGE], 0, *ends)
+        self._wanted = {name: path.is_wanted(name) for name in self._sinks}
         if self._before is not None:
-            return {HIDDEN: self._forward.receive(self._before).requires_grad_()}
-        return {name: sink.receive_forward().requires_grad_() for name, sink in self._sinks.items()}
+            self._wanted[HIDDEN] = path.is_wanted(role.name, role.pp_rank - 1)
 
-    def send_forward(self, output: Tensor, rows_per_sample: list[int]) -> None:
+    def receive_forward(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """Wait for this stage's inputs; those whose gradients will be asked for say so."""
+        inputs = {name: sink.receive_forward(batch.rows_per_sample[name]) for name, sink in self._sinks.items()}
+        if self._before is not None:
+            shape = self._module.hidden_shape(batch, batch.rows_per_sample.get(self._role.name, []))
+            inputs[HIDDEN] = self._forward.receive(self._before, shape)
+        return {name: tensor.requires_grad_(self._wanted[name]) for name, tensor in inputs.items()}
+
+    def send_forward(self, output: Tensor, batch: MicroBatch) -> None:
         """Hand this stage's output on."""
         if self._after is not None:
             self._sent.append(output.shape)
-            self._forward.send(output, self._after, with_shape=True)
+            self._forward.send(output, self._after)
         elif self._source is not None:
-            self._source.send_forward(output.detach(), rows_per_sample)
+            self._source.send_forward(output.detach(), batch.rows_per_sample[self._role.name])
 
     def receive_backward(self) -> Tensor | None:
         """Wait for the gradient of the oldest output; None at the end of the graph, where the loss is."""
@@ -187,11 +190,12 @@ class StageLinks:
         return None if self._source is None else self._source.receive_backward()
 
     def send_backward(self, inputs: dict[str, Tensor]) -> None:
-        """Hand the gradients of this stage's inputs back."""
-        if self._before is not None:
-            self._backward.send(grad_of(inputs[HIDDEN]), self._before, with_shape=False)
+        """Hand the gradients of this stage's inputs back to those that want them."""
+        if self._before is not None and self._wanted[HIDDEN]:
+            self._backward.send(grad_of(inputs[HIDDEN]), self._before)
         for name, sink in self._sinks.items():
-            sink.send_backward(grad_of(inputs[name]))
+            if self._wanted[name]:
+                sink.send_backward(grad_of(inputs[name]))
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
@@ -237,19 +241,12 @@ class ColocatedBridge:
         self._group, _ = dist.new_subgroups_by_enumeration(siblings, backend=backend, timeout=timeout)
         self._index = many.coordinates(dist.get_rank())["dp"] % self.ratio
 
-    def carry(self, rows: Tensor, rows_per_sample: list[int]) -> Tensor:
-        """Return the rows of this rank's language lane; `rows_per_sample` is of its encoder lane."""
+    def carry(self, rows: Tensor, encoder_rows: list[int], language_rows: list[int]) -> Tensor:
+        """Return the rows of this rank's language lane, given the rows per sample of both its lanes."""
         if self.ratio == 1:
             return rows
-        if self.is_fan_in:
-            return _Gather.apply(rows, self)
-        return _Slice.apply(rows, self, rows_of_lanes(rows_per_sample, self.ratio))
-
-    def exchange_sizes(self, size: int, device: torch.device) -> list[int]:
-        """Return the row counts of all siblings."""
-        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.ratio)]
-        dist.all_gather(sizes, torch.tensor([size], device=device), group=self._group)
-        return [int(count) for count in sizes]
+        sizes = rows_of_lanes(language_rows if self.is_fan_in else encoder_rows, self.ratio)
+        return (_Gather if self.is_fan_in else _Slice).apply(rows, self, sizes)
 
     def gather(self, rows: Tensor, sizes: list[int]) -> Tensor:
         """Return the rows of all siblings, which have `sizes`."""
@@ -278,15 +275,15 @@ class _Gather(torch.autograd.Function):
     """Gather rows; keep the own part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, bridge: ColocatedBridge) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, bridge: ColocatedBridge, sizes: list[int]) -> Tensor:
         """Return the rows of all siblings."""
-        ctx.bridge, ctx.sizes = bridge, bridge.exchange_sizes(rows.shape[0], rows.device)
-        return bridge.gather(rows, ctx.sizes)
+        ctx.bridge, ctx.sizes = bridge, sizes
+        return bridge.gather(rows, sizes)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the own rows."""
-        return ctx.bridge.own_part(grad, ctx.sizes), None
+        return ctx.bridge.own_part(grad, ctx.sizes), None, None
 
 
 class _Slice(torch.autograd.Function):

@@ -147,7 +147,7 @@ class EntryLoadPlanner(LoadPlanner):
     def _read_items(self, name: str, entry: Entry) -> list[ReadItem]:
         found = self._contents.get(name)
         if found is None:
-            raise UsageError(f"the checkpoint has no {name!r}: it is of another model.")
+            raise UsageError(f"the checkpoint has no {name!r}: it is of another model, or had that part frozen.")
         if isinstance(entry, JsonEntry):
             assert isinstance(found, BytesStorageMetadata)
             whole = MetadataIndex(name)
@@ -197,6 +197,9 @@ def load_checkpoint(folder: Path, trainer: Trainer) -> None:
     except dcp.CheckpointException as error:
         reasons = sorted({str(failure[0]) for failure in error.failures.values()})
         raise UsageError(f"cannot load {folder}: {reasons[0]}") from error
+    with peers_expected("loading a checkpoint"):
+        for optimizer in trainer.optimizer.active.values():
+            optimizer.write_back()
 
 
 def _entries(trainer: Trainer) -> Iterator[tuple[str, Entry]]:
@@ -220,17 +223,19 @@ def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -
         JsonEntry(value=optimizer.settings(), take=optimizer.take_settings, is_written_here=is_first),
     )
     for name, parameter in optimizer.parameters.items():
-        is_written = role.dp_rank == 0 and _is_own_box(parameter, role)
-        yield (
-            f"model/{module}/{name}",
-            TensorEntry(tensor=parameter, shard=parameter.shard, is_written_here=is_written),
-        )
+        if name not in optimizer.trained:
+            is_written = role.dp_rank == 0 and _is_own_box(parameter, role)
+            yield (
+                f"model/{module}/{name}",
+                TensorEntry(tensor=parameter, shard=parameter.shard, is_written_here=is_written),
+            )
     for piece in optimizer.pieces:
         is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter, role)
         state = optimizer.state_of(piece)
-        for moment in MOMENTS:
-            entry = TensorEntry(tensor=state[moment], shard=piece.shard, is_written_here=is_written)
-            yield f"{moment}/{module}/{piece.name}", entry
+        # Weights in the precision in which they are updated, so that a run of another precision can go on from them.
+        for kind, tensor in {"model": piece.weight, **{moment: state[moment] for moment in MOMENTS}}.items():
+            entry = TensorEntry(tensor=tensor, shard=piece.shard, is_written_here=is_written)
+            yield f"{kind}/{module}/{piece.name}", entry
 
 
 def _is_own_box(parameter: Any, role: ModuleRole) -> bool:

@@ -57,6 +57,12 @@ class MimoConfig:
     seed: int = 0
     recompute: frozenset[str] = frozenset()
     """Modules whose blocks run forward again in the backward pass instead of keeping their activations."""
+    frozen: frozenset[str] = frozenset()
+    """What is not trained: modules (`language`) or parts of one (`vision.blocks`)."""
+
+    def is_frozen(self, parameter: str) -> bool:
+        """Return whether a parameter, named from its module on, is frozen."""
+        return any(f"{parameter}.".startswith(f"{part}.") for part in self.frozen)
 
     def __post_init__(self) -> None:
         num_special = max((encoder.token_id for encoder in self.encoders.values()), default=-1) + 1

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.gradients import ModuleGradients, full_precision, owned_rows
 from zenith_tune.mimo.grid import HyperCommGrid
 from zenith_tune.mimo.modules import MimoModel
 from zenith_tune.mimo.tensor_parallel import LogicalShard
@@ -38,6 +39,8 @@ class OptimizerConfig:
     loss_scale: float = 1.0
     """What the loss is multiplied with before backward."""
     log_num_zeros_in_grad: bool = False
+    bucket_numbers: int = 25_000_000
+    """Gradients that are summed over replicas at once."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "weight_decay", "eps", "clip_grad"):
@@ -49,60 +52,65 @@ class OptimizerConfig:
 SETTINGS = ("lr", "weight_decay", "betas", "eps")
 
 
-def owned_rows(num_rows: int, index: int, num_owners: int) -> tuple[int, int]:
-    """Return the rows of an owner, as even as they go.
-
-    >>> [owned_rows(10, index, 4) for index in range(4)]
-    [(0, 2), (2, 5), (5, 7), (7, 10)]
-    """
-    return num_rows * index // num_owners, num_rows * (index + 1) // num_owners
-
-
 class OwnedPiece:
-    """The rows of one parameter that this rank updates: a view, so that an update is seen by the model."""
+    """The rows of one parameter that this rank updates, in full precision.
+
+    They are a view of the parameter, or a copy of higher precision from which each update is written back.
+    """
 
     def __init__(self, name: str, parameter: nn.Parameter, start: int, stop: int) -> None:
-        self.name, self.parameter, self.start, self.stop = name, parameter, start, stop
-        self.weight: Tensor = parameter.detach()[start:stop].requires_grad_()
+        self.name, self.parameter = name, parameter
+        self.rows: Tensor = parameter.detach()[start:stop]
+        self.weight: Tensor = self.rows.to(full_precision(parameter.dtype)).requires_grad_()
         self.shard: LogicalShard = parameter.shard.rows(start, stop)
 
-    def take_grad(self) -> None:
-        """Point at the model's gradient of these rows."""
-        self.weight.grad = self.parameter.grad[self.start : self.stop]
+    def write_back(self) -> None:
+        """Give the model the weights of full precision."""
+        if self.weight.dtype != self.rows.dtype:
+            self.rows.copy_(self.weight.detach())
 
 
 class ModuleOptimizer:
-    """Update one module's parameters on this rank with AdamW."""
+    """Update one module's trained parameters on this rank with AdamW; frozen ones are left as they are."""
 
-    def __init__(self, module: nn.Module, role: ModuleRole, config: OptimizerConfig) -> None:
-        self._role, self._config = role, config
+    def __init__(self, module: nn.Module, role: ModuleRole, config: OptimizerConfig, device: str) -> None:
+        self._role, self._config, self._device = role, config, device
         self.is_sharded = config.use_distributed_optimizer and role.layout.dp > 1
-        self._num_owners = role.layout.dp if self.is_sharded else 1
+        self._num_owners, self._owner = (role.layout.dp, role.dp_rank) if self.is_sharded else (1, 0)
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
-        self.pieces = self._pieces_of(role.dp_rank if self.is_sharded else 0)
+        self.trained = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        self.gradients = ModuleGradients(
+            self.trained.values(),
+            role.groups.dp,
+            dp=role.layout.dp,
+            num_owners=self._num_owners,
+            bucket=config.bucket_numbers,
+        )
+        self.pieces = [OwnedPiece(name, self.trained[name], *span) for name, span in self._spans_of(self._owner)]
         groups = [
             {"params": [p.weight for p in self.pieces if p.weight.dim() > 1], "weight_decay": config.weight_decay},
             {"params": [p.weight for p in self.pieces if p.weight.dim() == 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
 
-    def _pieces_of(self, owner: int) -> list[OwnedPiece]:
-        pieces = []
-        for name, parameter in self.parameters.items():
-            start, stop = owned_rows(parameter.shape[0], owner, self._num_owners)
-            if stop > start:
-                pieces.append(OwnedPiece(name, parameter, start, stop))
-        return pieces
+    def _spans_of(self, owner: int) -> list[tuple[str, tuple[int, int]]]:
+        """Return the rows of each parameter that an owner updates."""
+        spans = [(name, owned_rows(p.shape[0], owner, self._num_owners)) for name, p in self.trained.items()]
+        return [(name, span) for name, span in spans if span[1] > span[0]]
+
+    def grad_of(self, piece: OwnedPiece) -> Tensor:
+        """Return the gradient of a piece, summed over the replicas."""
+        return self.gradients.grad_rows(piece.parameter, self._owner)
 
     def prepare_grads(self) -> bool:
         """Take the gradients over, unscaled, and return whether one is infinite or not a number."""
-        grads = [parameter.grad for parameter in self.parameters.values()]
-        if self._config.loss_scale != 1.0:
-            for grad in grads:
-                grad.div_(self._config.loss_scale)
         for piece in self.pieces:
-            piece.take_grad()
-        largest = torch.stack([grad.abs().max() for grad in grads])
+            piece.weight.grad = self.grad_of(piece)
+            if self._config.loss_scale != 1.0:
+                piece.weight.grad.div_(self._config.loss_scale)
+        if not self.pieces:
+            return False
+        largest = torch.stack([piece.weight.grad.abs().max() for piece in self.pieces])
         return not bool(torch.isfinite(largest).all())
 
     def squared_norm(self) -> float:
@@ -120,21 +128,26 @@ class ModuleOptimizer:
 
     def clip(self, factor: float) -> None:
         """Scale this rank's gradients."""
-        for parameter in self.parameters.values():
-            parameter.grad.mul_(factor)
+        for piece in self.pieces:
+            piece.weight.grad.mul_(factor)
 
     def step(self) -> bool:
         """Update the owned rows and fetch the others; return whether it succeeded."""
         is_done = self.optimizer.step() is not False
-        if self.is_sharded:
-            self._gather_weights()
+        self.write_back()
         return is_done
 
+    def write_back(self) -> None:
+        """Give the model the owned rows of full precision, and those of the other owners."""
+        for piece in self.pieces:
+            piece.write_back()
+        if self.is_sharded and self.trained:
+            self._gather_weights()
+
     def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        """Begin a step without gradients."""
         self.optimizer.zero_grad()
+        self.gradients.clear()
 
     def state_of(self, piece: OwnedPiece) -> dict[str, Tensor]:
         """Return the optimizer's state of a piece, which before the first step is all zeros."""
@@ -158,18 +171,19 @@ class ModuleOptimizer:
             group.update({**saved, "betas": tuple(saved["betas"])})
 
     def _gather_weights(self) -> None:
-        with torch.no_grad():
-            by_owner = [self._pieces_of(owner) for owner in range(self._num_owners)]
-            longest = max(sum(piece.weight.numel() for piece in pieces) for pieces in by_owner)
-            like = next(iter(self.parameters.values()))
-            mine = like.new_zeros(longest)
-            own = torch.cat([piece.weight.reshape(-1) for piece in self.pieces]) if self.pieces else mine[:0]
-            mine[: own.numel()] = own
-            received = [torch.empty_like(mine) for _ in by_owner]
-            dist.all_gather(received, mine, group=self._role.groups.dp)
-            for owner, (pieces, flat) in enumerate(zip(by_owner, received, strict=True)):
-                if owner != self._role.dp_rank:
-                    _copy_out(flat, pieces)
+        by_owner = [self._rows_of(owner) for owner in range(self._num_owners)]
+        longest = max(sum(rows.numel() for rows in owned) for owned in by_owner)
+        mine = next(iter(self.trained.values())).detach().new_zeros(longest)
+        own = torch.cat([rows.reshape(-1) for rows in by_owner[self._owner]] or [mine[:0]])
+        mine[: own.numel()] = own
+        received = [torch.empty_like(mine) for _ in by_owner]
+        dist.all_gather(received, mine, group=self._role.groups.dp)
+        for owner, (owned, flat) in enumerate(zip(by_owner, received, strict=True)):
+            if owner != self._owner:
+                _copy_out(flat, owned)
+
+    def _rows_of(self, owner: int) -> list[Tensor]:
+        return [self.trained[name].detach()[start:stop] for name, (start, stop) in self._spans_of(owner)]
 
     def _counted_grads(self) -> list[Tensor]:
         """Return the gradients that this rank counts: each number of the module is counted by one rank of the group."""
@@ -181,17 +195,12 @@ class ModuleOptimizer:
         dist.all_reduce(value, group=group)
         return value
 
-    @property
-    def _device(self) -> Any:
-        return next(iter(self.parameters.values())).device
 
-
-def _copy_out(flat: Tensor, pieces: list[OwnedPiece]) -> None:
+def _copy_out(flat: Tensor, owned: list[Tensor]) -> None:
     offset = 0
-    for piece in pieces:
-        size = piece.weight.numel()
-        piece.weight.copy_(flat[offset : offset + size].view_as(piece.weight))
-        offset += size
+    for rows in owned:
+        rows.copy_(flat[offset : offset + rows.numel()].view_as(rows))
+        offset += rows.numel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +304,7 @@ def get_mimo_optimizer(model: MimoModel, config: OptimizerConfig) -> MimoOptimiz
     for name, grid in model.topology.grids.items():
         role = model.topology.roles.get(name)
         infos[name] = ModuleOptimizerInfo(
-            optimizer=ModuleOptimizer(model.parts[name], role, config) if role else None,
+            optimizer=ModuleOptimizer(model.parts[name], role, config, model.device) if role else None,
             grid=grid,
             pg_collection=role.groups if role else None,
             is_active=role is not None,

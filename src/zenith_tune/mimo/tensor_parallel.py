@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.gradients import full_precision
 from zenith_tune.mimo.model_config import TransformerConfig
 from zenith_tune.mimo.work import stage_layers
 
@@ -176,7 +177,8 @@ class VocabEmbedding(nn.Module):
 
 
 def vocab_cross_entropy(logits: Tensor, labels: Tensor, tp: TensorParallel) -> Tensor:
-    """Return the loss of every token from logits whose vocabulary is split over the group."""
+    """Return the loss of every token, in single precision or better, from logits split over the group."""
+    logits = logits.to(full_precision(logits.dtype))
     top = tp.all_reduce(logits.detach().amax(-1), dist.ReduceOp.MAX)
     shifted = logits - top.unsqueeze(-1)
     local, is_here = _local_ids(labels, logits.shape[-1], tp)

@@ -75,7 +75,7 @@ class Topology:
             shape = [module.tp, module.pp, module.dp]
             grid = HyperCommGrid(shape, DIMS, module.offset, backend, world_size=world_size)
             self.grids[name] = grid
-            groups = [grid.create_pg(dims, timeout) for dims in ("tp", "dp", ["tp", "pp"], DIMS)]
+            groups = [grid.create_pg(dims, timeout=timeout) for dims in ("tp", "dp", ["tp", "pp"], DIMS)]
             if grid.is_current_rank_in_grid():
                 tp, dp, model, whole = groups
                 at = grid.coordinates(self.rank)

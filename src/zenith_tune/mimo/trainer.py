@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from zenith_tune.mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.mimo.modules import LanguageModel, MimoModel
+from zenith_tune.mimo.modules import LanguageStage, MimoModel
 from zenith_tune.mimo.optimizer import MimoOptimizer
-from zenith_tune.mimo.samples import MicroBatch, Sample, collate, lane_samples
-from zenith_tune.mimo.topology import ModuleRole, peers_expected
+from zenith_tune.mimo.samples import MicroBatch, SampleSource, collate, lane_samples
+from zenith_tune.mimo.topology import peers_expected
 
 ReadMicroBatch = Callable[[str, int], MicroBatch]
 """Gives the micro-batch of that number that this rank's lane of that module reads."""
@@ -25,7 +25,8 @@ ReadMicroBatch = Callable[[str, int], MicroBatch]
 class LossSum:
     """The loss of this rank's tokens and how many they are; both 0 where another rank reports them."""
 
-    loss: float = 0.0
+    loss: Tensor | float = 0.0
+    """A number on the device, which nobody waits for before the end of the step."""
     num_tokens: int = 0
 
 
@@ -40,7 +41,9 @@ class PipelineSchedule:
         self._num_ahead = model.topology.layout.stages_after(self._role.name, self._role.pp_rank)
         self._in_flight: deque[tuple[dict[str, Tensor], Tensor]] = deque()
 
-    def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
+    def run(
+        self, read: ReadMicroBatch, num_microbatches: int, *, loss_scale: float, before_last: Callable[[], None]
+    ) -> LossSum:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
         total = LossSum()
         num_ahead = min(self._num_ahead, num_microbatches)
@@ -48,6 +51,8 @@ class PipelineSchedule:
             if index < num_microbatches:
                 self._run_forward(read(self._role.name, index), total, loss_scale)
             if index >= num_ahead:
+                if index == num_microbatches + num_ahead - 1:
+                    before_last()
                 self._run_backward()
         self._links.flush()
         return total
@@ -57,24 +62,32 @@ class PipelineSchedule:
 
     def _run_forward(self, batch: MicroBatch, total: LossSum, loss_scale: float) -> None:
         name = self._role.name
-        inputs = self._links.receive_forward()
+        inputs = self._links.receive_forward(batch)
         output = self._forward(batch, inputs)
         if name == LANGUAGE and self._role.is_last_stage:
             output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
         # The last stage of the language model has nobody to send to.
-        self._links.send_forward(output, batch.rows_per_sample.get(name, []))
+        self._links.send_forward(output, batch)
         self._in_flight.append((inputs, output))
 
     def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
+        module, name = self._module, self._role.name
         if HIDDEN in inputs:
-            return self._module(inputs[HIDDEN])
-        if self._role.name != LANGUAGE:
-            return self._module(batch.items[self._role.name].to(self._device, self._dtype))
-        return self._module(self._module.embed(batch.tokens.to(self._device), inputs))
+            hidden = inputs[HIDDEN]
+        elif name == LANGUAGE:
+            hidden = module.embed(batch.tokens, inputs)
+        else:
+            hidden = module.embed(batch.items[name].to(self._device, self._dtype))
+        hidden = module.blocks(hidden)
+        return module.rows(hidden) if name != LANGUAGE and self._role.is_last_stage else hidden
 
     def _run_backward(self) -> None:
         inputs, output = self._in_flight.popleft()
-        torch.autograd.backward(output, self._links.receive_backward())
+        if not self._links.has_gradient:
+            return
+        grad = self._links.receive_backward()
+        if output.requires_grad:
+            torch.autograd.backward(output, grad)
         self._links.send_backward(inputs)
 
 
@@ -91,14 +104,20 @@ class ColocatedSchedule:
             for name in topology.layout.encoders
         }
 
-    def run(self, read: ReadMicroBatch, num_microbatches: int, loss_scale: float = 1.0) -> LossSum:
+    def run(
+        self, read: ReadMicroBatch, num_microbatches: int, *, loss_scale: float, before_last: Callable[[], None]
+    ) -> LossSum:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
         total, language = LossSum(), self._model.parts[LANGUAGE]
         for index in range(num_microbatches):
-            rows = {name: self._carry(name, read(name, index)) for name in self._bridges}
             batch = read(LANGUAGE, index)
-            hidden = language(language.embed(batch.tokens.to(self._model.device), rows))
-            (_loss(language, hidden, batch, total, self._counts) * loss_scale).backward()
+            rows = {name: self._carry(name, read(name, index), batch) for name in self._bridges}
+            hidden = language.blocks(language.embed(batch.tokens, rows))
+            loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
+            if index == num_microbatches - 1:
+                before_last()
+            if loss.requires_grad:
+                loss.backward()
         return total
 
     def close(self) -> None:
@@ -106,16 +125,17 @@ class ColocatedSchedule:
         for bridge in self._bridges.values():
             bridge.destroy()
 
-    def _carry(self, name: str, batch: MicroBatch) -> Tensor:
-        items = batch.items[name].to(self._model.device, self._model.dtype)
-        return self._bridges[name].carry(self._model.parts[name](items), batch.rows_per_sample[name])
+    def _carry(self, name: str, batch: MicroBatch, language: MicroBatch) -> Tensor:
+        part = self._model.parts[name]
+        rows = part.rows(part.blocks(part.embed(batch.items[name].to(self._model.device, self._model.dtype))))
+        return self._bridges[name].carry(rows, batch.rows_per_sample[name], language.rows_per_sample[name])
 
 
-def _loss(module: LanguageModel, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
+def _loss(module: LanguageStage, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
     device = hidden.device
     loss = module.loss(hidden, batch.labels.to(device), batch.loss_mask.to(device))
     if counts:
-        total.loss += float(loss.detach())
+        total.loss = total.loss + loss.detach().double()
         total.num_tokens += batch.num_counted
     return loss
 
@@ -129,37 +149,11 @@ def make_schedule(model: MimoModel) -> PipelineSchedule | ColocatedSchedule:
 
 def sum_over_world(total: LossSum, device: str) -> LossSum:
     """Return the loss and the tokens of the global batch, the same on every rank."""
-    both = torch.tensor([total.loss, total.num_tokens], dtype=torch.float64, device=device)
+    both = torch.tensor([0.0, total.num_tokens], dtype=torch.float64, device=device)
+    both[0] += total.loss
     dist.all_reduce(both)
     loss, num_tokens = both.tolist()
     return LossSum(loss=loss, num_tokens=int(num_tokens))
-
-
-def finish_gradients(model: MimoModel, num_tokens: int) -> None:
-    """Sum each module's gradients over its own replicas, and scale all by the same number of tokens.
-
-    Replicas are as many as the module's dp, which differs between modules: to average over them would weigh the
-    modules differently, and replicas with more tokens too little.
-    """
-    scale = 1.0 / num_tokens if num_tokens else 1.0
-    for name, role in model.topology.roles.items():
-        _finish(list(model.parts[name].parameters()), role, scale)
-
-
-def _finish(parameters: list[Tensor], role: ModuleRole, scale: float) -> None:
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    grads = [parameter.grad for parameter in parameters]
-    if role.layout.dp == 1:
-        for grad in grads:
-            grad.mul_(scale)
-        return
-    flat = torch.cat([grad.reshape(-1) for grad in grads])
-    dist.all_reduce(flat, group=role.groups.dp)
-    flat.mul_(scale)
-    for grad, piece in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(piece.view_as(grad))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +186,7 @@ class Trainer:
         self._schedule = make_schedule(model)
         self.iteration = 0
 
-    def step(self, batch: Sequence[Sample]) -> StepResult:
+    def step(self, batch: SampleSource) -> StepResult:
         """Train on one global batch."""
         with peers_expected(f"iteration {self.iteration + 1}"):
             loss, num_tokens = self.accumulate(batch)
@@ -205,19 +199,30 @@ class Trainer:
         self._schedule.close()
         self.model.topology.destroy()
 
-    def accumulate(self, batch: Sequence[Sample]) -> tuple[float, int]:
-        """Make the gradients of a global batch, and return its loss per token and its tokens."""
+    def accumulate(self, batch: SampleSource) -> tuple[float, int]:
+        """Make the gradients of a global batch, and return its loss per token and its tokens.
+
+        Each module sums its gradients over its own replicas, and all are scaled by the same number of tokens: replicas
+        are as many as the module's dp, which differs between modules, and averages over them would weigh the modules
+        differently, and replicas with more tokens too little.
+        """
         self.optimizer.zero_grad()
+        gradients = [optimizer.gradients for optimizer in self.optimizer.active.values()]
 
         def read(name: str, index: int) -> MicroBatch:
             role = self.model.topology.roles[name]
-            return collate(
-                lane_samples(
-                    batch, index=index, num_microbatches=self._num_microbatches, lane=role.dp_rank, dp=role.layout.dp
-                )
-            )
+            encoder = name if name != LANGUAGE and role.is_first_stage else None
+            place = {"index": index, "lane": role.dp_rank, "dp": role.layout.dp}
+            return collate(lane_samples(batch, encoder, num_microbatches=self._num_microbatches, **place))
 
-        here = self._schedule.run(read, self._num_microbatches, self.optimizer.get_loss_scale())
+        def before_last() -> None:
+            for one in gradients:
+                one.begin_last_backward()
+
+        here = self._schedule.run(
+            read, self._num_microbatches, loss_scale=self.optimizer.get_loss_scale(), before_last=before_last
+        )
         total = sum_over_world(here, self.model.device)
-        finish_gradients(self.model, total.num_tokens)
-        return total.loss / max(total.num_tokens, 1), total.num_tokens
+        for one in gradients:
+            one.finish(1.0 / total.num_tokens if total.num_tokens else 1.0)
+        return float(total.loss) / max(total.num_tokens, 1), total.num_tokens

@@ -23,7 +23,7 @@ def mimo_job(
     num_ranks: int = 4, *, link: LinkSpec = INSTANT, memory_bytes: float = float("inf"), **fields: Any
 ) -> MimoJob:
     """Return a job on devices of one FLOP a second, so that FLOPs are seconds."""
-    device = MimoDevice(flops_per_s=1.0, tensor_link=link, link=link, memory_bytes=memory_bytes)
+    device = MimoDevice(flops_per_s=1.0, fast_link=link, link=link, memory_bytes=memory_bytes)
     defaults = {
         "encoder": module(2, 1.0),
         "language": module(4, 1.0),

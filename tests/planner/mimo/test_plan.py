@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,13 @@ from tests.planner.mimo.jobs import SLOW, mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.mimo.module_layout import ModuleLayout
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.prediction import activation_numbers, peak_memory_bytes, plan_mimo, state_bytes
+from zenith_tune.planner.mimo.prediction import (
+    activation_numbers,
+    better_batch,
+    peak_memory_bytes,
+    plan_mimo,
+    state_bytes,
+)
 
 
 def test_the_ranking_goes_by_the_predicted_step_and_has_every_layout() -> None:
@@ -80,3 +87,16 @@ def test_earlier_stages_keep_more_micro_batches() -> None:
     # The encoder runs two micro-batches ahead of the loss, and all three modules have one layer a rank.
     one = activation_numbers(job.encoder, at.encoder, 0, recompute=False)
     assert peak_memory_bytes(job, at) == 1010 * 16 + 3 * one * 4
+
+
+def test_another_batch_is_suggested_where_the_batch_keeps_the_ranks_from_a_balanced_split() -> None:
+    # One layer of the encoder and two of the language model: a third of three ranks is the encoder's, and its two lanes
+    # of the language model need an even batch.
+    balanced: dict[str, Any] = {"encoder": module(1, 1.0), "language": module(1, 2.0, widths=(("the heads", 1),))}
+    odd = mimo_job(3, global_batch=9, can_share_ranks=False, **balanced)
+    found = better_batch(odd, plan_mimo(odd))
+    assert found is not None
+    size, best = found
+    assert size in (8, 10) and (best.candidate.encoder.size, best.candidate.language.dp) == (1, 2)
+    even = mimo_job(3, global_batch=8, can_share_ranks=False, **balanced)
+    assert better_batch(even, plan_mimo(even)) is None

@@ -7,7 +7,7 @@ import pytest
 from tests.presets.mimo.test_megatron import COMMAND, HYBRID, MODEL, ROOMY, bound, point
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.planner.mimo.prediction import activation_numbers, state_bytes
-from zenith_tune.presets.mimo.megatron import megatron_language
+from zenith_tune.presets.mimo.megatron_model import megatron_language
 
 
 def test_nemotron_nano_has_its_published_parameters() -> None:

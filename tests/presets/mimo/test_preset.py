@@ -16,6 +16,7 @@ from tests.mentions import mentions
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.presets.base import PresetRegistry, recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.mimo.example import DEFAULTS, IMAGES
@@ -252,3 +253,19 @@ def test_a_plan_of_such_a_command_names_the_way_to_its_ranking(zenithtune: Run, 
 def test_both_examples_are_recognised_by_themselves() -> None:
     for script in ("examples/mimo_train.py", "examples/mimo/pretrain_mimo.py"):
         assert recognised_preset(f"torchrun --nproc-per-node 4 {script} --micro-batch-size 1") == "mimo"
+
+
+def test_what_the_example_freezes_has_no_optimizer_and_less_of_a_backward_pass() -> None:
+    def job_of(more: str) -> MimoJob:
+        preset = MimoPreset()
+        preset.bind(f"{COMMAND} {more}")
+        return preset.space.read.job
+
+    plain, frozen = job_of(""), job_of("--freeze-vit --freeze-lm --bf16")
+    shares = [
+        (p.first.backward_share, p.layer.backward_share, p.last.backward_share)
+        for p in (frozen.encoder, frozen.language)
+    ]
+    assert shares == [(0, 0, 1), (1, 1, 1)]
+    assert plain.encoder.layer.backward_share == plain.language.layer.backward_share == 2
+    assert (plain.device.number_bytes, frozen.device.number_bytes) == (4, 2)

@@ -128,6 +128,9 @@ def why_not(job: MimoJob, candidate: MimoCandidate) -> str | None:
         return "the modules must have ranks of their own, but share all: give the encoder some."
     if candidate.encoder.pp > 1 and not job.can_pipeline_encoder:
         return f"the encoder must not be pipelined, but has pp {candidate.encoder.pp}: set it to 1."
+    if job.max_encoder_tp is not None and candidate.encoder.tp > job.max_encoder_tp:
+        problem = f"the encoder's tp must be at most {job.max_encoder_tp}, as prefetching its features needs"
+        return f"{problem}, but is {candidate.encoder.tp}: set it to {job.max_encoder_tp}."
     if not job.can_join_uneven and not job.has_even_items and encoder_dp > language_dp:
         problem = "samples with different numbers of items need an encoder dp of at most the language model's"
         return f"{problem}, but got {encoder_dp} and {language_dp}: change one of them."

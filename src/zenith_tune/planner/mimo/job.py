@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_layout import LANGUAGE
-from zenith_tune.mimo.work import ModuleWork
+from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate
 
 ENCODER = "encoder"
 MODULES = (ENCODER, LANGUAGE)
@@ -18,10 +19,12 @@ class MimoDevice:
     """Hold what one rank computes with, and what a message between two costs."""
 
     flops_per_s: float
-    tensor_link: LinkSpec
-    """Between the ranks of a tensor-parallel group."""
+    fast_link: LinkSpec
+    """Between the ranks of one fast domain."""
     link: LinkSpec
-    """Between all others."""
+    """Between ranks of different ones."""
+    fast_domain: int = 1
+    """Ranks in a row that reach one another over the fast link."""
     memory_bytes: float = math.inf
     number_bytes: int = 4
     """Of activations and gradients on their way."""
@@ -29,8 +32,20 @@ class MimoDevice:
     """Weight, gradient and optimizer state of one parameter."""
     sharded_bytes: float = 0.0
     """How many of these the data-parallel ranks share out."""
-    step_s: float = 0.0
-    """What a step costs whatever the layout: the optimizer and the agreements of all ranks."""
+    rates: Mapping[str, ModuleRates] = field(default_factory=dict)
+    """Measured rates by module; where there is none, `flops_per_s` holds."""
+
+    def link_between(self, groups: Iterable[Iterable[int]]) -> LinkSpec:
+        """Return the link of groups of ranks that move together: the slower one where a group leaves a fast domain."""
+        for ranks in groups:
+            if len({rank // self.fast_domain for rank in ranks}) > 1:
+                return self.link
+        return self.fast_link
+
+    def rates_of(self, name: str) -> ModuleRates:
+        """Return the rates of a module's passes."""
+        stated = PassRate(flops_per_s=self.flops_per_s)
+        return self.rates.get(name) or ModuleRates(forward=stated, backward=stated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +62,8 @@ class MimoJob:
     can_share_ranks: bool = True
     """Whether both modules may live on all ranks."""
     can_pipeline_encoder: bool = True
+    max_encoder_tp: int | None = None
+    """The largest tensor parallelism that the encoder may have; None: any."""
     can_join_uneven: bool = True
     """Whether more encoder lanes than language lanes may bring different numbers of items."""
     recompute: tuple[tuple[bool, bool], ...] = ((False, False), (True, False), (False, True), (True, True))

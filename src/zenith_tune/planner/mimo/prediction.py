@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import divisors
 from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout
 from zenith_tune.mimo.work import ModuleWork
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
-from zenith_tune.planner.mimo.timeline import all_reduce_s, all_units, passes_of, step_time
+from zenith_tune.planner.mimo.timeline import all_reduce_s, all_units, passes_of, place_ranks, step_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def predict(job: MimoJob, candidate: MimoCandidate) -> MimoPrediction:
         compute_s=time.compute_s,
         tensor_s=time.tensor_s,
         idle_s=max(time.span_s - time.compute_s - time.tensor_s, 0.0),
-        sync_s=job.device.step_s + max(_sync_s(job, candidate, name) for name in MODULES),
+        sync_s=max(_sync_s(job, candidate, name) for name in MODULES),
         encoder_stage_s=_stage_s(job, candidate, ENCODER, num),
         language_stage_s=_stage_s(job, candidate, LANGUAGE, num),
         num_microbatches=num,
@@ -76,7 +77,9 @@ def _sync_s(job: MimoJob, candidate: MimoCandidate, name: str) -> float:
         )
         for stage in range(module.pp)
     )
-    return all_reduce_s(job.device.link, params * job.device.number_bytes, module.dp) if params else 0.0
+    replicas = ([place_ranks(module, lane, stage)[0] for lane in range(module.dp)] for stage in range(module.pp))
+    link = job.device.link_between(replicas)
+    return all_reduce_s(link, params * job.device.number_bytes, module.dp) if params else 0.0
 
 
 def peak_memory_bytes(job: MimoJob, candidate: MimoCandidate) -> float:
@@ -181,3 +184,31 @@ def _nothing_left(job: MimoJob, too_large: list[float]) -> UsageError:
     problem = f"a layout must fit the {job.device.memory_bytes / 2**30:.3g} GiB of a device"
     smallest = f"but the smallest of {len(too_large)} needs {min(too_large) / 2**30:.3g} GiB"
     return UsageError(f"{problem}, {smallest}", hint="take more ranks")
+
+
+MOST_BATCHES = 6
+"""Other batches that are planned for a suggestion."""
+WIDEST_BATCH = 1.25
+LEAST_GAIN = 0.05
+
+
+def better_batch(
+    job: MimoJob, plan: MimoPlan, *, mbs_max: int = 4, expert_parallel: tuple[int, ...] = (1,)
+) -> tuple[int, MimoPrediction] | None:
+    """Return a global batch near the job's, and its best layout, that takes clearly less time for each sample.
+
+    That is where what divides the batch keeps the ranks from being split in balance. None where nothing gains.
+    """
+    least, batch = plan.ranked[0].step_s / job.global_batch, job.global_batch
+    lanes = {dp for ranks in range(1, job.num_ranks + 1) for dp in divisors(ranks)}
+    near = {batch // dp * dp for dp in lanes} | {-(-batch // dp) * dp for dp in lanes}
+    wanted = [size for size in near if batch / WIDEST_BATCH <= size <= batch * WIDEST_BATCH and size not in (0, batch)]
+    best = None
+    for size in sorted(wanted, key=lambda size: (abs(size - batch), size))[:MOST_BATCHES]:
+        try:
+            other = plan_mimo(replace(job, global_batch=size), mbs_max=mbs_max, expert_parallel=expert_parallel)
+        except UsageError:
+            continue
+        if other.ranked[0].step_s / size < (1 - LEAST_GAIN) * least:
+            least, best = other.ranked[0].step_s / size / (1 - LEAST_GAIN), (size, other.ranked[0])
+    return best

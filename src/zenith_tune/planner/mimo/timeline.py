@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout, lane_partners
-from zenith_tune.mimo.work import ModuleWork, stage_layers
+from zenith_tune.mimo.work import ModuleRates, ModuleWork, stage_layers
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
 
@@ -52,12 +53,19 @@ class StagePasses:
     stage: int
     recompute: bool
     device: MimoDevice
+    rates: ModuleRates
+    tensor_link: LinkSpec
+    """Between the ranks of a tensor-parallel group."""
+    expert_link: LinkSpec
+    """Between the ranks of an expert-parallel group."""
     expert_parallel: int = 1
 
     def forward(self, num_units: float) -> PassTime:
         """Return the time of a forward pass over that many units."""
         flops = self.work.forward_flops(stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp)
-        return PassTime(num_units * flops / self.device.flops_per_s, self._exchanges_s(num_units, 1, is_forward=True))
+        num_layers = self._num_layers if num_units else 0
+        compute_s = self.rates.forward.seconds(num_units * flops, self._numbers(num_units), num_layers)
+        return PassTime(compute_s, self._exchanges_s(num_units, 1, is_forward=True))
 
     def backward(self, num_units: float) -> PassTime:
         """Return the time of a backward pass over that many units."""
@@ -65,30 +73,60 @@ class StagePasses:
             stage=self.stage, num_stages=self.layout.pp, tp=self.layout.tp, recompute=self.recompute
         )
         rounds = 2 if self.recompute else 1
-        exchanges_s = self._exchanges_s(num_units, rounds, is_forward=False) if self.work.layer.backward_share else 0.0
-        return PassTime(num_units * flops / self.device.flops_per_s, exchanges_s)
+        has_layers = bool(num_units) and self.work.layer.backward_share > 0
+        exchanges_s = self._exchanges_s(num_units, rounds, is_forward=False) if has_layers else 0.0
+        numbers, num_layers = (rounds * self._numbers(num_units), rounds * self._num_layers) if has_layers else (0, 0)
+        return PassTime(self.rates.backward.seconds(num_units * flops, numbers, num_layers), exchanges_s)
+
+    def _numbers(self, num_units: float) -> float:
+        """Return the hidden numbers of this rank's layers."""
+        share = self.layout.tp if self.work.is_sequence_parallel else 1
+        return num_units * self.work.hidden_numbers * self._num_layers / share
+
+    @property
+    def _num_layers(self) -> int:
+        return len(stage_layers(self.work.num_layers, self.stage, self.layout.pp))
 
     def _exchanges_s(self, num_units: float, rounds: int, *, is_forward: bool) -> float:
         """Return the time of the sums over tp and of the ways to the experts and back; none where there is nothing."""
         if not num_units:
             return 0.0
-        num_layers = len(stage_layers(self.work.num_layers, self.stage, self.layout.pp))
+        num_layers = self._num_layers
         ends = int(self.stage == 0 and is_forward) + int(self.stage == self.layout.pp - 1)
-        link, number = self.device.tensor_link, self.device.number_bytes
+        link, number = self.tensor_link, self.device.number_bytes
         one_sum = all_reduce_s(link, num_units * self.work.hidden_numbers * number, self.layout.tp)
         experts = 0.0
         if self.expert_parallel > 1:
             away = (self.expert_parallel - 1) / self.expert_parallel
             num_bytes = num_units * self.work.dispatched_numbers * number / self.layout.tp
-            experts = 2 * message_s(self.device.link, away * num_bytes)
+            experts = 2 * message_s(self.expert_link, away * num_bytes)
         return rounds * num_layers * (SUMS_PER_LAYER * one_sum + experts) + ends * one_sum
+
+
+def place_ranks(module: ModuleLayout, lane: int, stage: int) -> range:
+    """Return the ranks of one stage of one lane: its tensor-parallel group."""
+    first = module.offset + module.tp * (stage + module.pp * lane)
+    return range(first, first + module.tp)
 
 
 def passes_of(job: MimoJob, candidate: MimoCandidate, name: str, stage: int) -> StagePasses:
     """Return the estimate of one stage of a module."""
+    module = candidate.module(name)
+    group_lanes = max(candidate.expert_parallel // module.tp, 1)
+    experts = [
+        [
+            rank
+            for lane in range(first, min(first + group_lanes, module.dp))
+            for rank in place_ranks(module, lane, stage)
+        ]
+        for first in range(0, module.dp, group_lanes)
+    ]
     return StagePasses(
         work=job.work(name),
-        layout=candidate.module(name),
+        layout=module,
+        rates=job.device.rates_of(name),
+        tensor_link=job.device.link_between(place_ranks(module, lane, stage) for lane in range(module.dp)),
+        expert_link=job.device.link_between(experts),
         stage=stage,
         recompute=candidate.recomputes(name),
         device=job.device,
@@ -115,7 +153,23 @@ def all_units(job: MimoJob, candidate: MimoCandidate, name: str, num_microbatche
 def _rows_s(job: MimoJob, candidate: MimoCandidate) -> float:
     """Return the time of a message with the rows that a micro-batch takes from the encoder."""
     rows = job.encoder.output_numbers * sum(job.items) / len(job.items) * candidate.micro_batch
-    return message_s(job.device.link, rows * job.device.number_bytes)
+    return message_s(job.device.link_between(_bridge_pairs(candidate)), rows * job.device.number_bytes)
+
+
+def _bridge_pairs(candidate: MimoCandidate) -> Iterator[tuple[int, int]]:
+    """Yield the ranks that hand rows to one another, from an encoder's last stage to a language model's first."""
+    encoder, language = candidate.encoder, candidate.language
+    for lane in range(encoder.dp):
+        for partner in lane_partners(lane, encoder.dp, language.dp):
+            yield place_ranks(encoder, lane, encoder.pp - 1)[0], place_ranks(language, partner, 0)[0]
+
+
+def _stage_link(job: MimoJob, module: ModuleLayout, stage: int, other: int) -> LinkSpec:
+    """Return the link between neighbouring stages, the slowest of all lanes."""
+    lanes = range(module.dp)
+    return job.device.link_between(
+        (place_ranks(module, lane, stage)[0], place_ranks(module, lane, other)[0]) for lane in lanes
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +325,11 @@ def _links(
     module = candidate.module(name)
     before: list[Place] = [(name, lane, stage - 1)] if stage else []
     after: list[Place] = [(name, lane, stage + 1)] if stage + 1 < module.pp else []
-    hidden = sum(units) / len(units) * job.work(name).hidden_numbers
-    input_s = grad_s = message_s(job.device.link, hidden * job.device.number_bytes)
+    work = job.work(name)
+    hidden = sum(units) / len(units) * work.hidden_numbers / (module.tp if work.is_sequence_parallel else 1)
+    num_bytes = hidden * job.device.number_bytes
+    input_s = message_s(_stage_link(job, module, max(stage - 1, 0), stage), num_bytes)
+    grad_s = message_s(_stage_link(job, module, stage, min(stage + 1, module.pp - 1)), num_bytes)
     # The first rank of a tensor-parallel group takes the rows and hands them on to the others.
     bridge_s = (2 if module.tp > 1 else 1) * _rows_s(job, candidate)
     if name == LANGUAGE and not before:

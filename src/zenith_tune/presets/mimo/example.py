@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, TransformerConfig
-from zenith_tune.mimo.work import encoder_work, language_work
+from zenith_tune.mimo.work import ModuleWork, encoder_work, language_work
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import started_gpus
@@ -36,9 +37,7 @@ IMAGES = "2,1,3,0"
 GUESSED_FLOPS = 1e10
 """Of one CPU rank on small matrices: the ranking changes with it, and trials correct it."""
 CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
-"""Between processes by gloo: sums over 2 and 4 ranks took 2.5 and 6 ms on two busy cores (2026-11-15)."""
-STEP_S = 40e-3
-"""The optimizer and the agreements of all ranks: what was left of steps on shared ranks there."""
+"""Stated, not fitted: messages between processes of one machine."""
 
 
 def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
@@ -58,17 +57,21 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     language = LanguageConfig(
         transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
     )
+    works = _trained(line, encoder_work(encoder, sizes["llm-hidden"]), language_work(language))
+    # In bfloat16 a weight has 2 bytes, its gradient 4, and the weight and moments of single precision 12.
+    is_low = line.has("--bf16")
     device = MimoDevice(
         flops_per_s=given.device_flops or GUESSED_FLOPS,
-        tensor_link=CPU_LINK,
+        fast_link=CPU_LINK,
         link=CPU_LINK,
         memory_bytes=math.inf if given.memory_gib is None else given.memory_gib * 2**30,
-        sharded_bytes=8.0 if line.has("--use-distributed-optimizer") else 0.0,
-        step_s=STEP_S,
+        number_bytes=2 if is_low else 4,
+        state_bytes=18.0 if is_low else 16.0,
+        sharded_bytes=(12.0 if is_low else 8.0) if line.has("--use-distributed-optimizer") else 0.0,
     )
     job = MimoJob(
-        encoder=encoder_work(encoder, sizes["llm-hidden"]),
-        language=language_work(language),
+        encoder=works[0],
+        language=works[1],
         num_ranks=checked_ranks(num_ranks),
         global_batch=sizes["global-batch-size"],
         items=given.images or read_counts("--images", args.text("--images") or IMAGES, ","),
@@ -82,6 +85,18 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         own=own,
         notes=notes,
     )
+
+
+def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> tuple[ModuleWork, ModuleWork]:
+    """Return the works with what is frozen: the tower, whose projector still learns, and the language model."""
+    if line.has("--freeze-vit"):
+        still = {"is_trained": False, "passes_gradient": False}
+        layer, first = replace(encoder.layer, **still), replace(encoder.first, **still)
+        encoder = replace(encoder, layer=layer, first=first, last=replace(encoder.last, passes_gradient=False))
+    if line.has("--freeze-lm"):
+        parts = {name: replace(getattr(language, name), is_trained=False) for name in ("first", "layer", "last")}
+        language = replace(language, **parts)
+    return encoder, language
 
 
 def example_options(candidate: MimoCandidate) -> Mapping[str, Value]:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MAX_TP, MimoCandidate, micro_batches, why_not
 from zenith_tune.planner.mimo.job import MimoJob
-from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction, peak_memory_bytes, plan_mimo, predict
+from zenith_tune.planner.mimo.prediction import (
+    MimoPlan,
+    MimoPrediction,
+    better_batch,
+    peak_memory_bytes,
+    plan_mimo,
+    predict,
+)
 from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 from zenith_tune.units import is_digits
 
 PRESET = "preset mimo"
 MOST_RANKS = 4096
 """More ranks than that have more layouts than can be planned quickly."""
+MOST_RANKS_FOR_BATCHES = 64
+"""Up to here other batches are planned too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,8 @@ class ReadCommand:
     """Those that are there or not."""
     own: Params | None
     """The point that the command itself stands for."""
+    variables: Callable[[MimoCandidate], Mapping[str, str]] = lambda candidate: {}
+    """The environment that a layout needs in front of the command."""
     expert_parallel: tuple[int, ...] = (1,)
     notes: tuple[str, ...] = ()
 
@@ -63,6 +76,36 @@ def read_counts(name: str, text: str, separator: str) -> tuple[int, ...]:
         example = separator.join("2130")
         raise UsageError(f"{name} takes counts such as {example}, but got {text!r}", hint="correct it")
     return tuple(int(part) for part in parts)
+
+
+HISTOGRAM_SAMPLES = 64
+
+
+def read_images(text: str) -> tuple[int, ...]:
+    """Return the items of the samples: counts as they come (2+1+3+0), or how often each is (0:10+1:60+4:30).
+
+    Shares become samples in an order that looks random and is always the same.
+
+    >>> sorted(read_images("1:3+4:1")) == [1] * 48 + [4] * 16
+    True
+    """
+    if ":" not in text:
+        return read_counts("images", text, "+")
+    pairs = [part.partition(":") for part in text.split("+")]
+    if not all(is_digits(part) and len(part) < 7 for count, _, share in pairs for part in (count, share)):
+        raise UsageError(f"images takes counts and how often each is, such as 0:10+1:60+4:30, but got {text!r}")
+    shares = {int(count): int(share) for count, _, share in pairs}
+    if not (total := sum(shares.values())):
+        raise UsageError(f"images must have a share above 0, but got {text!r}", hint="correct it")
+    # The ends of the shares on a line, rounded, so that each is right to within one sample.
+    ends = [round(HISTOGRAM_SAMPLES * end / total) for end in itertools.accumulate(shares.values())]
+    samples = [count for count, size in zip(shares, _differences(ends), strict=True) for _ in range(size)]
+    random.Random(0).shuffle(samples)
+    return tuple(samples)
+
+
+def _differences(ends: list[int]) -> list[int]:
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +191,22 @@ class MimoSpace:
     def plan(self) -> MimoPlan:
         """Return the layouts by their predicted step."""
         return plan_mimo(self.read.job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+
+    @functools.cached_property
+    def batch_note(self) -> str | None:
+        """Return which other global batch would allow a better split; None where none nearby gains."""
+        job = self.read.job
+        if job.num_ranks > MOST_RANKS_FOR_BATCHES:
+            return None
+        found = better_batch(job, self.plan, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+        if found is None:
+            return None
+        size, best = found
+        faster = self.plan.ranked[0].step_s / job.global_batch / (best.step_s / size) - 1
+        return (
+            f"a global batch of {size} instead of {job.global_batch} would allow {best.candidate.label}: "
+            f"{faster:.0%} more samples a second by the plan"
+        )
 
     def points(self) -> Iterator[Params]:
         """Yield the planned points, the fastest first."""

@@ -11,7 +11,7 @@ from zenith_tune.presets.megatron_lm.job import find_pretrain_run, pretrain_kind
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
-from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_counts
+from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_images
 from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.shell import ParsedCommand
@@ -33,7 +33,8 @@ class MimoPreset(TuningPreset):
     For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
     run for real beside the fastest homogeneous ones, and every run corrects the plan. `n_gpus`, `device_flops`,
     `memory_gib` and `cluster` say what the command does not tell; so do `images` (items of the samples, with a plus
-    between them) and the sizes of an encoder that Megatron's options leave open.
+    between them, or how often each number is: 0:10+1:60+4:30) and the sizes of an encoder that Megatron's options leave
+    open.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class MimoPreset(TuningPreset):
             device_flops=device_flops,
             memory_gib=memory_gib,
             encoder={name: size for name, size in sizes.items() if size is not None},
-            images=read_counts("images", images, "+") if images else (),
+            images=read_images(images) if images else (),
         )
         self._bound: MimoSpace | None = None
 
@@ -112,7 +113,7 @@ class MimoPreset(TuningPreset):
         for switch, is_on in read.switches(candidate).items():
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
-        return line.text
+        return _with_variables(line, read.variables(candidate))
 
     def trial_command(self, command: str) -> str:
         """Return the command with a line of the log for every iteration, where it says how often there is one."""
@@ -145,7 +146,8 @@ class MimoPreset(TuningPreset):
         plan = self.space.plan
         count = f"{len(plan.ranked)} layouts for {self.space.read.job.num_ranks} ranks planned"
         left = f", {plan.num_too_large} left out for their memory" if plan.num_too_large else ""
-        return [f"{count}{left}", *self.space.read.notes]
+        batch = self.space.batch_note
+        return [f"{count}{left}", *([batch] if batch else []), *self.space.read.notes]
 
     @property
     def space(self) -> MimoSpace:
@@ -172,7 +174,15 @@ def _megatron_run(command: str) -> ProgramRun | None:
     return run if run is not None and pretrain_kind(run) == KIND else None
 
 
+def _with_variables(line: ParsedCommand, variables: Mapping[str, str]) -> str:
+    """Return the command with variables set in front, for all that it runs."""
+    pairs = " ".join(f"{name}={value}" for name, value in variables.items())
+    if pairs in line.text:
+        return line.text
+    return f"{pairs} {line.text}" if len(line.commands) == 1 else f"export {pairs}; {line.text}"
+
+
 def _placeholder(option: str) -> str:
     """Return what stands for an option's value in a command, as {llm_tp} does."""
-    name = option.removeprefix("--").removeprefix("mimo-").replace("-", "_")
+    name = option.removeprefix("--").replace("-", "_")
     return "mbs" if name == "micro_batch_size" else name

@@ -1,0 +1,173 @@
+"""Train small models of transformers from safetensors folders in two layouts and in one process; print the losses."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
+from tests.mimo.forked_world import run_world
+from zenith_tune.errors import UsageError
+from zenith_tune.mimo.hugging_face import CausalStage, VisionStage
+from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+from zenith_tune.mimo.modules import BuildStage, MimoModel
+from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
+from zenith_tune.mimo.samples import Sample, collate
+from zenith_tune.mimo.tensor_parallel import TensorParallel
+from zenith_tune.mimo.topology import Topology
+from zenith_tune.mimo.trainer import Trainer
+
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+WIDTH, VOCAB, LENGTH, IMAGE = 32, 64, 12, 3
+NUM_ROWS = 4
+LAYOUTS = {
+    "own ranks": (ModuleLayout(pp=2), ModuleLayout(pp=2, offset=2)),
+    "shared": (ModuleLayout(dp=4), ModuleLayout(dp=4)),
+}
+OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-2, clip_grad=0.5)
+NUM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Images:
+    """Samples with none, one or two images."""
+
+    step: int
+
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, index: int, encoder: str | None) -> Sample:
+        generator = torch.Generator().manual_seed(100 * self.step + index)
+        num = index % 3
+        tokens = torch.randint(IMAGE + 1, VOCAB, (LENGTH + 1,), generator=generator)
+        tokens[1 : 1 + num * NUM_ROWS] = IMAGE
+        pixels = torch.randn(num, 3, 8, 8, generator=generator)
+        items = {} if encoder is None else {encoder: pixels}
+        return Sample(tokens=tokens, is_counted=tokens[1:] != IMAGE, items=items, num_rows={"vision": num * NUM_ROWS})
+
+
+def save_models(root: Path) -> dict[str, Any]:
+    torch.manual_seed(0)
+    CLIPVisionModel(CLIPVisionConfig(**VISION)).save_pretrained(root / "clip")
+    SiglipVisionModel(SiglipVisionConfig(**VISION, vision_use_head=False)).save_pretrained(root / "siglip")
+    language = LlamaConfig(
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+    )
+    LlamaForCausalLM(language).save_pretrained(root / "llama", max_shard_size="20KB")
+    return {}
+
+
+def builders(root: Path, tower: str) -> dict[str, BuildStage]:
+    return {
+        "vision": lambda tp, stage, num: VisionStage(root / tower, tp, stage, num, width=WIDTH, seed=1),
+        "language": lambda tp, stage, num: CausalStage(root / "llama", {"vision": IMAGE}, tp, stage, num),
+    }
+
+
+def train(root: Path, tower: str) -> dict[str, list[float]]:
+    """Return the losses and norms of each layout."""
+    found: dict[str, list[float]] = {}
+    for name, (vision, language) in LAYOUTS.items():
+        layout = MimoLayout(modules={"vision": vision, "language": language})
+        topology = Topology(layout, timeout=timedelta(seconds=500))
+        model = MimoModel(builders(root, tower), topology, row_width=WIDTH)
+        trainer = Trainer(model, get_mimo_optimizer(model, OPTIMIZER), micro_batch_size=2, global_batch_size=8)
+        steps = [trainer.step(Images(step)) for step in range(NUM_STEPS)]
+        found[name] = [number for step in steps for number in (step.loss, step.grad_norm or 0.0)]
+        trainer.close()
+    return found
+
+
+def train_whole(root: Path, tower: str) -> dict[str, list[float]]:
+    """Return the same of the whole models, run by transformers themselves."""
+    stage = builders(root, tower)["vision"](TensorParallel(), 0, 1)
+    vision = {"clip": CLIPVisionModel, "siglip": SiglipVisionModel}[tower].from_pretrained(root / tower)
+    language = LlamaForCausalLM.from_pretrained(root / "llama")
+    parameters = [p for m in (vision, stage.projector, language) for p in m.parameters()]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": OPTIMIZER.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+    found = []
+    for step in range(NUM_STEPS):
+        batch = collate([Images(step).read(index, "vision") for index in range(8)])
+        seen = vision(batch.items["vision"]).last_hidden_state
+        if tower == "clip":
+            # transformers norms the class token alone, for its pooled output.
+            inner = getattr(vision, "vision_model", vision)
+            seen = inner.post_layernorm(seen[:, 1:])
+        rows = stage.projector(seen).flatten(0, 1)
+        hidden = language.get_input_embeddings()(batch.tokens)
+        hidden = hidden.masked_scatter((batch.tokens == IMAGE).unsqueeze(-1), rows)
+        logits = language(inputs_embeds=hidden).logits.flatten(0, 1)
+        losses = nn.functional.cross_entropy(logits, batch.labels.flatten(), reduction="none")
+        loss = (losses * batch.loss_mask.flatten()).sum() / batch.num_counted
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip_grad)
+        optimizer.step()
+        found += [float(loss.detach()), float(norm)]
+    return {"whole": found}
+
+
+def refusals(root: Path) -> dict[str, str]:
+    """Meet what cannot be built."""
+    build = builders(root, "siglip")
+    attempts: dict[str, Callable[[], object]] = {
+        "tp": lambda: build["language"](TensorParallel(size=2), 0, 1),
+        "folder": lambda: builders(root, "none")["vision"](TensorParallel(), 0, 1),
+        "stages": lambda: build["vision"](TensorParallel(), 0, 3),
+    }
+    found = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            found[name] = "nothing"
+        except UsageError as error:
+            found[name] = str(error)
+    return found
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    run_world(1, functools.partial(save_models, root))
+    found: dict[str, Any] = {}
+    for tower in ("siglip", "clip"):
+        (whole,) = run_world(1, functools.partial(train_whole, root, tower))
+        found[tower] = {**whole, "ranks": run_world(4, functools.partial(train, root, tower))}
+    (found["refusals"],) = run_world(1, functools.partial(refusals, root))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

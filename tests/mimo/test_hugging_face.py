@@ -1,0 +1,28 @@
+"""Models of transformers in the runtime, against transformers' own in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mentions import mentions
+from tests.mimo.conftest import RunProgram
+from tests.requirements import need_module
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_a_vision_tower_and_a_language_model_of_transformers_train_as_they_do_whole(
+    run_program: RunProgram, tmp_path: Path
+) -> None:
+    need_module("engines", "transformers")
+    found = run_program("hugging_face", str(tmp_path))
+    for tower in ("siglip", "clip"):
+        whole = found[tower]["whole"]
+        assert whole[0] != whole[2]
+        for rank in found[tower]["ranks"]:
+            assert rank == {layout: pytest.approx(whole, rel=2e-5) for layout in ("own ranks", "shared")}
+    refused = found["refusals"]
+    assert mentions(refused["tp"], "tp", 2) and mentions(refused["folder"], "config.json")
+    assert mentions(refused["stages"], 3, 2)

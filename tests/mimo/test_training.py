@@ -1,0 +1,39 @@
+"""Precision, data and the sending of gradients in a real step on four ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mimo.conftest import RunProgram
+from tests.mimo.small_models import GLOBAL_BATCH_SIZE
+
+pytestmark = pytest.mark.slow
+
+
+def test_four_ranks_train_in_bfloat16_read_their_own_samples_and_send_gradients_early(
+    run_program: RunProgram, tmp_path: Path
+) -> None:
+    ranks = run_program("training", str(tmp_path))
+    for rank in ranks:
+        whole, sharded = rank["bf16"]
+        for found in (whole, sharded):
+            assert (found["model"], found["kept"]) == (["torch.bfloat16"], ["torch.float32"])
+            # About one lr a step: without copies of full precision most of these steps would be rounded away.
+            assert all(moved > 1e-5 for moved in found["moved"])
+            assert found["rounded"] and found["alike"]
+            assert found["loaded"] == 0.0
+        # Reduce-scatter sums what all-reduce does.
+        assert sharded["losses"] == pytest.approx(whole["losses"], rel=1e-3)
+        few, one = rank["overlap"]["found"]
+        assert few["norm"] == pytest.approx(one["norm"], rel=1e-12)
+        assert one["buckets"] == 1 and few["buckets"] > 2 and few["overlapped"] == few["buckets"]
+    by_lane: dict[int, set[int]] = {}
+    for rank in ranks:
+        seen = rank["reads"]["seen"]
+        mine = {index for index, _ in seen}
+        # Once for its text and once for its images.
+        assert sorted(seen, key=str) == sorted([[i, name] for i in mine for name in (None, "vision")], key=str)
+        assert by_lane.setdefault(rank["reads"]["lane"], mine) == mine
+    assert set.union(*by_lane.values()) == set(range(GLOBAL_BATCH_SIZE)) and not set.intersection(*by_lane.values())
