@@ -16,7 +16,7 @@ def _has_engine(at: Situation) -> bool:
 
 
 PRIMUS = "AMD, Primus pull request 182: 210.7 to 215.3 TFLOP/s and 127.7 to 121.6 GB for DeepSeek-V2-Lite"
-H200_STUDY = "an H200 of ours, 1.5B dense and 3.1B of 8 experts: 649 to 637 ms and 674 to 651 ms, 10% and 7% more memory"
+H200_STUDY = "an H200 of ours, dense 1.5B and 8 experts of 3.1B: 649 to 637, 674 to 651 ms; memory +10% and +7%"
 FUSED_LOSS = MegatronLever(
     name="loss_fusion",
     value="native",
