@@ -41,7 +41,7 @@ def markdown_table(path: Path, heading: str) -> list[Row]:
 def results() -> str:
     """Return what was measured, each row with a link to where."""
     replay, board = BENCHMARKS / "replay.md", BENCHMARKS / "scoreboard.md"
-    rows = [*_gains(newest("h200-levers-*.json")), _trials(replay), _fits(board)]
+    rows = [*_gains(newest("h200-levers-*.json")), _trials(replay), _board(newest("layoutbench-*.md")), _fits(board)]
     rows += [_errors(board, "## Memory: error of the predicted peak", "predicted peak memory")]
     rows += [_errors(board, "## Speed: error of the predicted tokens/s", "predicted step time"), _interval(board)]
     rows += [_rate(newest("planner-rate-*.json")), _head_to_head(newest("deepspeed-head-to-head-*") / "result.json")]
@@ -74,6 +74,17 @@ def _trials(path: Path) -> Sequence[str]:
     num = by_strategy["guided"]["landscapes"]
     what = f"trials until within 1% of the best layout, mean of {num} measured landscapes"
     return what, f"**{guided}**; Optuna's TPE {optuna}, random search {random}", _link(path)
+
+
+def _board(path: Path) -> Sequence[str]:
+    by_tuner = {row["tuner"]: row for row in markdown_table(path, "# LayoutBench leaderboard")}
+    ours, ranker, tpe, random = (
+        by_tuner[name]["trials to 1%"].partition(" ")[0]
+        for name in ("zenithtune-guided", "boosted-ranker", "optuna-tpe", "random")
+    )
+    what = f"the same on LayoutBench, {by_tuner['random']['landscapes']} landscapes with noise and crashes"
+    found = f"**{ours}**; a ranker fitted to the other landscapes {ranker}, Optuna's TPE {tpe}, random search {random}"
+    return what, found, _link(path)
 
 
 def _fits(path: Path) -> Sequence[str]:
